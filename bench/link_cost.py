@@ -27,7 +27,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.app import InferenceServer, new_event_loop
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX
+from charonia.server.channel.channel import INLINE_BYTES_MAX
 from charonia.server.facade import Engine
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine

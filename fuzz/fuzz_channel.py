@@ -18,8 +18,8 @@ import random
 import struct
 import sys
 
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Outgoing, Receiver
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 MESSAGES_MAX = 4
 TENSORS_MAX = 4

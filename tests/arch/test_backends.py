@@ -15,8 +15,6 @@ EXCEPTIONS = {
     "platform/database/migrations/": "a migration says what was so when it was written",
     "server/convert/": "what is converted is read as its own backend reads it; its forms are named after frameworks",
     "server/doctor/machine.py": "shows the devices of the frameworks that are installed, by the name of their module",
-    "server/front_ends/": "front ends talk to the engine over the channel of Python workers",
-    "server/shared_memory/registry.py": "the driver of GPUs has one binding, which workers need without the package",
     "server/files/repository.py": "a Python file is a model, or a module with several",
     "server/notebook.py": "an object of a notebook is a Python model in a thread",
     "service.py": "the public name of what lies beside the worker's script",

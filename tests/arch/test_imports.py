@@ -43,6 +43,7 @@ INTERNAL = {
     }
     | {"server.backends.api", "server.grpc", "server.http", "server.machine.memory", "wire"},
     # The first tower, from the bottom up.
+    "server.channel": {"core", "wire"},
     "server.scheduling": {"core", "config"},
     "server.metrics": {"core", "config", "server.scheduling.api"},
     "server.machine": {"core", "config", "server.metrics"},
@@ -60,7 +61,7 @@ INTERNAL = {
         "server.machine",
         "server.metrics",
     }
-    | {"server.ragged.batch", "server.log_file"},
+    | {"server.channel", "server.ragged.batch", "server.log_file"},
     "server.guard": {"core", "die_with_parent", "server.metrics.processes"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
@@ -111,8 +112,7 @@ INTERNAL = {
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.model_options", "server.directory", "server.log_file", "wire.example_inputs"}
     | {"stores", "server.scaling", "server.traffic"},
-    # The driver of GPUs has one binding, which workers need without the package.
-    "server.shared_memory": {"core", "wire", "server.backends.python.worker.cuda_driver"},
+    "server.shared_memory": {"core", "wire", "server.channel.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry", "server.page", "server.openai.routes"},
     "server.openai": {"core", "config", "wire", "server", "install_hint", "server.http"},
@@ -130,7 +130,7 @@ INTERNAL = {
         "server.guard",
     }
     | {"server.directory", "server.machine", "server.shared_memory.registry", "server.tracing.requests"}
-    | {"server.backends.python.channel_end", "server.backends.python.tensors", "server.backends.python.worker"}
+    | {"server.channel"}
     # What runs the models that a front end has itself.
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
     | {"server.metrics.model_metrics", "server.metrics.traffic"},
@@ -287,9 +287,9 @@ def imported_names(path: Path) -> tuple[str, ...]:
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
-            if node.level:  # in a worker process, its folder is a package of another name, and so is what engines share
-                shares = node.level == 3 and str(module).startswith("language.worker.")
-                assert path.parent.name == "worker", path
+            if node.level:  # in a worker process, its folder is a package of another name, and so is what it shares
+                shares = str(module).startswith({3: "language.worker.", 4: "channel"}.get(node.level, "\0"))
+                assert path.parent.name in ("worker", "channel"), path
                 assert node.level == 1 or shares, path
                 package = ".".join(path.parents[node.level - 1].relative_to(SOURCE.parent).parts)
                 module = f"{package}.{module}" if module else package

@@ -21,7 +21,7 @@ import onnx
 from tests.support.pretended_cuda import LIBRARY, PretendedCuda
 
 from charonia.core.tensor import Array
-from charonia.server.backends.python.worker import cuda_driver
+from charonia.server.channel import cuda_driver
 
 VERSION = "10.9.0.34"
 CAPABILITY = (9, 0)

@@ -105,7 +105,7 @@ def preload() -> None:
     runpy.run_path(WORKER, run_name="_preloaded")
     _worker_modules.update({name: module for name, module in sys.modules.items() if name not in before})
     for name in list(_worker_modules):
-        if name.startswith(("_charonia_worker", "triton_python_backend_utils")):
+        if name.startswith(("_charonia.", "triton_python_backend_utils")):
             del sys.modules[name]
         else:
             del _worker_modules[name]

@@ -19,10 +19,10 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.python.worker.cuda_driver import CudaError, Driver
 from charonia.server.backends.tensorrt import build
 from charonia.server.backends.tensorrt.backend import TensorRtBackend
 from charonia.server.backends.tensorrt.build import check_machine
+from charonia.server.channel.cuda_driver import CudaError, Driver
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from charonia.core.request import Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree
-from charonia.server.backends.python.worker.channel import ALIGNMENT, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel.channel import ALIGNMENT, Incoming, Outgoing, Receiver
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 from charonia.server.front_ends import bursts
 from charonia.server.front_ends.bursts import (
     BURST_BYTES_MAX,

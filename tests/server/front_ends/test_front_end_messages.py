@@ -19,8 +19,8 @@ from charonia.core.response import ExecutionRecord, InferResponse, Outcome
 from charonia.core.statistics import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import Mappings, RegionPool
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.channel.regions import Mappings, RegionPool
 from charonia.server.directory import Directory, ModelView, VersionView
 from charonia.server.front_ends.messages import (
     decode_outcome,

@@ -20,7 +20,7 @@ from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
-from charonia.server.backends.python.channel_end import ChannelEnd
+from charonia.server.channel.end import ChannelEnd
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.neighbours import AWAKE_NS, Neighbours
 from charonia.server.facade import Services

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.backends.python.worker import cuda_driver
-from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES
+from charonia.server.channel import cuda_driver
+from charonia.server.channel.cuda_driver import HANDLE_BYTES
 from charonia.server.shared_memory.registry import CudaMemory
 
 HANDLE = b"h" * HANDLE_BYTES

@@ -18,8 +18,8 @@ from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.request import Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.backends.python.worker.channel import ALIGNMENT, INLINE_BYTES_MAX, Incoming, Outgoing
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import ALIGNMENT, INLINE_BYTES_MAX, Incoming, Outgoing
+from charonia.server.channel.regions import ChannelError
 from charonia.wire.tensors import Buffer, decode_tensor, encode_elements, encode_tensor
 
 BURST_MAX = 256

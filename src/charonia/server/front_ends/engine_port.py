@@ -19,8 +19,8 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import TokenUsage
 from charonia.core.trace import TraceTree
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import Target
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Services

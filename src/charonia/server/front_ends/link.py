@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from charonia.core.errors import ServingError, internal, unavailable
-from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.end import SOCKET_BYTES, ChannelEnd, TensorLink
+from charonia.server.channel.regions import ChannelError
 from charonia.server.front_ends.bursts import RequestWriter, ResponseWriter
 from charonia.server.front_ends.messages import decode_error, encode_error
 

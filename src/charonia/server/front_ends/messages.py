@@ -10,8 +10,8 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome
 from charonia.core.trace import RemoteParent, TraceTree
-from charonia.server.backends.python.tensors import found, placed
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.tensors import found, placed
 
 PROTOCOL = 11
 """Version of the messages between front ends and engines, with the records in them: raise it with every

@@ -22,8 +22,8 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import ANSWERED, Outcome, Reply, Ticket
 from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
-from charonia.server.backends.python.worker.channel import Incoming
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import models_at
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.neighbours import Neighbours

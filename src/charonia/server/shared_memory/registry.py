@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from charonia.core.errors import ServingError, conflict, internal, invalid, not_found, unavailable, unsupported
-from charonia.server.backends.python.worker.cuda_driver import HANDLE_BYTES, CudaError, Driver, driver
+from charonia.server.channel.cuda_driver import HANDLE_BYTES, CudaError, Driver, driver
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 
 REGIONS_MAX = 1024

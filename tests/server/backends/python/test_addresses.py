@@ -2,7 +2,7 @@
 
 import mmap
 
-from charonia.server.backends.python.worker.addresses import Addresses, Mapped
+from charonia.server.channel.addresses import Addresses, Mapped
 
 OWNER = object()
 

@@ -11,8 +11,8 @@ from fuzz.fuzz_channel import run as fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.backends.python.worker import channel, regions
-from charonia.server.backends.python.worker.channel import (
+from charonia.server.channel import channel, regions
+from charonia.server.channel.channel import (
     BUFFERS_MAX,
     FDS_MAX,
     INLINE_BYTES_MAX,
@@ -24,7 +24,7 @@ from charonia.server.backends.python.worker.channel import (
     send_all,
     send_some,
 )
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 LARGE = INLINE_BYTES_MAX + 1
 SMALLEST_REGION = 128 * 1024

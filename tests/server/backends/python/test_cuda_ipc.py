@@ -24,10 +24,11 @@ from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python import codec
 from charonia.server.backends.python.codec import WorkerContent
-from charonia.server.backends.python.worker import cuda_driver, dlpack, regions
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.cuda_driver import CudaError
-from charonia.server.backends.python.worker.cuda_ipc import (
+from charonia.server.backends.python.worker.tensor import Tensor
+from charonia.server.channel import cuda_driver, dlpack, regions
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.cuda_driver import CudaError
+from charonia.server.channel.cuda_ipc import (
     GpuArray,
     ImportedMemory,
     IpcAddress,
@@ -35,9 +36,8 @@ from charonia.server.backends.python.worker.cuda_ipc import (
     finish,
     imported_array,
 )
-from charonia.server.backends.python.worker.errors import TritonModelException
-from charonia.server.backends.python.worker.regions import ChannelError, Export, Mappings, RegionPool
-from charonia.server.backends.python.worker.tensor import Tensor
+from charonia.server.channel.datatypes import TritonModelException
+from charonia.server.channel.regions import ChannelError, Export, Mappings, RegionPool
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIZE = NUMBERS.nbytes

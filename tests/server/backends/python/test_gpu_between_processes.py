@@ -21,7 +21,7 @@ from tests.support.pretended_cuda import LIBRARY, PretendedCuda
 
 import charonia
 from charonia import Code, ServingError
-from charonia.server.backends.python.worker import cuda_driver
+from charonia.server.channel import cuda_driver
 
 ROOT = str(Path(__file__).parents[4])
 VALUES = np.arange(100_000, dtype=np.float32)  # more than goes inline

@@ -7,9 +7,9 @@ import numpy as np
 import psutil
 import pytest
 
-from charonia.server.backends.python.worker import regions
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import Mappings, RegionPool
+from charonia.server.channel import regions
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.channel.regions import Mappings, RegionPool
 
 SIZE = INLINE_BYTES_MAX + 4096
 

@@ -2,7 +2,7 @@ import os
 
 import numpy as np
 
-from charonia.server.backends.python.worker.regions import Mappings, make_memory
+from charonia.server.channel.regions import Mappings, make_memory
 
 
 def test_an_array_outlives_the_mapping_that_it_lies_in() -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
-from charonia.server.backends.python.worker.errors import RESCHEDULED, TritonError, TritonModelException
+from charonia.server.backends.python.worker.errors import RESCHEDULED, TritonError
 from charonia.server.backends.python.worker.host import Binding, Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.requests import InferenceRequest, InferenceTrace, PreferredMemory
 from charonia.server.backends.python.worker.responses import InferenceResponse, result_of
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import Tensor
+from charonia.server.channel.datatypes import TritonModelException
 
 HEAD = "import asyncio, gc, json, threading\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
 FIELDS = ("id-1", 7, 3, 100, 2, '{"k": 1}', ("OUT",), '{"traceparent": "00-1"}')

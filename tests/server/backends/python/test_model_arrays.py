@@ -8,7 +8,7 @@ import pytest
 from tests.support.python_model import load, request
 
 from charonia.server.backends.api import Outputs
-from charonia.server.backends.python.worker.channel import ALIGNMENT, INLINE_BYTES_MAX
+from charonia.server.channel.channel import ALIGNMENT, INLINE_BYTES_MAX
 
 HEAD = """
 import numpy as np

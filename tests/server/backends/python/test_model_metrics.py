@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
-from charonia.server.backends.python.worker.errors import TritonModelException
 from charonia.server.backends.python.worker.host import Binding
+from charonia.server.channel.datatypes import TritonModelException
 
 
 class Notes:

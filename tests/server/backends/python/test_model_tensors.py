@@ -12,12 +12,18 @@ from hypothesis.extra import numpy as arrays
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import DeviceTensor
 from charonia.server.backends.python.thread import shown, taken
-from charonia.server.backends.python.worker import dlpack
-from charonia.server.backends.python.worker.datatypes import (
+from charonia.server.backends.python.worker.errors import TritonError
+from charonia.server.backends.python.worker.requests import InferenceRequest
+from charonia.server.backends.python.worker.responses import InferenceResponse
+from charonia.server.backends.python.worker.tensor import Tensor, received
+from charonia.server.backends.python.worker.triton_python_backend_utils import Logger
+from charonia.server.channel import dlpack
+from charonia.server.channel.datatypes import (
     DTYPES,
     NUMBERS,
     NUMPY_BY_TYPE,
     WIRE,
+    TritonModelException,
     array_of,
     bytes_of,
     deserialize_bytes_tensor,
@@ -26,11 +32,6 @@ from charonia.server.backends.python.worker.datatypes import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from charonia.server.backends.python.worker.errors import TritonError, TritonModelException
-from charonia.server.backends.python.worker.requests import InferenceRequest
-from charonia.server.backends.python.worker.responses import InferenceResponse
-from charonia.server.backends.python.worker.tensor import Tensor, received
-from charonia.server.backends.python.worker.triton_python_backend_utils import Logger
 
 BF16_ONE = 0x3F80
 

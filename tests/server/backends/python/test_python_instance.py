@@ -23,7 +23,7 @@ from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.python.backend import PythonBackend, PythonModel
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.instance import PythonInstance
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX
+from charonia.server.channel.channel import INLINE_BYTES_MAX
 
 HEAD = """
 import os, signal, sys, time

@@ -16,7 +16,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python import supervisor as supervisor_module
-from charonia.server.backends.python.worker.channel import FDS_MAX, INLINE_BYTES_MAX
+from charonia.server.channel.channel import FDS_MAX, INLINE_BYTES_MAX
 
 Array = np.ndarray
 

@@ -8,9 +8,9 @@ import numpy as np
 import psutil
 import pytest
 
-from charonia.server.backends.python.worker import channel
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel import channel
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 SIZE = INLINE_BYTES_MAX + 4096
 ONES = b"\x01" * SIZE

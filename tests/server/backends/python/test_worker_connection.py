@@ -13,15 +13,17 @@ import pytest
 
 from charonia.server.backends.api import Outputs
 from charonia.server.backends.python.codec import decode_results
-from charonia.server.backends.python.worker import channel, host
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.backends.python.worker import host
 from charonia.server.backends.python.worker.connection import ELEMENT_BYTES_MAX, WorkerConnection
-from charonia.server.backends.python.worker.errors import TritonError, TritonModelException
+from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.reader import Disconnected
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
 from charonia.server.backends.python.worker.responses import InferenceResponse, response_of
 from charonia.server.backends.python.worker.tensor import Tensor, received
+from charonia.server.channel import channel
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.channel.datatypes import TritonModelException
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
 FIELDS = ("", 0, 0, 0, 0, "{}", ("OUT",), "")

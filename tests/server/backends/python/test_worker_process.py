@@ -25,7 +25,7 @@ from charonia.server.backends.api import BackendSettings, Outputs, Placement, Re
 from charonia.server.backends.python import process as process_module
 from charonia.server.backends.python.backend import PythonBackend, PythonModel
 from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.worker.channel import INLINE_BYTES_MAX
+from charonia.server.channel.channel import INLINE_BYTES_MAX
 
 pytestmark = pytest.mark.cold_start
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from charonia.server.backends.python.worker import channel
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing, Receiver
-from charonia.server.backends.python.worker.regions import Mappings, RegionPool
+from charonia.server.backends.python.worker import errors
+from charonia.server.channel import channel
+from charonia.server.channel.channel import Incoming, Outgoing, Receiver
+from charonia.server.channel.regions import Mappings, RegionPool
 
 pytestmark = pytest.mark.cold_start
 
-SCRIPT = Path(channel.__file__).with_name("script.py")
+SCRIPT = Path(errors.__file__).with_name("script.py")
 
 PIPELINE = """
 import asyncio, threading

@@ -20,8 +20,8 @@ from charonia.server.backends.language.signature import complete_language, langu
 from charonia.server.backends.python.backend import PythonModel
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment, environment_of
 from charonia.server.backends.python.services import ServerServices
-from charonia.server.backends.python.worker.cuda_driver import is_usable
 from charonia.server.backends.registry import install_hint
+from charonia.server.channel.cuda_driver import is_usable
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.metrics.custom import CustomMetrics
 

@@ -35,8 +35,8 @@ from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.reshape import reshaped
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.thread import ThreadInstance
-from charonia.server.backends.python.worker.channel import Incoming
-from charonia.server.backends.python.worker.cuda_driver import is_usable
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.cuda_driver import is_usable
 from charonia.server.metrics.custom import CustomMetrics
 
 _log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from charonia.server.backends.api import BatchSink, BusyPolling, Result
 from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import decode_results, encode_requests
 from charonia.server.backends.python.process import WorkerLink
-from charonia.server.backends.python.worker.channel import Incoming
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.regions import ChannelError
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.python_command import python_code, python_module
 from charonia.server.backends.python.inline_metadata import InlineMetadata
-from charonia.server.backends.python.worker.cuda_driver import is_usable
+from charonia.server.channel.cuda_driver import is_usable
 
 _log = logging.getLogger(__name__)
 

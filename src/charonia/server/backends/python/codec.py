@@ -12,12 +12,12 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import Outcome
 from charonia.core.tensor import Array, DeviceContent, DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Rescheduled, Result
-from charonia.server.backends.python.tensors import found, placed
-from charonia.server.backends.python.worker.channel import PLACE_LENGTH, Incoming, Outgoing
-from charonia.server.backends.python.worker.cuda_driver import CudaError
-from charonia.server.backends.python.worker.cuda_ipc import GpuArray, imported_array
 from charonia.server.backends.python.worker.errors import RESCHEDULED
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import PLACE_LENGTH, Incoming, Outgoing
+from charonia.server.channel.cuda_driver import CudaError
+from charonia.server.channel.cuda_ipc import GpuArray, imported_array
+from charonia.server.channel.regions import ChannelError
+from charonia.server.channel.tensors import found, placed
 
 
 class WorkerContent:

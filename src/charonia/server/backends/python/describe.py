@@ -12,7 +12,7 @@ from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.python.environment import Environment, environment_of_file
 from charonia.server.backends.python.process import WorkerProcess
-from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.channel.channel import Incoming
 
 ANSWER_S_MAX = 120.0
 """Time that a file has to be imported and to answer."""

@@ -12,8 +12,8 @@ from charonia.server.backends.api import BatchSink
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.services import Readiness, ServerServices, WorkerServices
 from charonia.server.backends.python.supervisor import MakeProcess, WorkerHealth, WorkerPhase, WorkerSupervisor
-from charonia.server.backends.python.worker.channel import Incoming
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.regions import ChannelError
 
 
 class PythonInstance:

@@ -21,13 +21,13 @@ from typing import IO
 
 import psutil
 
-from charonia.server.backends.python.channel_end import SOCKET_BYTES, ChannelEnd, TensorLink
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.template import THREAD_VARIABLES, ForkedProcess
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.regions import RegionPool
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.end import SOCKET_BYTES, ChannelEnd, TensorLink
+from charonia.server.channel.regions import RegionPool
 from charonia.server.machine.cores import bound_to
 
 _log = logging.getLogger(__name__)

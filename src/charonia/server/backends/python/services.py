@@ -17,8 +17,8 @@ from charonia.server.backends.api import BusyPolling, Models
 from charonia.server.backends.python.calls import ModelCalls, Work
 from charonia.server.backends.python.codec import decode_request, encode_error, encode_outcome
 from charonia.server.backends.python.process import WorkerLink
-from charonia.server.backends.python.worker.channel import Incoming
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.regions import ChannelError
 from charonia.server.log_file import LINES
 from charonia.server.metrics.custom import CustomMetrics, MetricHolder
 

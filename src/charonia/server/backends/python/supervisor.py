@@ -11,7 +11,7 @@ from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import Result
 from charonia.server.backends.python.batches import Batches
 from charonia.server.backends.python.process import WorkerLink, WorkerProcess
-from charonia.server.backends.python.worker.channel import Incoming
+from charonia.server.channel.channel import Incoming
 
 _log = logging.getLogger(__name__)
 

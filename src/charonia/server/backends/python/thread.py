@@ -24,12 +24,13 @@ from charonia.server.backends.api import BatchSink, Outputs, Result
 from charonia.server.backends.python.calls import Work
 from charonia.server.backends.python.codec import decode_error, encode_error, log_of_model, made_request, request_fields
 from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
-from charonia.server.backends.python.worker.cuda_ipc import finish
-from charonia.server.backends.python.worker.errors import TritonModelException, describe, traced
+from charonia.server.backends.python.worker.errors import describe, traced
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import GpuTensor, received
 from charonia.server.backends.python.worker.tensor import Tensor as ModelTensor
+from charonia.server.channel.cuda_ipc import finish
+from charonia.server.channel.datatypes import TritonModelException
 from charonia.server.machine.cores import bound_to
 
 

@@ -15,11 +15,11 @@ from charonia.core.errors import invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.model_file import model_file
-from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
 from charonia.server.backends.tensorrt.gpu import Gpus, GpuStream, capability
 from charonia.server.backends.tensorrt.instance import PlanInstance
 from charonia.server.backends.tensorrt.options import PlanOptions, group_of, profiles_of, read_options, without_effect
 from charonia.server.backends.tensorrt.plan import LoadedPlan, check_gpu, library, read_plan
+from charonia.server.channel.cuda_driver import CudaError, driver
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.memory import release_freed_memory
 from charonia.server.metrics.devices import PinnedMemory

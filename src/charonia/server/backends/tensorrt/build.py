@@ -6,9 +6,9 @@ from typing import Any
 
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.install_hint import extra_hint, package_hint
-from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
 from charonia.server.backends.tensorrt.options import Shape
 from charonia.server.backends.tensorrt.plan import Range, library, make_logger, started
+from charonia.server.channel.cuda_driver import CudaError, driver
 
 BATCHES = (1, 8, 32)
 """Smallest, best and largest batch of a plan whose shapes nothing else says."""

@@ -17,7 +17,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import unavailable
 from charonia.core.tensor import Array
 from charonia.server.backends.block_pool import Block, BlockPool, within_an_eighth
-from charonia.server.backends.python.worker.cuda_driver import CudaError, Driver, driver
+from charonia.server.channel.cuda_driver import CudaError, Driver, driver
 from charonia.server.metrics.devices import MemoryAccount
 
 ALIGNMENT = 256

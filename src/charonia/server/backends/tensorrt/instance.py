@@ -13,10 +13,10 @@ from charonia.core.errors import internal, invalid, unavailable
 from charonia.core.tensor import Array
 from charonia.server.backends.array_instance import ArrayInstance
 from charonia.server.backends.block_pool import Block
-from charonia.server.backends.python.worker.cuda_driver import CudaError
 from charonia.server.backends.tensorrt.gpu import ALIGNMENT, GpuStream
 from charonia.server.backends.tensorrt.options import GraphShapes, Shape, graph_shapes, graph_specs
 from charonia.server.backends.tensorrt.plan import LoadedPlan, Profile
+from charonia.server.channel.cuda_driver import CudaError
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.install_hint import extra_hint
 from charonia.server.backends.model_file import broken_file_hint
-from charonia.server.backends.python.worker.cuda_driver import CudaError, driver
 from charonia.server.backends.tensorrt.options import PlanOptions, Shape
+from charonia.server.channel.cuda_driver import CudaError, driver
 
 _log = logging.getLogger(__name__)
 

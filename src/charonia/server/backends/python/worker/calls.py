@@ -6,7 +6,8 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .errors import TritonError, TritonModelException
+from ....channel.datatypes import TritonModelException
+from .errors import TritonError
 from .responses import InferenceResponse, response_of
 
 if TYPE_CHECKING:

@@ -17,12 +17,13 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import channel, datatypes
-from .errors import TritonError, TritonModelException
+from ....channel import channel, datatypes
+from ....channel.datatypes import TritonModelException
+from ....channel.regions import ChannelError
+from .errors import TritonError
 from .host import Inbox, ModelBatch
 from .reader import SERVER_GONE, ChannelReader, Disconnected
 from .references import References, Refused
-from .regions import ChannelError
 from .tensor import GpuTensor, received
 
 if TYPE_CHECKING:

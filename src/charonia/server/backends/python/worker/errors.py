@@ -7,14 +7,13 @@ import os
 import traceback
 from typing import TYPE_CHECKING
 
+from ....channel import datatypes
+from ....channel.datatypes import TritonModelException
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Parameter = bool | int | str
-
-
-class TritonModelException(Exception):
-    """Raised for wrong use of this module; a model may raise it too."""
 
 
 class ArgumentTypeError(TritonModelException, TypeError):
@@ -89,9 +88,13 @@ PACKAGES = {
 """Packages whose modules have another name, by that name."""
 
 
+_FOLDERS = [os.path.dirname(file) for file in (__file__, datatypes.__file__)]
+"""The folders of our own code."""
+
+
 def describe(error: BaseException) -> str:
     """Return type and text of an exception, and where the model's own code raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(__file__) not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.dirname(f.filename) not in _FOLDERS]
     frames = [f for f in frames if "importlib" not in f.filename]
     try:
         text = f"{type(error).__name__}: {error}"

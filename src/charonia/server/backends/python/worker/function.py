@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
     from .model_config import ModelConfig
     from .service import Definition
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import TritonError, TritonModelException, describe, failures, traced
+from ....channel.datatypes import TritonModelException
+from .errors import TritonError, describe, failures, traced
 from .function import Function
 from .responses import FINAL, InferenceResponse
 from .service import BadRequest, running
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from typing import Any, ClassVar
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
     from .host import Host
     from .model_config import ModelConfig
     from .requests import InferenceRequest

@@ -13,7 +13,7 @@ from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .errors import TritonModelException
+from ....channel.datatypes import TritonModelException
 
 if TYPE_CHECKING:
     import asyncio

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import datatypes
+from ....channel import datatypes
 from .records import Adapter, json_text, made_up
 from .service import BadRequest, Response
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
 
 OBJECT = np.dtype(np.object_)
 

@@ -6,7 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .errors import TritonModelException, checked_text
+from ....channel.datatypes import TritonModelException
+from .errors import checked_text
 from .host import Binding
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import TritonModelException
+from ....channel.datatypes import TritonModelException
 
 if TYPE_CHECKING:
     from typing import Any

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from .errors import TritonModelException
+from ....channel.datatypes import TritonModelException
 from .functions import ServiceCalls
 from .service import running
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
 
 APP, PATH, SOCKET = "MOUNTED_APP", "MOUNTED_AT", "MOUNTED_SOCKET"
 """Model parameters: name of the application in the file, its path, and the socket to serve it at."""

@@ -13,8 +13,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from . import channel
-from .errors import TritonModelException
+from ....channel import channel
+from ....channel.datatypes import TritonModelException
 from .host import Inbox
 
 if TYPE_CHECKING:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import channel
-from .cuda_driver import CudaError
-from .cuda_ipc import GpuArray, imported_array
+from ....channel import channel
+from ....channel.cuda_driver import CudaError
+from ....channel.cuda_ipc import GpuArray, imported_array
+from ....channel.regions import Mappings, RegionPool
 from .errors import TritonError
-from .regions import Mappings, RegionPool
 from .tensor import GpuTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .addresses import Mapped
+    from ....channel.addresses import Mapped
 
 FAILURE_LENGTH = 2
 """Length of what replaces the place of a tensor that cannot be had: number of the `TritonError` code, and why."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ....channel.datatypes import TritonModelException
 from .calls import ResponseIterator, first_of, first_of_async
-from .errors import ArgumentTypeError, TritonModelException, checked_parameters, checked_text
+from .errors import ArgumentTypeError, checked_parameters, checked_text
 from .host import Binding, ModelCall
 from .responses import InferenceResponseSender
 from .tensor import Tensor

@@ -7,7 +7,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from .errors import ArgumentTypeError, TritonError, TritonModelException, checked_parameters
+from ....channel.datatypes import TritonModelException
+from .errors import ArgumentTypeError, TritonError, checked_parameters
 from .tensor import Tensor
 
 if TYPE_CHECKING:

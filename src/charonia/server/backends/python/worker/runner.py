@@ -10,9 +10,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ....channel.datatypes import TritonModelException
 from . import triton_python_backend_utils as pb_utils
 from .calls import arrival
-from .errors import RESCHEDULED, TritonError, TritonModelException, describe, failures, note_step, traced
+from .errors import RESCHEDULED, TritonError, describe, failures, note_step, traced
 from .host import Binding
 from .imports import ModelImports
 from .responses import InferenceResponse, result_of

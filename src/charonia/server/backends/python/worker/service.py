@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
 
     class Caller(Protocol):
         """What calls other models for the model that runs."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import datatypes
+from ....channel import datatypes
 from .kinds import (
     OBJECT,
     ArrayKind,

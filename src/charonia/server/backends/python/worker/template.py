@@ -90,7 +90,7 @@ def _work(descriptors: list[int], variables: dict[str, str], cores: list[int]) -
         os.environ.clear()
         os.environ.update(variables)
         sys.modules["numpy"].random.seed()  # as Python does with its own generator
-        worker = sys.modules["_charonia_worker.main"]
+        worker = sys.modules["_charonia.backends.python.worker.main"]
         worker.work(socket.socket(fileno=receiving), socket.socket(fileno=sending))
         status = 0
     except SystemExit as leaving:

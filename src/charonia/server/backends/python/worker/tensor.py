@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import datatypes, dlpack
-from .cuda_driver import CudaError
-from .cuda_ipc import CapsuleArray
-from .errors import ArgumentTypeError, TritonModelException, checked_text
+from ....channel import datatypes, dlpack
+from ....channel.cuda_driver import CudaError
+from ....channel.cuda_ipc import CapsuleArray
+from ....channel.datatypes import TritonModelException
+from .errors import ArgumentTypeError, checked_text
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from .datatypes import Array
+    from ....channel.datatypes import Array
 
 
 class Tensor:

@@ -11,9 +11,10 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import datatypes
+from ....channel import datatypes
+from ....channel.datatypes import TritonModelException
 from .calls import ResponseIterator
-from .errors import ArgumentTypeError, TritonError, TritonModelException, checked_text
+from .errors import ArgumentTypeError, TritonError, checked_text
 from .host import Binding
 from .metrics import Metric, MetricFamily
 from .model_config import ModelConfig

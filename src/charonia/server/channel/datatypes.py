@@ -60,6 +60,10 @@ COPY_BYTES_MAX = 4096
 _LENGTH = struct.Struct("<I")
 
 
+class TritonModelException(Exception):
+    """Raised for wrong use of `triton_python_backend_utils`, which exports it; a model may raise it too."""
+
+
 def triton_string_to_numpy(triton_type: str) -> type[np.generic] | None:
     """Return the numpy type of a datatype of model configurations, e.g. "TYPE_FP32"."""
     return NUMPY_BY_TYPE.get(triton_type)

@@ -11,8 +11,8 @@ import numpy as np
 
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.python.worker.channel import Incoming, Outgoing
-from charonia.server.backends.python.worker.regions import ChannelError
+from charonia.server.channel.channel import Incoming, Outgoing
+from charonia.server.channel.regions import ChannelError
 from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
 
 

@@ -1,6 +1,6 @@
 """One end of a channel on an event loop: what is sent, what arrives, and the references to shared memory.
 
-`worker/channel.py` has the format of messages. The other end is a worker process, or another process of the
+`channel.py` has the format of messages. The other end is a worker process, or another process of the
 server. Messages of one iteration of the event loop leave in one call of the system.
 """
 
@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from charonia.server.backends.python.worker.channel import (
+from charonia.server.channel.channel import (
     FDS_MAX,
     Incoming,
     Outgoing,
@@ -19,7 +19,7 @@ from charonia.server.backends.python.worker.channel import (
     remaining,
     send_some,
 )
-from charonia.server.backends.python.worker.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 _log = logging.getLogger(__name__)
 

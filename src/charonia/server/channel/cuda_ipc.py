@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from . import datatypes, dlpack
 from .cuda_driver import HANDLE_BYTES, UUID_BYTES, Allocation, CudaError, driver
-from .errors import TritonModelException
+from .datatypes import TritonModelException
 from .regions import ChannelError
 
 if TYPE_CHECKING:

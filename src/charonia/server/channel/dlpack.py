@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from . import datatypes
-from .errors import TritonModelException
+from .datatypes import TritonModelException
 
 if TYPE_CHECKING:
     from typing import Any
