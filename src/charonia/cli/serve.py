@@ -21,7 +21,7 @@ from charonia.cli.banner import StartedServer, banner, models_table, summary
 from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE, vertex_ai_options
 from charonia.cli.serve_values import cache_folder, knative_port, with_cache
-from charonia.cli.terminal import Progress, is_terminal, style_of
+from charonia.cli.terminal import WaitingLine, is_terminal, style_of
 from charonia.core.errors import ServingError
 from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort_given
 from charonia.server.guard import notify
@@ -46,7 +46,7 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 SILENT = Notifier()
 """The service manager of a server that has none."""
 
-NO_PROGRESS = Progress(None, "")
+NO_PROGRESS = WaitingLine(None, "")
 
 
 class RunningServer(StartedServer, Protocol):
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
         return InferenceServer(options, log=log)
 
     with PrivateFolder() as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        progress = Progress(
+        progress = WaitingLine(
             sys.stderr if is_watched else None,
             f"loading {', '.join(Path(each).name for each in options.models.repositories)}",
         )
@@ -142,7 +142,7 @@ async def serve_given(
     folder: Path,
     make_server: Callable[[ServerOptions], RunningServer],
     notifier: Notifier = SILENT,
-    progress: Progress = NO_PROGRESS,
+    progress: WaitingLine = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server as `serve` does, with files and folders of models in a repository that is made for them.
 
@@ -224,7 +224,7 @@ async def serve(
     *,
     show: Sequence[str] = (),
     notifier: Notifier = SILENT,
-    progress: Progress = NO_PROGRESS,
+    progress: WaitingLine = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server until it fails to start or a signal arrives.
 

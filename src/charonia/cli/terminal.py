@@ -49,7 +49,7 @@ class Style:
         return f"\033[{code}m{text}\033[0m" if self.has_colours else text
 
 
-class Progress:
+class WaitingLine:
     """A line of a terminal that says what the user waits for, and for how long. To be used in an event loop.
 
     Args:

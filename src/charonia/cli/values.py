@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from charonia.core.errors import invalid
+from charonia.core.errors import NAMES_SHOWN, invalid
 
 Read = Callable[[object], object]
 """A reader."""
@@ -31,9 +31,6 @@ FALSE = frozenset({"false", "0", "off", "no"})
 _E = TypeVar("_E", bound=Enum)
 
 _RANGE_KEYS = frozenset({"start", "stop", "step"})
-MODELS_SHOWN = 10
-"""Most models that a hint lists."""
-
 _SHOWN_MAX = 80
 _UNITS_NS = {
     "ns": 1,
@@ -307,7 +304,7 @@ def only_model(names: Collection[str]) -> str:
     """Return the name of a server's only model, for a command without a name. Raises ServingError."""
     if len(names) == 1:
         return next(iter(names))
-    listed = ", ".join(sorted(names)[:MODELS_SHOWN]) + ", ..." * (len(names) > MODELS_SHOWN)
+    listed = ", ".join(sorted(names)[:NAMES_SHOWN]) + ", ..." * (len(names) > NAMES_SHOWN)
     raise invalid(
         "expected the name of a model, got none", hint=f"the server has {listed}" if names else "the server has none"
     )

@@ -1,6 +1,5 @@
 """Problems of a configuration, collected so that all are reported at once, and how their messages quote and suggest."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -8,13 +7,10 @@ from typing import NoReturn
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 from charonia.core.dtypes import BY_WIRE
-from charonia.core.errors import invalid
+from charonia.core.errors import invalid, nearest
 
 MAX_QUOTED_CHARS = 120
 """Longest piece of an invalid text that an error repeats."""
-
-MAX_COMPARED_NAMES = 256
-"""Most known names that an unknown one is compared with."""
 
 MAX_LISTED_NAMES = 16
 """Longest list of known names that a hint gives if none of them is similar."""
@@ -51,16 +47,6 @@ def short(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text with all characters escaped that a log line or a header cannot contain."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the known name that is most similar to an unknown one, "" for none.
-
-    A name longer than any real one, and more than `MAX_COMPARED_NAMES` known ones, would only cost time.
-    """
-    if len(name) > MAX_QUOTED_CHARS or len(known) > MAX_COMPARED_NAMES:
-        return ""
-    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
 
 
 def _listed(known: Sequence[str]) -> str:

@@ -4,7 +4,18 @@ A `Code` travels unchanged from where a problem is found to the wire; the two ta
 into an HTTP and a gRPC status. Nothing between those two points knows a transport.
 """
 
+import difflib
+from collections.abc import Sequence
 from enum import Enum
+
+NAMES_SHOWN = 10
+"""Most models or versions that a hint lists."""
+
+COMPARED_NAMES_MAX = 256
+"""Most known names that an unknown one is compared with."""
+
+COMPARED_CHARS_MAX = 120
+"""Longest unknown name that is compared."""
 
 
 class Code(Enum):
@@ -103,3 +114,20 @@ class RefusalKind(Enum):
     RESTRICTED = "restricted"
     UNAUTHENTICATED = "unauthenticated"
     FORBIDDEN = "forbidden"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the known name that is most similar to an unknown one, "" for none.
+
+    A name longer than any real one, and more than `COMPARED_NAMES_MAX` known ones, would only cost time.
+    """
+    if len(name) > COMPARED_CHARS_MAX or len(known) > COMPARED_NAMES_MAX:
+        return ""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
+
+
+def models_hint(name: str, known: Sequence[str]) -> str:
+    """Return a hint for the unknown name of a model: a similar one of those that are ready, or some of these."""
+    near = nearest(name, known)
+    listed = f"models that are ready: {', '.join(known[:NAMES_SHOWN])}" if known else ""
+    return f"did you mean '{near}'?" if near else listed

@@ -4,31 +4,19 @@ The engine asks it about its own table; a front end in another process asks it a
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import HTTP_ROUTE
-from charonia.config.problems import nearest
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, invalid, not_found, unavailable
+from charonia.core.errors import NAMES_SHOWN, ServingError, invalid, models_hint, not_found, unavailable
 from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata, name_of, namespace_of
 
 Target = tuple[str, str]
 """Name and version of a model, "" for the highest version that is ready."""
-
-NAMES_SHOWN = 10
-"""Most models or versions that a hint lists."""
-
-
-def models_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for the unknown name of a model: a similar one of those that are ready, or some of these."""
-    near = nearest(name, known)
-    listed = f"models that are ready: {', '.join(known[:NAMES_SHOWN])}" if known else ""
-    return f"did you mean '{near}'?" if near else listed
-
 
 _VERSION = re.compile(r"[0-9]{1,18}")
 
