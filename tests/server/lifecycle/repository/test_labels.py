@@ -3,6 +3,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from charonia.config.model import ModelConfig, ModelOutput
+from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.server.lifecycle.repository import data_files as labels
 from charonia.server.lifecycle.repository.data_files import read_labels
@@ -54,3 +55,15 @@ def test_a_label_file_that_is_no_text_or_too_large_is_refused(
         read_labels(folder, configured("binary"))
     with pytest.raises(ServingError, match="at most 8 bytes"):
         read_labels(folder, configured("long"))
+
+
+@pytest.mark.parametrize(("dims", "is_warned"), [((3,), True), ((3, 1, 1), True), ((2,), False), ((-1,), False)])
+def test_a_label_file_that_is_too_short_is_warned_about(
+    dims: tuple[int, ...], is_warned: bool, make_folder: MakeFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = ModelOutput("class", DataType.FP32, dims=dims, label_filename="labels.txt")
+
+    read_labels(make_folder({"labels.txt": b"cat\ndog\n"}), ModelConfig(output=(output,)))
+
+    expected = "model 'm': 'labels.txt' has 2 labels for the 3 classes of output 'class': the last 1 have none"
+    assert caplog.messages == [expected] * is_warned

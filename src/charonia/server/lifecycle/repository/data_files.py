@@ -3,11 +3,15 @@
 Symbolic links are followed, because model stores are full of them; a name that leaves the folder is refused.
 """
 
+import logging
+from math import prod
 from pathlib import PurePosixPath
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.lifecycle.repository.scan import ModelFolder
+
+_log = logging.getLogger(__name__)
 
 LABEL_BYTES_MAX = 64 * 1024 * 1024
 """Largest label file."""
@@ -30,11 +34,20 @@ def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str
     Raises:
         ServingError: INVALID_ARG for a path that leaves the model's folder, or a file that cannot be read.
     """
-    return {
+    labels = {
         output.name: _read(folder, output.name, output.label_filename)
         for output in config.output
         if output.label_filename
     }
+    for output in config.output:
+        classes = prod(output.dims) if output.dims and -1 not in output.dims else 0
+        if output.label_filename and len(labels[output.name]) < classes:
+            _log.warning(
+                "model '%s': '%s' has %d labels for the %d classes of output '%s': the last %d have none",
+                *(folder.name, output.label_filename, len(labels[output.name]), classes, output.name),
+                classes - len(labels[output.name]),
+            )
+    return labels
 
 
 def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
