@@ -7,7 +7,7 @@ from charonia.core.errors import Code, ServingError
 if TYPE_CHECKING:
     from charonia.server.embedding import Server
     from charonia.server.options import ServerOptions
-    from charonia.service import BadRequest, Request, Response, Shape, call, call_async, model, serve
+    from charonia.service import BadRequest, Request, Response, Shape, call, call_async, method, model, serve
     from charonia.version import __version__
 
 __all__ = [
@@ -22,11 +22,12 @@ __all__ = [
     "__version__",
     "call",
     "call_async",
+    "method",
     "model",
     "serve",
 ]
 
-_SERVICE = frozenset({"BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"})
+_SERVICE = frozenset({"BadRequest", "Request", "Response", "Shape", "call", "call_async", "method", "model", "serve"})
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,9 @@ from charonia.server.backends.python.worker.service import (
     Shape,
     call,
     call_async,
+    method,
     model,
     serve,
 )
 
-__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"]
+__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "method", "model", "serve"]

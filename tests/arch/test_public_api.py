@@ -17,6 +17,7 @@ PUBLIC = [
     "__version__",
     "call",
     "call_async",
+    "method",
     "model",
     "serve",
 ]

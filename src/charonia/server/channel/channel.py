@@ -63,9 +63,12 @@ _FRAME = struct.Struct("<II")
 _PADDING = bytes(ALIGNMENT)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * 4)
 
-# One buffer for all sockets of the process, whose channels are all read by one thread: a new one of this size for every
+# One buffer for all sockets of the server, whose channels are all read by one thread: a new one of this size for every
 # message would be mapped and unmapped by the system each time.
-_received = memoryview(bytearray(256 * 1024))
+RECEIVE_BYTES = 256 * 1024
+"""Bytes that are received at a time."""
+
+_received = memoryview(bytearray(RECEIVE_BYTES))
 
 
 class Outgoing:
@@ -288,13 +291,18 @@ def _read_header(text: memoryview) -> tuple[Any, ...]:
     return header
 
 
-def receive(sock: socket.socket, flags: int = 0) -> tuple[bytearray, list[int]]:
+def receive(sock: socket.socket, flags: int = 0, buffer: memoryview = _received) -> tuple[bytearray, list[int]]:
     """Return the next bytes and descriptors of a socket; empty bytes at its end.
 
     The bytes can be written to, because a model may compute in place on arrays that lie in them.
+
+    Args:
+        sock: The socket.
+        flags: Flags of the system call.
+        buffer: What to receive into; threads that receive at the same time need one each.
     """
-    size, ancillary, _, _ = sock.recvmsg_into([_received], _ANCILLARY_BYTES, flags)
-    data = bytearray(_received[:size])
+    size, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, flags)
+    data = bytearray(buffer[:size])
     fds: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

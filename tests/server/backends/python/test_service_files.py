@@ -876,3 +876,36 @@ def g(item: Item, request: charonia.Request) -> str:
 def test_a_request_or_path_that_cannot_be_is_refused(tmp_path: Path, code: str, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         Service(tmp_path, code)
+
+
+METHODS = """
+@model(max_batch_size=2)
+class Text:
+    def __init__(self):
+        self.calls = []
+
+    @charonia.method
+    def upper(self, x: list[str]) -> list[str]:
+        return [each.upper() for each in x]
+
+    @charonia.method(name="text_length", max_batch_size=0, path="/length", method="GET")
+    def length(self, x: str) -> int:
+        return len(x)
+"""
+
+
+def test_methods_of_a_class_are_models_with_its_options_or_their_own(tmp_path: Path) -> None:
+    upper, length = (Service(tmp_path, METHODS, name) for name in ("upper", "text_length"))
+
+    assert [each.config["max_batch_size"] for each in (upper, length)] == [2, 0]
+    assert length.config["parameters"]["HTTP_ROUTE"] == {"string_value": "GET /length"}
+    assert upper.config["parameters"]["SHARED_PROCESS"] == {"string_value": "true"}
+    assert upper.run({"x": objects(b"a").reshape(1, 1)}) == [{"output": [[b"A"]]}]
+    assert length.run(one(x="abc")) == [{"output": [3]}]
+
+
+def test_only_several_functions_share_a_process_and_none_that_has_its_own(tmp_path: Path) -> None:
+    code = "@model\ndef f(x: int) -> int: ...\n@model(own_process=True)\ndef g(x: int) -> int: ...\n"
+
+    assert "SHARED_PROCESS" not in Service(tmp_path, code).config["parameters"]
+    assert "SHARED_PROCESS" not in Service(tmp_path, METHODS + code, "g").config["parameters"]

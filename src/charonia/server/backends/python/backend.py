@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from charonia.server.backends.python.process import WorkerProcess
 from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.reshape import reshaped
 from charonia.server.backends.python.services import ServerServices
+from charonia.server.backends.python.shared_process import SharedProcess, SharedProcesses, Start
 from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.cuda_driver import is_usable
@@ -49,6 +51,9 @@ CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 SERVICE_PATH = "SERVICE_PATH"
 """Model parameter: file to use in place of `model.py` in the version's folder."""
+
+SHARED = "SHARED_PROCESS"
+"""Model parameter: "true" if the model runs in one process with the others of its file that have it."""
 
 MODE = "EXECUTION_MODE"
 PROCESS = "process"
@@ -79,6 +84,7 @@ class PythonBackend:
             folder: Holds the `model.py` of all models of the backend, whose name is the folder's.
         """
         self._folder = folder
+        self._processes = SharedProcesses()
         self.name = folder.name if folder is not None else "python"
 
     def uses_gpus(self) -> bool:
@@ -129,7 +135,8 @@ class PythonBackend:
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
-        return PythonModel(files, config, path, environment, server)
+        shared = self._processes if config.parameters.get(SHARED) == "true" and sys.platform == "linux" else None
+        return PythonModel(files, config, path, environment, server, processes=shared)
 
     async def aclose(self) -> None:
         """End the reaper process."""
@@ -159,6 +166,7 @@ class PythonModel:
         environment: Where its workers run.
         server: Services of the server.
         arguments: Returns arguments of `initialize` for an instance, in addition to those of every model.
+        processes: Processes for several models of a file, None where each instance has its own.
     """
 
     def __init__(
@@ -169,7 +177,10 @@ class PythonModel:
         environment: Environment,
         server: ServerServices,
         arguments: Callable[[Placement], Mapping[str, str]] = lambda _: {},
+        *,
+        processes: SharedProcesses | None = None,
     ) -> None:
+        self._processes = processes
         self._arguments = arguments
         self._files = files
         self._server = server
@@ -181,6 +192,13 @@ class PythonModel:
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
         """Start a worker and initialize the model in it."""
+        processes = self._processes
+        which = (placement.name.removeprefix(self._config.name), placement.kind, placement.device_id)
+        key = (self._path, _state_beside(self._path), self._environment.python, which)
+
+        def shared(start: Start) -> SharedProcess:
+            assert processes is not None
+            return processes.of(key, self._config.name, start)
 
         def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
             return WorkerProcess(
@@ -189,6 +207,7 @@ class PythonModel:
                 threads=placement.threads,
                 cores=placement.cores,
                 takes_gpu=not self._values[CPU_INPUTS],
+                shared=shared if processes is not None else None,
                 on_message=message,
                 on_end=end,
             )
@@ -290,6 +309,11 @@ def _what_to_load(
         "model_name": config.name,
     }
     return str(path), str(files.version_dir), str(files.model_dir), arguments
+
+
+def _state_beside(path: Path) -> tuple[tuple[str, int], ...]:
+    """Return what changes when one of the Python files in a folder does."""
+    return tuple((each.name, each.stat().st_mtime_ns) for each in sorted(path.parent.glob("*.py")) if each.exists())
 
 
 def _service_path(files: ModelFiles, config: ModelConfig) -> Path:

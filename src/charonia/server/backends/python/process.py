@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import IO
 
 import psutil
@@ -24,6 +24,7 @@ import psutil
 from charonia.server.backends.python.codec import log_of_model
 from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
 from charonia.server.backends.python.reaper import reaper
+from charonia.server.backends.python.shared_process import SCRIPT, JoinedThread, SharedProcess, Start
 from charonia.server.backends.python.template import THREAD_VARIABLES, ForkedProcess
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.end import SOCKET_BYTES, ChannelEnd, TensorLink
@@ -53,8 +54,6 @@ DISCONNECTED_S_MAX = 1.0
 LAST_READS_MAX = 64
 """Reads of the remaining data of an ended process: more than the socket's buffers hold."""
 
-_SCRIPT = Path(__file__).parent / "worker" / "script.py"
-
 
 class WorkerProcess:
     """One worker process. Not thread-safe: use it on the event loop's thread.
@@ -65,6 +64,7 @@ class WorkerProcess:
         threads: Threads of its numeric libraries, unless environment variables say otherwise.
         cores: Cores that it and its children are bound to, empty for any.
         takes_gpu: Whether it gets tensors in GPU memory without a copy.
+        shared: Returns the process to run in as a thread, None for a process of its own.
         on_message: Called with each message except log lines.
         on_end: Called once with the reason when the process has ended or was abandoned.
     """
@@ -77,6 +77,7 @@ class WorkerProcess:
         threads: int = 1,
         cores: Sequence[int] = (),
         takes_gpu: bool = False,
+        shared: Callable[[Start], SharedProcess] | None = None,
         on_message: Callable[[Incoming], None],
         on_end: Callable[[str], None],
     ) -> None:
@@ -109,11 +110,15 @@ class WorkerProcess:
             undo.callback(ours.close)
             undo.callback(our_input.close)
             with their_input, theirs:
-                self._process = (
-                    environment.template.fork(their_input, theirs, variables, cores)
-                    if environment.template is not None
-                    else _start(environment, their_input, theirs, variables, cores)
-                )
+                self._process: subprocess.Popen[bytes] | ForkedProcess | JoinedThread
+                start = partial(_start, environment, variables, cores)
+                if environment.template is not None:
+                    self._process = environment.template.fork(their_input, theirs, variables, cores)
+                elif shared is not None:
+                    self._process = shared(start).join(their_input, theirs)
+                else:
+                    numbers = (their_input.fileno(), theirs.fileno())
+                    self._process = start(tuple(map(str, numbers)), numbers)
             undo.pop_all()
         try:
             reaper.watch(self._process.pid)
@@ -129,7 +134,7 @@ class WorkerProcess:
         )
         self.pool.exports_gpu = takes_gpu
         self._loop.add_reader(self._output.fileno(), self._output_readable)
-        self._pidfd = self._process.pidfd if isinstance(self._process, ForkedProcess) else _open_pidfd(self.pid)
+        self._pidfd = _open_pidfd(self.pid) if isinstance(self._process, subprocess.Popen) else self._process.pidfd
         if self._pidfd is not None:
             self._loop.add_reader(self._pidfd, self._exited)
 
@@ -158,6 +163,8 @@ class WorkerProcess:
             if self._is_forked and self._loop.time() >= self._common_until_s:
                 self._common_until_s = self._loop.time() + COMMON_S_MAX
                 self._common_bytes = resident - int(process.memory_full_info().pss)
+            if isinstance(self._process, JoinedThread):
+                return resident // max(1, self._process.shared.count)
         except psutil.Error:
             return 0
         return max(0, resident - self._common_bytes)
@@ -201,17 +208,22 @@ class WorkerProcess:
         self._end()
 
     def _kill_group(self) -> None:
-        if self._process.returncode is None:  # not reaped yet, so the pid is not reused
+        if not self._is_ended and self._process.returncode is None:  # not reaped yet, so the pid is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):  # none is left
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _take(self, message: Incoming) -> None:
         if message.header[0] == "log":
             log_of_model(self.name, *message.header[1:])
+        elif message.header[0] == "left":
+            self._loop.call_soon(self._reaped, 0)  # not while the connection is read
         else:
             self._on_message(message)
 
     def _disconnected(self) -> None:
+        if isinstance(self._process, JoinedThread):
+            self._loop.call_later(DISCONNECTED_S_MAX, self._reaped, None)
+            return
         self._loop.call_later(DISCONNECTED_S_MAX, self._kill_group)
         if self._pidfd is None:
             self._waiter = self._loop.create_task(self._wait())
@@ -254,6 +266,8 @@ class WorkerProcess:
             os.close(self._pidfd)
         self._output.close()
         self._channel.close()
+        if isinstance(self._process, JoinedThread):
+            self._process.shared.leave()
 
     def _output_readable(self) -> None:
         try:
@@ -304,12 +318,12 @@ class WorkerLink(TensorLink):
 
 def _start(
     environment: Environment,
-    receiving: socket.socket,
-    sending: socket.socket,
     variables: dict[str, str],
     cores: Sequence[int],
+    arguments: tuple[str, ...],
+    descriptors: tuple[int, ...],
 ) -> "subprocess.Popen[bytes]":
-    arguments = (str(_SCRIPT), str(receiving.fileno()), str(sending.fileno()), str(os.getpid()))
+    arguments = (str(SCRIPT), *arguments, str(os.getpid()))
     with bound_to(cores):
         # Not in a thread pool: the worker is killed when the thread that forked it ends.
         return subprocess.Popen(
@@ -317,7 +331,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(receiving.fileno(), sending.fileno()),
+            pass_fds=descriptors,
             env=variables,
             start_new_session=True,
         )

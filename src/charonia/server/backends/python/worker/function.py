@@ -59,7 +59,7 @@ class Function:
             self.signature = self._of_example(dict(definition.example))
         else:
             target = definition.target
-            function = _call_of(target) if inspect.isclass(target) else target
+            function = _call_of(target, definition.method or "__call__") if inspect.isclass(target) else target
             self.signature = signatures.signature_of(function, definition.name, is_batched=self.is_batched)
 
         for port in self.signature.outputs:
@@ -296,11 +296,11 @@ def _annotations(target: Any) -> bool:
     return bool(getattr(function, "__annotations__", None))
 
 
-def _call_of(target: type) -> Callable[..., Any]:
-    """Return `__call__` of a class, without `self`."""
-    call = inspect.getattr_static(target, "__call__", None)
+def _call_of(target: type, name: str) -> Callable[..., Any]:
+    """Return a method of a class, without `self`."""
+    call = inspect.getattr_static(target, name, None)
     if not inspect.isfunction(call):
-        raise TypeError(f"class '{target.__name__}' has no method __call__, which answers requests")
+        raise TypeError(f"class '{target.__name__}' has no method {name}, which answers requests")
     return call.__get__(object())
 
 

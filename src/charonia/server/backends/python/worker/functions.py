@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 END_S_MAX = 5.0
 """Time that coroutines have to end when the instance does."""
 
+SHARED_PROCESS = "SHARED_PROCESS"
+"""Model parameter: "true" for a model that shares its process with others of its file."""
+
 _DEVICES = {"GPU": "cuda:{}"}
 
 
@@ -45,6 +49,7 @@ class FunctionModel:
     host: ClassVar[Host]
     request_class: ClassVar[type[InferenceRequest]]
     complete: ClassVar[Callable[[Awaitable[object]], object]]
+    _made: Made | None = None
 
     @classmethod
     def named(cls, name: str) -> Definition:
@@ -64,7 +69,10 @@ class FunctionModel:
     @classmethod
     def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
         """Complete the configuration from the annotations."""
-        Function(cls.named(config.as_dict().get("name", ""))).complete(config)
+        definition = cls.named(config.as_dict().get("name", ""))
+        Function(definition).complete(config)
+        if sum(not each.own_process for each in cls.definitions) > 1 and not definition.own_process:
+            config.as_dict()["parameters"].setdefault(SHARED_PROCESS, {"string_value": "true"})
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -73,14 +81,14 @@ class FunctionModel:
         self._function = function = Function(definition)
         target = definition.target
         if inspect.isclass(target) and not definition.is_object:
-            make: Any = target
             device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
-            takes_device = "device" in inspect.signature(target).parameters
-            target = make(device=device) if takes_device else make()
-        self._target = target
+            self._made = Made.of(target, device, is_shared=bool(definition.method))
+            target = self._made.target
         self._call = function.bound(target)
         code = self._call if inspect.isroutine(self._call) else type(self._call).__call__
         self._is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        if definition.method and self._made is not None and not self._is_async:
+            self._call = self._made.alone(self._call)
         self._slots = asyncio.Semaphore(definition.concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls = ServiceCalls(self.request_class, {d.name: d for d in self.definitions})
@@ -111,9 +119,8 @@ class FunctionModel:
         if self._tasks:
             loop = next(iter(self._tasks)).get_loop()
             asyncio.run_coroutine_threadsafe(_end(self._tasks.copy()), loop).result()
-        close = getattr(self._target, "close", None)
-        if inspect.isclass(self._function.definition.target) and callable(close):
-            close()
+        if self._made is not None:
+            self._made.release()
 
     def _single(self, request: InferenceRequest) -> InferenceResponse:
         try:
@@ -200,6 +207,57 @@ class FunctionModel:
             if is_stream:
                 sender.send(flags=FINAL)
             self._slots.release()
+
+
+class Made:
+    """An object of a class in a service file, which its methods that are models share.
+
+    Attributes:
+        target: The object.
+    """
+
+    _shared: ClassVar[dict[tuple[type, str], Made]] = {}
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, cls: Any, device: str) -> None:
+        takes_device = "device" in inspect.signature(cls).parameters
+        self.target: Any = cls(device=device) if takes_device else cls()
+        self._lock = threading.Lock()
+        self._users = 1
+
+    @classmethod
+    def of(cls, target: Any, device: str, *, is_shared: bool) -> Made:
+        """Return an object of a class for a user, made for the first of those that share it."""
+        if not is_shared:
+            return Made(target, device)
+        with cls._making:
+            made = cls._shared.get((target, device))
+            if made is None:
+                made = cls._shared[target, device] = Made(target, device)
+            else:
+                made._users += 1
+            return made
+
+    def alone(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that runs while no other such method of the object does."""
+
+        def called(*positional: Any, **named: Any) -> Any:
+            with self._lock:
+                return call(*positional, **named)
+
+        return called
+
+    def release(self) -> None:
+        """Close the object if this was its last user."""
+        with self._making:
+            self._users -= 1
+            if self._users:
+                return
+            for key in [key for key, made in self._shared.items() if made is self]:
+                del self._shared[key]
+        close = getattr(self.target, "close", None)
+        if callable(close):
+            close()
 
 
 class _Batches:
@@ -317,12 +375,14 @@ class _ServerLog(logging.Handler):
 
     def __init__(self, host: Host) -> None:
         super().__init__()
-        self._host = host
+        self.hosts = [host]
 
     def emit(self, record: logging.LogRecord) -> None:
         level = 2 if record.levelno >= logging.ERROR else 1 if record.levelno >= logging.WARNING else 0
-        with contextlib.suppress(Exception):  # a message that cannot be sent must not fail the request
-            self._host.log(level, self.format(record), record.pathname, record.lineno)
+        for host in reversed(self.hosts):  # a model may have left the process
+            with contextlib.suppress(Exception):  # a message that cannot be sent must not fail the request
+                host.log(level, self.format(record), record.pathname, record.lineno)
+                return
 
 
 def log_to_server(host: Host) -> None:
@@ -332,6 +392,8 @@ def log_to_server(host: Host) -> None:
         root.addHandler(_ServerLog(host))
         if root.level == logging.WARNING:
             root.setLevel(logging.INFO)
+    elif isinstance(root.handlers[0], _ServerLog):
+        root.handlers[0].hosts.append(host)
 
 
 def bound_to_file(

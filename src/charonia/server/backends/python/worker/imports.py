@@ -33,6 +33,9 @@ PYTHON_MIN = (3, 10)
 _PACKAGE = "charonia_model_"
 
 _numbers = itertools.count(1)
+_import_lock = threading.Lock()
+_imported: dict[str, list[Definition]] = {}
+"""The service file that the models of a worker process share, by its path: it is imported one time."""
 _shared_lock = threading.RLock()
 """Held while a model of a process with several models imports: `sys.path` and `sys.modules` are then its own."""
 
@@ -78,6 +81,14 @@ class ModelImports:
             ImportError: It is no Python file.
             AttributeError: It has neither.
         """
+        if path in _imported and not (self._shares_process or app):
+            return _imported[path]
+        with _import_lock:
+            return self._load(path, app)
+
+    def _load(self, path: str, app: str) -> Any:
+        if path in _imported and not (self._shares_process or app):
+            return _imported[path]
         folder = os.path.dirname(path)
         if folder not in self._folders:  # that of a backend which all its models share
             self._folders.append(folder)
@@ -113,6 +124,8 @@ class ModelImports:
             )
         if sys.version_info < PYTHON_MIN:
             raise ImportError("service files need Python {}.{} or newer".format(*PYTHON_MIN))
+        if not self._shares_process:
+            _imported[path] = definitions
         return definitions
 
     @contextlib.contextmanager
@@ -160,6 +173,8 @@ class ModelImports:
 
 def _offer_service() -> None:
     """Let files import `charonia` as in the server's environment, also where that package is not there."""
+    if sys.modules.get(SERVICE) is service:  # another model of the process has done so
+        return
     sys.modules[SERVICE] = service
     found = importlib.util.find_spec("charonia")
     if found is None or found.origin is None:  # nothing, or a mere folder of this name, such as a checkout

@@ -112,25 +112,59 @@ def _watch(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    receiving, sending = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    is_shared = sys.argv[1] == "shared"
+    sockets = [socket.socket(fileno=int(number)) for number in sys.argv[1 + is_shared : 3]]
     server = int(sys.argv[3])
     sys.argv[:] = [""]  # as in an embedded interpreter: models parse it with argparse or unittest
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             return
-    work(receiving, sending)
+    if is_shared:
+        _share(sockets[0])
+    else:
+        work(*sockets)
 
 
 def work(receiving: socket.socket, sending: socket.socket) -> None:
     """Be a worker, until the server says to finalize, or is gone."""
-    for sock in (receiving, sending):
-        sock.set_inheritable(False)
-    faulthandler.enable()  # a crash in a library says which line of the model was in it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
-    worker = Worker(receiving, sending)
-    for leave in (worker.connection.reader.close, worker.connection.writer.become_child):
-        os.register_at_fork(after_in_child=leave)
+    _prepare()
+    worker = _made(receiving, sending)
     threading.Thread(target=_watch, args=(receiving,), daemon=True).start()
     with contextlib.suppress(Disconnected):
         worker.run()
+
+
+def _share(control: socket.socket) -> None:
+    """Be a worker in a thread for each connection that arrives, until the server closes its end."""
+    _prepare()
+    control.set_inheritable(False)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+        if not message:
+            os._exit(0)
+        sockets = [socket.socket(fileno=number) for number in descriptors]
+        threading.Thread(target=_work_beside, args=sockets, daemon=True).start()
+
+
+def _work_beside(receiving: socket.socket, sending: socket.socket) -> None:
+    worker = _made(receiving, sending)
+    with contextlib.suppress(Disconnected):
+        try:
+            worker.run()
+        finally:
+            worker.connection.writer.send(("left",))
+
+
+def _prepare() -> None:
+    faulthandler.enable()  # a crash in a library says which line of the model was in it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is the server's to handle
+
+
+def _made(receiving: socket.socket, sending: socket.socket) -> Worker:
+    for sock in (receiving, sending):
+        sock.set_inheritable(False)
+    worker = Worker(receiving, sending)
+    for leave in (worker.connection.reader.close, worker.connection.writer.become_child):
+        os.register_at_fork(after_in_child=leave)
+    return worker

@@ -59,6 +59,7 @@ class ChannelReader:
         self.awake_ns = 0
         self.is_over = False
         self._sock = sock
+        self._buffer = memoryview(bytearray(channel.RECEIVE_BYTES))  # other connections have threads of their own
         self._receiver = receiver
         self._on_message = on_message
         self._on_end = on_end
@@ -119,7 +120,7 @@ class ChannelReader:
         if self.is_over:
             raise Disconnected(SERVER_GONE)
         try:
-            data, fds = channel.receive(self._sock, 0 if waits else socket.MSG_DONTWAIT)
+            data, fds = channel.receive(self._sock, 0 if waits else socket.MSG_DONTWAIT, self._buffer)
             if not data:
                 self._end(SERVER_GONE)
                 if not waits:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
             ...
 
 
-__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "model", "serve"]
+__all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "method", "model", "serve"]
 
 CONCURRENCY = 100
 """Default limit of requests that one instance of an async function works on."""
@@ -43,6 +43,8 @@ OBJECT_BATCH_SIZE = 256
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 """HTTP methods of a model's own path."""
+
+_MARK = "__charonia_method__"
 
 T = TypeVar("T")
 
@@ -136,6 +138,7 @@ class Definition:
         method: Method of an object to call, "" for the target itself.
         is_object: Whether `target` is a ready object rather than a function or class.
         route: HTTP method and path of its own, "" for none.
+        own_process: Whether it shares no process with other functions of its file.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Definition:
         is_object: bool = False,
         path: str = "",
         http_method: str = "POST",
+        own_process: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"name of a model: expected text without '/', got {name!r}")
@@ -173,6 +177,7 @@ class Definition:
         if path and http_method not in METHODS:
             raise ValueError(f"model '{name}': method: expected one of {', '.join(METHODS)}, got {http_method!r}")
         self.route = f"{http_method} {path}" if path else ""
+        self.own_process = own_process
         self.target = target
         self.name = name
         self.max_batch_size = max_batch_size
@@ -204,6 +209,8 @@ class Options(TypedDict, total=False):
         allow_nan: Whether NaN and infinity may be returned: in JSON they are null. False makes them an error.
         path: HTTP path of its own, such as "/predict", in addition to those of every model. There, the body of the
             response is what the function returns.
+        own_process: Whether its instances have processes of their own. By default, the functions of a file run in
+            threads of one process, in which the file is imported one time.
     """
 
     name: str
@@ -215,6 +222,7 @@ class Options(TypedDict, total=False):
     concurrency: int
     allow_nan: bool
     path: str
+    own_process: bool
 
 
 @overload
@@ -247,11 +255,36 @@ def model(
     def decorate(target: Any) -> Any:
         if not callable(target):
             raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
-        options["name"] = options.get("name") or target.__name__
-        define(Definition(target, example=example, http_method=method, **options))
+        methods = {name: each for name, each in vars(target).items() if hasattr(each, _MARK)}
+        for name, each in methods.items():
+            own, http_method = getattr(each, _MARK)
+            given = {key: value for key, value in options.items() if key not in ("name", "path")}
+            given.update({"name": name, **own})
+            define(Definition(target, method=name, http_method=http_method, **given))
+        if not methods or "__call__" in vars(target):
+            options["name"] = options.get("name") or target.__name__
+            define(Definition(target, example=example, http_method=method, **options))
         return target
 
     return decorate if target is None else decorate(target)
+
+
+def method(function: Any = None, /, *, method: str = "POST", **options: Unpack[Options]) -> Any:
+    """Make a model of a method of a class with `@model`: its models share one object, in one process.
+
+    The object is made one time for each instance. Of its plain methods, one runs at a time.
+
+    Args:
+        function: The method, where the decorator is used without arguments.
+        method: HTTP method of `path`.
+        options: See `Options`; by default those of the class, and the method's own name.
+    """
+
+    def decorate(function: Any) -> Any:
+        setattr(function, _MARK, (options, method))
+        return function
+
+    return decorate if function is None else decorate(function)
 
 
 def serve(target: Any, /, *, example: object, method: str = "", **options: Unpack[Options]) -> Any:
