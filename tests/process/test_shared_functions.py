@@ -81,7 +81,7 @@ def server(file: Path) -> Iterator[ServeProcess]:
         yield started
 
 
-def ask(server: ServeProcess, model: str, x: object = 1) -> Any:
+def ask(server: ServeProcess, model: str, x: Any = 1) -> Any:
     answer = requests.post(f"http://{server.http}/v2/models/{model}/generate", json={"x": x})
     return answer.json().get("output", answer.status_code)
 

@@ -255,13 +255,14 @@ def model(
     def decorate(target: Any) -> Any:
         if not callable(target):
             raise TypeError(f"@model: expected a function or a class, got {type(target).__name__}")
-        methods = {name: each for name, each in vars(target).items() if hasattr(each, _MARK)}
+        members = getattr(target, "__dict__", {})
+        methods = {name: each for name, each in members.items() if hasattr(each, _MARK)}
         for name, each in methods.items():
             own, http_method = getattr(each, _MARK)
-            given = {key: value for key, value in options.items() if key not in ("name", "path")}
+            given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("name", "path")}
             given.update({"name": name, **own})
             define(Definition(target, method=name, http_method=http_method, **given))
-        if not methods or "__call__" in vars(target):
+        if not methods or "__call__" in members:
             options["name"] = options.get("name") or target.__name__
             define(Definition(target, example=example, http_method=method, **options))
         return target
