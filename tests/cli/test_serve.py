@@ -249,6 +249,7 @@ def test_a_server_without_models_says_what_a_repository_is(caplog: pytest.LogCap
         (["models"], {}, "0.0.0.0"),
         (["models", "net.onnx"], {}, "0.0.0.0"),
         (["net.onnx", "--host=10.0.0.1"], {}, "10.0.0.1"),
+        (["net.onnx", "--host=*"], {}, "*"),
         (["net.onnx", "--model_name=net"], {}, "0.0.0.0"),
         (["net.onnx", "--allow-sagemaker=true"], {}, "0.0.0.0"),
         (["net.onnx"], {"PORT": "8080", "K_SERVICE": "net"}, "0.0.0.0"),

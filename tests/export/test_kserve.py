@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from charonia.cli.serve import parse
 from charonia.config.model import (
     EnsembleScheduling,
     EnsembleStep,
@@ -131,8 +132,27 @@ def test_a_deployment_has_probes_and_an_end_that_knative_has_itself() -> None:
     assert served["livenessProbe"]["httpGet"] == served["startupProbe"]["httpGet"]
     assert served["startupProbe"]["httpGet"] == {"path": "/v2/health/live", "port": 8080}
     sleep = served["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert predictor["terminationGracePeriodSeconds"] > sleep + 30
+    assert predictor["deploymentStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert predictor["terminationGracePeriodSeconds"] == sleep + 5 + 30 + 15
     assert not {"livenessProbe", "lifecycle"} & objects()["service"]["spec"]["predictor"]["model"].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end_s"),
+    [
+        (("--exit-timeout-secs=600",), 605),
+        (("--exit-delay-secs", "20", "--exit-timeout-secs", "1"), 21),
+        (("--exit-delay-secs=20", "--exit-delay-secs=0"), 30),
+        (("--log-verbose=1",), 35),
+    ],
+)
+def test_the_grace_period_follows_the_arguments(arguments: tuple[str, ...], end_s: int) -> None:
+    made = objects(mode=Mode.STANDARD, arguments=arguments)
+    predictor = made["service"]["spec"]["predictor"]
+    options, _ = parse(container(made["runtime"])["args"][1:-1], {})
+
+    assert options.exit_delay_secs + options.exit_timeout_secs == end_s
+    assert predictor["terminationGracePeriodSeconds"] == 10 + end_s + 15
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -26,7 +26,7 @@ class ChartRefusalError(Exception):
 @cache
 def rendered(values: Path) -> str:
     """Return what `helm template` prints for a file of values."""
-    return _template(f"--values={values}")
+    return template(f"--values={values}")
 
 
 def objects(values: Path) -> list[Manifest]:
@@ -36,7 +36,7 @@ def objects(values: Path) -> list[Manifest]:
 
 def objects_of(values: Mapping[str, Any], release: str = RELEASE) -> list[Manifest]:
     """Return the objects for values. Raises `ChartRefusalError`."""
-    return loaded(_template("--values=-", text=json.dumps(values), release=release))
+    return loaded(template("--values=-", text=json.dumps(values), release=release))
 
 
 def loaded(text: str) -> list[Manifest]:
@@ -69,7 +69,8 @@ def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
         )
 
 
-def _template(*arguments: str, text: str = "", release: str = RELEASE) -> str:
+def template(*arguments: str, text: str = "", release: str = RELEASE) -> str:
+    """Return what `helm template` prints. Raises `ChartRefusalError`."""
     done = subprocess.run(
         [tool("helm"), "template", release, CHART, f"--namespace={NAMESPACE}", *arguments],
         input=text,

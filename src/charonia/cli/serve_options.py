@@ -267,7 +267,8 @@ SERVER = (
 
 ADDRESS = (
     Option("--host", "", address, "ADDRESS",
-           "Address of all endpoints: --http-address, --grpc-address and --metrics-address", Fields.merged,
+           "Address of all endpoints: --http-address, --grpc-address and --metrics-address; *: all, IPv4 and IPv6",
+           Fields.merged,
            default="0.0.0.0; for files 127.0.0.1"),
     Option("--port", "", ports, "PORT",
            "HTTP port; gRPC has the next one, and metrics the one after that; 0 for any free ones", Fields.merged,

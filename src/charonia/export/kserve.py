@@ -7,6 +7,7 @@ Source: KServe's custom resources, `serving.kserve.io/v1alpha1` and `v1beta1`; K
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from charonia.config.backends import ENSEMBLE, record_of
@@ -26,11 +27,14 @@ METRICS_PORT = 8002
 CONTAINER = "kserve-container"
 """Name of the server's container, by which KServe finds it."""
 
-EXIT_SECS = 30
-"""Time for requests to finish, that of `--exit-timeout-secs`."""
-
 SLEEP_SECS = 10
 """Time after a pod is taken from its Service in which requests still arrive; Knative's queue-proxy waits by itself."""
+
+EXIT_SECS = {"--exit-delay-secs": 5, "--exit-timeout-secs": 30}
+"""Time for clients to leave, and then for requests to finish, in standard mode."""
+
+FINALIZE_SECS = 15
+"""Time for models to finalize."""
 
 AGENT_SCHEMES = ("s3://", "gs://", "https://", "http://")
 """Stores that KServe's agent reads; its storage initializer reads others, too."""
@@ -294,7 +298,7 @@ def _serve(options: KserveOptions) -> list[str]:
         f"--http-port={HTTP_PORT}",
         f"--grpc-port={GRPC_PORT}",
         f"--metrics-port={METRICS_PORT}",
-        f"--exit-timeout-secs={EXIT_SECS}",
+        *(f"{name}={secs}" for name, secs in EXIT_SECS.items() if options.mode is Mode.STANDARD or "timeout" in name),
         *(["--kserve-v1"] if options.protocol is Protocol.V1 else []),
         *options.arguments,
     ]
@@ -337,7 +341,11 @@ def _component(options: KserveOptions) -> Json:
         "canaryTrafficPercent": options.canary_percent,
     }
     if options.mode is Mode.STANDARD:
-        component["terminationGracePeriodSeconds"] = SLEEP_SECS + EXIT_SECS + 5
+        words = " ".join(options.arguments).replace("=", " ").split()
+        given = {name: int(value) for name, value in pairwise(words) if name in EXIT_SECS and value.isdecimal()}
+        component["terminationGracePeriodSeconds"] = SLEEP_SECS + sum((EXIT_SECS | given).values()) + FINALIZE_SECS
+        surge = {"maxSurge": 1, "maxUnavailable": 0}
+        component["deploymentStrategy"] = {"type": "RollingUpdate", "rollingUpdate": surge}
     return {key: value for key, value in component.items() if value is not None}
 
 

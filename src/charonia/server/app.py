@@ -162,14 +162,14 @@ class InferenceServer:
         self._log = log
         self._left_out = left_out
         self._tracing: TracingService | None = None
-        models, cores = options.models, usable_cores()
+        models, cores = options.models, usable_cores(options.cpu_cores)
         self._cache = _make_cache(options.cache)
         self._limits = RateLimits(options.rate_limit.resources) if options.rate_limit.is_on else None
         self._backends = Backends(
             installed_backends(Path(options.backend_directory) if options.backend_directory else None),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=make_busy_poll(options.busy_poll_us, cores, neighbours),
+            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), neighbours),
             limits=self._limits,
             cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
@@ -182,7 +182,7 @@ class InferenceServer:
                 configure=ConfigureOptions(
                     auto_complete=models.auto_complete, config_name=models.config_name, gpu_count=visible_gpus()
                 ),
-                cores=options.cpu_cores or cores,
+                cores=cores,
                 load_threads=models.load_thread_count,
                 load_retries=models.load_retry_count,
                 stores=_store_options(models.stores),
@@ -207,7 +207,7 @@ class InferenceServer:
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
-        self._explainer = Explainer(loaded, find, options.cpu_cores or cores, read_record, self.front_ends.where, words)
+        self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.where, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
 
@@ -416,7 +416,7 @@ class InferenceServer:
                 memories.append(
                     FreeMemory(f"the memory of GPU {number}", total - used, int(total * MEMORY_KEPT), number)
                 )
-        return Room(self._options.cpu_cores or usable_cores(), memories=tuple(memories))
+        return Room(usable_cores(self._options.cpu_cores), memories=tuple(memories))
 
     async def _load_at_start(self) -> list[str]:
         models = self._options.models

@@ -59,6 +59,11 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServingError:
     return unavailable(f"cannot listen on {host}:{port}: {reason}", hint=_HINTS.get(error.errno or 0, ""))
 
 
+def every(host: str) -> str | None:
+    """Return an address as asyncio and the resolver take it: None for "*", all IPv4 and IPv6 addresses."""
+    return None if host in ("", "*") else host
+
+
 async def check_address(host: str, port: int, *, reuse_port: bool = False) -> None:
     """Check that a server could listen on an address now.
 
@@ -69,7 +74,9 @@ async def check_address(host: str, port: int, *, reuse_port: bool = False) -> No
     try:
         # Bound and closed again: nothing can connect before the server is ready.
         (
-            await loop.create_server(asyncio.Protocol, host, port, reuse_port=reuse_port or None, start_serving=False)
+            await loop.create_server(
+                asyncio.Protocol, every(host), port, reuse_port=reuse_port or None, start_serving=False
+            )
         ).close()
     except OSError as error:
         raise cannot_listen(host, port, error) from error
@@ -101,7 +108,7 @@ async def listen(
         if descriptors:
             return [await create(sock=socket.socket(fileno=descriptor)) for descriptor in descriptors]
         # None rather than False: Windows does not have this option.
-        return [await create(host, port, reuse_port=reuse_port or None)]
+        return [await create(every(host), port, reuse_port=reuse_port or None)]
     except OSError as error:
         raise cannot_listen(host, port, error) from error
 

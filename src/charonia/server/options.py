@@ -34,7 +34,7 @@ GRPC_INPUT_BYTES_MAX = 2**31 - 1
 LOOPBACK = "127.0.0.1"
 ALL_INTERFACES = "0.0.0.0"
 
-WILDCARD_ADDRESSES = frozenset({"", ALL_INTERFACES, "::"})
+WILDCARD_ADDRESSES = frozenset({"", ALL_INTERFACES, "::", "*"})
 """Addresses that mean every interface."""
 
 

@@ -24,7 +24,7 @@ def _list(item: Schema) -> Schema:
 
 
 def _object(version: str, kind: str, spec: Schema) -> Schema:
-    metadata = _record({"name": _TEXT, "namespace": _TEXT, "labels": _NAMES})
+    metadata = _record({"name": _TEXT, "namespace": _TEXT, "labels": _NAMES}, {"annotations": _NAMES})
     return _record(
         {"apiVersion": {"const": version}, "kind": {"const": kind}, "metadata": metadata, "spec": spec},
     )
@@ -32,7 +32,9 @@ def _object(version: str, kind: str, spec: Schema) -> Schema:
 
 _POLICY = _record({"type": {"enum": ["Pods", "Percent"]}, "value": _NUMBER, "periodSeconds": _NUMBER})
 _SCALING = _record({"stabilizationWindowSeconds": _NUMBER, "policies": _list(_POLICY)})
-_BACKEND = _record({"name": _TEXT, "port": {"type": "integer"}})
+_BACKEND = _record({"name": _TEXT, "port": {"type": "integer"}}, {"weight": _NUMBER})
+_HEADERS = _record({}, {"set": {"type": "array"}, "add": {"type": "array"}, "remove": _TEXTS})
+_FILTER = _record({"type": _TEXT}, {"requestHeaderModifier": _HEADERS, "responseHeaderModifier": _HEADERS})
 _PARENT = _record({"name": _TEXT}, {"namespace": _TEXT, "sectionName": _TEXT, "kind": _TEXT, "port": _NUMBER})
 _ROUTE = {"parentRefs": _list(_PARENT)}
 _RULE = _record({"alert": _TEXT, "expr": _TEXT, "labels": _NAMES, "annotations": _NAMES}, {"for": _TEXT})
@@ -46,6 +48,7 @@ SCHEMAS: dict[str, Schema] = {
                 "scaleTargetRef": _record({"apiVersion": {"const": "apps/v1"}, "kind": _TEXT, "name": _TEXT}),
                 "minReplicaCount": _NUMBER,
                 "maxReplicaCount": {"type": "integer", "minimum": 1},
+                "pollingInterval": _NUMBER,
                 "cooldownPeriod": _NUMBER,
                 "advanced": _record(
                     {
@@ -57,7 +60,11 @@ SCHEMAS: dict[str, Schema] = {
                 # KEDA's metadata are strings, numbers too.
                 "triggers": _list(
                     _record(
-                        {"type": _TEXT, "metadata": _NAMES}, {"metricType": {"enum": ["AverageValue", "Utilization"]}}
+                        {"type": _TEXT, "metadata": _NAMES},
+                        {
+                            "metricType": {"enum": ["AverageValue", "Utilization"]},
+                            "authenticationRef": _record({"name": _TEXT}, {"kind": _TEXT}),
+                        },
                     )
                 ),
             }
@@ -84,7 +91,12 @@ SCHEMAS: dict[str, Schema] = {
         _record(
             {
                 **_ROUTE,
-                "rules": _list(_record({"backendRefs": _list(_BACKEND)}, {"timeouts": _record({"request": _TEXT})})),
+                "rules": _list(
+                    _record(
+                        {"backendRefs": _list(_BACKEND)},
+                        {"timeouts": _record({"request": _TEXT}), "filters": _list(_FILTER)},
+                    )
+                ),
             },
             {"hostnames": _TEXTS},
         ),
@@ -92,7 +104,10 @@ SCHEMAS: dict[str, Schema] = {
     "GRPCRoute": _object(
         "gateway.networking.k8s.io/v1",
         "GRPCRoute",
-        _record({**_ROUTE, "rules": _list(_record({"backendRefs": _list(_BACKEND)}))}, {"hostnames": _TEXTS}),
+        _record(
+            {**_ROUTE, "rules": _list(_record({"backendRefs": _list(_BACKEND)}, {"filters": _list(_FILTER)}))},
+            {"hostnames": _TEXTS},
+        ),
     ),
 }
 """By kind."""

@@ -1,6 +1,7 @@
 """How many front ends `--front-ends auto` stands for, and what the log says about it."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_choice_is_made_once_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(processes, "usable_cores", lambda: 2)
+    monkeypatch.setattr(processes, "usable_cores", lambda given: given or 2)
     write_model(tmp_path, "m", "", config=identity_pbtxt())
 
     assert with_number(options(tmp_path)).front_ends == 2
@@ -75,13 +76,20 @@ def test_the_choice_is_made_once_and_logged(
 def test_the_files_of_models_count_where_these_compute_on_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, number: int
 ) -> None:
-    monkeypatch.setattr(processes, "usable_cores", lambda: 4)
+    monkeypatch.setattr(processes, "usable_cores", lambda given: given or 4)
     monkeypatch.setattr(processes, "visible_gpus", lambda: gpus)
     write_model(tmp_path, "m", "", config=identity_pbtxt("python"))
     with (tmp_path / "m" / "1" / "weights").open("wb") as file:
         file.truncate(LARGE_BYTES)
 
     assert with_number(options(tmp_path)).front_ends == number
+
+
+@pytest.mark.parametrize(("cores", "number"), [(1, 0), (3, 3)])
+def test_the_given_number_of_cores_counts(tmp_path: Path, cores: int, number: int) -> None:
+    write_model(tmp_path, "m", "", config=identity_pbtxt())
+
+    assert with_number(replace(options(tmp_path), cpu_cores=cores)).front_ends == number
 
 
 def test_a_number_that_is_given_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ def cores(tmp_path: Path, cgroup: str | None, files: dict[str, str]) -> int:
         path = groups / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return usable_cores(process, groups)
+    return usable_cores(process=process, groups=groups)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
+{{/* The name of all objects, at most 46 characters: Kubernetes shortens names of pods that are longer than 58 with their hashes,
+and those of a CronJob may have 52. A longer one is shortened with a hash, so that no two releases have the same. */}}
 {{- define "charonia.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
-{{- else -}}
-{{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 52 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- $name = ternary .Release.Name (printf "%s-%s" .Release.Name $chart) (contains $chart .Release.Name) -}}
 {{- end -}}
+{{- $name = replace "." "-" $name -}}
+{{- if regexMatch "^[0-9]" $name -}}{{- $name = printf "c%s" $name -}}{{- end -}}
+{{- if gt (len $name) 46 -}}{{- $name = printf "%s-%s" (trunc 37 $name | trimSuffix "-") (sha256sum $name | trunc 8) -}}{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "charonia.serviceAccount" -}}
@@ -24,8 +29,8 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 
 {{/* What a Service, a PodDisruptionBudget and the others select: the servers, not the pods of tests and jobs. */}}
 {{- define "charonia.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: server
 {{- end -}}
 
@@ -33,14 +38,117 @@ app.kubernetes.io/component: server
 {{ include "charonia.otherLabels" (dict "root" . "component" "server") }}
 {{- end -}}
 
-{{/* Labels of a component. Takes a dict of root and component. */}}
+{{/* Labels of a component. Takes a dict of root and component, and of `more` labels, which come last. */}}
 {{- define "charonia.otherLabels" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
-app.kubernetes.io/component: {{ .component }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- $own := dict
+  "app.kubernetes.io/name" (default .root.Chart.Name .root.Values.nameOverride)
+  "app.kubernetes.io/instance" .root.Release.Name
+  "app.kubernetes.io/component" .component -}}
+{{- $usual := dict
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- toYaml (mergeOverwrite $usual .root.Values.commonLabels (.more | default dict) $own) -}}
+{{- end -}}
+
+{{/* Name, namespace, labels and annotations of an object. Takes a dict of root and name, and of component, labels, annotations. */}}
+{{- define "charonia.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
+labels:
+  {{- include "charonia.otherLabels" (dict "root" .root "component" (.component | default "server") "more" .labels) | nindent 2 }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Variables of a container, each once: the last of a name holds, so a user's replaces ours. Takes a list of lists. */}}
+{{- define "charonia.env" -}}
+{{- $all := list -}}
+{{- range . -}}{{- $all = concat $all . -}}{{- end -}}
+{{- $found := list -}}
+{{- range $index, $entry := $all -}}
+{{- $isLast := true -}}
+{{- range slice $all (add1 $index | int) -}}{{- if eq .name $entry.name -}}{{- $isLast = false -}}{{- end -}}{{- end -}}
+{{- if $isLast -}}{{- $found = append $found $entry -}}{{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
+{{/* A quantity as a number: 500m is 0.5. */}}
+{{- define "charonia.number" -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (index $units (regexFind "[a-zA-Z]*$" (toString .)) | float64) -}}
+{{- end -}}
+
+{{/* Resources whose requests are no more than their limits, as Kubernetes requires: a limit lowers the request. */}}
+{{- define "charonia.resources" -}}
+{{- $resources := deepCopy . -}}
+{{- range $name, $limit := $resources.limits -}}
+{{- $request := dig "requests" $name "" $resources -}}
+{{- if and $limit $request -}}
+{{- if gt (include "charonia.number" $request | float64) (include "charonia.number" $limit | float64) -}}
+{{- $_ := set $resources.requests $name $limit -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* "-" is the empty class, which binds volumes that have none. */}}
+{{- define "charonia.storageClass" -}}
+{{- if . -}}
+storageClassName: {{ eq . "-" | ternary "" . | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* Which families of addresses a Service has. */}}
+{{- define "charonia.ipFamilies" -}}
+{{- $service := .Values.service -}}
+{{- $policy := $service.ipFamilyPolicy | default (ternary "PreferDualStack" "" (eq .Values.ipFamily "dual")) -}}
+{{- with $policy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with $service.ipFamilies | default (ternary (list "IPv6") list (eq .Values.ipFamily "IPv6")) }}
+ipFamilies: {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{/* What a port speaks, for gateways and meshes. Takes a list of root and protocol. */}}
+{{- define "charonia.appProtocol" -}}
+{{- $hasTls := not (empty (index . 0).Values.tls.existingSecret) -}}
+appProtocol: {{ eq (index . 1) "http" | ternary (ternary "https" "http" $hasTls) (ternary "https" "kubernetes.io/h2c" $hasTls) }}
+{{- end -}}
+
+{{/* Metadata of the pods of tests and jobs. Takes a dict of root, component and own. */}}
+{{- define "charonia.helperMetadata" -}}
+labels:
+  {{- include "charonia.otherLabels" (dict "root" .root "component" .component "more" .own.labels) | nindent 2 }}
+annotations:
+  {{- toYaml .own.annotations | nindent 2 }}
+{{- end -}}
+
+{{/* Where the pods of tests and jobs run: as the server's, if they say nothing. Takes a dict of root and own. */}}
+{{- define "charonia.helperPod" -}}
+{{- include "charonia.podSecurity" .root }}
+{{- with .own.serviceAccountName }}
+serviceAccountName: {{ . | quote }}
+{{- end }}
+{{- with .own.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .root.Values.schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
+{{- $root := .root -}}
+{{- $own := .own -}}
+{{- range $key := list "nodeSelector" "tolerations" }}
+{{- with index $own $key | default (index $root.Values $key) }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "charonia.containerSecurity" -}}
@@ -52,15 +160,6 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{- define "charonia.smallResources" -}}
-resources:
-  requests:
-    cpu: 100m
-    memory: 128Mi
-  limits:
-    memory: 1Gi
-{{- end -}}
-
 {{/* What all pods have: no token, no privilege, where the image comes from. */}}
 {{- define "charonia.podSecurity" -}}
 automountServiceAccountToken: false
@@ -68,7 +167,7 @@ enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 securityContext:
@@ -138,6 +237,12 @@ securityContext:
 {{- if .logVerbose }}
 - --log-verbose={{ .logVerbose }}
 {{- end }}
+{{- if .grpcMaxConnectionAgeSeconds }}
+- --grpc-max-connection-age={{ mul .grpcMaxConnectionAgeSeconds 1000 }}
+{{- end }}
+{{- end }}
+{{- if ne .Values.ipFamily "IPv4" }}
+- "--host=*"
 {{- end }}
 {{- if not (dig "limits" "cpu" "" .Values.resources) }}
 {{- if eq (toString .Values.cpuCores) "request" }}
@@ -165,8 +270,8 @@ securityContext:
 
 {{- define "charonia.cacheClaim" -}}
 accessModes: [ReadWriteOnce]
-{{- with .Values.cache.storageClass }}
-storageClassName: {{ . }}
+{{- with include "charonia.storageClass" .Values.cache.storageClass }}
+{{ . }}
 {{- end }}
 resources:
   requests:
@@ -187,6 +292,31 @@ resources:
 {{- end -}}
 {{- if and $v.models.store.googleKeyFile (not (include "charonia.storeSecret" .)) -}}
 {{- fail "models.store.googleKeyFile is a file of a Secret: models.store.existingSecret or models.store.credentials is missing" -}}
+{{- end -}}
+{{- range $key := list "name" "instance" "component" -}}
+{{- if hasKey $v.podLabels (printf "app.kubernetes.io/%s" $key) -}}
+{{- fail (printf "podLabels has app.kubernetes.io/%s, by which the Service selects its pods: use another name" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- $claims := list -}}
+{{- range $v.resourceClaims -}}{{- $claims = append $claims .name -}}{{- end -}}
+{{- range $v.resources.claims -}}
+{{- if not (has .name $claims) -}}
+{{- fail (printf "resources.claims names '%s', which is not in resourceClaims: add {name: %s, resourceClaimTemplateName: ...}" .name .name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $v.models.type "image") (not $v.models.image.copy) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "models.type is image, and image volumes need Kubernetes 1.33 (this is %s): set models.image.copy true" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- $hasSurge := and (eq $v.kind "Deployment") (ne (dig "rollingUpdate" "maxSurge" 1 $v.updateStrategy | toString) "0") (ne (dig "type" "" $v.updateStrategy) "Recreate") -}}
+{{- $isMany := or (gt (int $v.replicas) 1) (ne $v.autoscaling.type "none") $hasSurge -}}
+{{- if and (eq $v.models.type "pvc") (has "ReadWriteOncePod" $v.models.pvc.accessModes) $isMany -}}
+{{- fail "models.pvc.accessModes has ReadWriteOncePod, and an update starts a second pod: set replicas 1 and updateStrategy {type: Recreate}" -}}
+{{- end -}}
+{{- range $v.env -}}
+{{- if and $v.extraPackages (eq .name "PYTHONPATH") (not (contains "/packages/site" (.value | default ""))) -}}
+{{- fail "env has PYTHONPATH, which replaces that of extraPackages: add /packages/site to it" -}}
+{{- end -}}
 {{- end -}}
 {{- if and (not (has $v.autoscaling.type (list "none"))) (gt (int $v.autoscaling.minReplicas) (int $v.autoscaling.maxReplicas)) -}}
 {{- fail (printf "autoscaling: minReplicas %v is more than maxReplicas %v" $v.autoscaling.minReplicas $v.autoscaling.maxReplicas) -}}
@@ -279,31 +409,57 @@ sum(clamp_max(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $pods }}[
 {{- mul (regexFind "[0-9]+" .) (index (dict "s" 1 "m" 60 "h" 3600) (regexFind "[smh]$" .)) -}}
 {{- end -}}
 
-{{/* The specification of the Job that runs `charonia tune`. */}}
+{{/* The specification of the Job that runs `charonia tune`. It waits for its models first. */}}
 {{- define "charonia.tuneJob" -}}
 {{- $host := .Values.tune.server | default (include "charonia.fullname" .) -}}
 {{- $metrics := .Values.tune.server | default (printf "%s-headless" (include "charonia.fullname" .)) -}}
 {{- $http := ternary 8000 .Values.service.httpPort (not (empty .Values.tune.server)) -}}
 {{- $grpc := ternary 8001 .Values.service.grpcPort (not (empty .Values.tune.server)) -}}
+{{- $wait := add .Values.probes.startupSeconds .Values.tune.waitSeconds -}}
 backoffLimit: 0 # a second attempt would only repeat what the first one found
-# The server starts, then the budget, then a last variant may take as long to load.
-activeDeadlineSeconds: {{ add (include "charonia.seconds" .Values.tune.timeBudget) (mul 2 .Values.probes.startupSeconds) 600 }}
-ttlSecondsAfterFinished: 86400
+# The server starts and gets its models, then the budget, then a last variant may take as long to load.
+activeDeadlineSeconds: {{ add (include "charonia.seconds" .Values.tune.timeBudget) $wait .Values.probes.startupSeconds 600 }}
 template:
   metadata:
-    labels:
-      {{- include "charonia.otherLabels" (dict "root" . "component" "tune") | nindent 6 }}
+    {{- include "charonia.helperMetadata" (dict "root" . "component" "tune" "own" .Values.tune) | nindent 4 }}
   spec:
     restartPolicy: Never
     # The configurations of the server's models are put back before the end.
     terminationGracePeriodSeconds: 60
-    {{- include "charonia.podSecurity" . | nindent 4 }}
-    {{- range $key, $value := pick .Values "nodeSelector" "tolerations" }}
-    {{- if $value }}
-    {{ $key }}:
-      {{- toYaml $value | nindent 6 }}
-    {{- end }}
-    {{- end }}
+    {{- include "charonia.helperPod" (dict "root" . "own" .Values.tune) | nindent 4 }}
+    initContainers:
+      - name: wait-for-models
+        {{- include "charonia.imageFields" . | nindent 8 }}
+        command: [python, -c]
+        args:
+          - |
+            import json, os, sys, time, urllib.request
+            url, wait_s = os.environ["URL"], int(os.environ["WAIT_S"])
+            missing, failure, end = set(os.environ["MODELS"].split(",")), "", time.monotonic() + wait_s
+            while missing and time.monotonic() < end:
+                try:
+                    request = urllib.request.Request(url + "/v2/repository/index", b"{}", method="POST")
+                    index = json.load(urllib.request.urlopen(request, timeout=10))
+                    missing, failure = missing - {entry["name"] for entry in index}, ""
+                except (OSError, ValueError) as error:
+                    failure = f": {error}"
+                time.sleep(2 if missing else 0)
+            if missing:
+                what = f"{url} has no model {', '.join(sorted(missing))} after {wait_s} s{failure}. Copy it to the repository"
+                sys.exit(what)
+        terminationMessagePolicy: FallbackToLogsOnError
+        env:
+          {{- include "charonia.env" (list (list
+            (dict "name" "HOME" "value" "/tmp")
+            (dict "name" "URL" "value" (printf "http://%s:%v" $host $http))
+            (dict "name" "MODELS" "value" (join "," .Values.tune.models))
+            (dict "name" "WAIT_S" "value" (toString $wait))) .Values.tune.env) | nindent 10 }}
+        resources:
+          {{- include "charonia.resources" .Values.initContainerResources | nindent 10 }}
+        {{- include "charonia.containerSecurity" . | nindent 8 }}
+        volumeMounts:
+          - name: tmp
+            mountPath: /tmp
     containers:
       - name: tune
         {{- include "charonia.imageFields" . | nindent 8 }}
@@ -325,10 +481,9 @@ template:
           - {{ . | quote }}
           {{- end }}
         env:
-          - name: HOME
-            value: /scratch
+          {{- include "charonia.env" (list (list (dict "name" "HOME" "value" "/scratch")) .Values.tune.env) | nindent 10 }}
         resources:
-          {{- toYaml .Values.tune.resources | nindent 10 }}
+          {{- include "charonia.resources" .Values.tune.resources | nindent 10 }}
         {{- include "charonia.containerSecurity" . | nindent 8 }}
         volumeMounts:
           - name: scratch
@@ -339,5 +494,12 @@ template:
       - name: scratch
         emptyDir: {}
       - name: tmp
-        emptyDir: {}
+        emptyDir:
+          sizeLimit: {{ .Values.tmpSize }}
+{{- end -}}
+
+{{/* A Job cannot be changed, so its name has a hash of its specification: a changed search is another Job, and the same is none. */}}
+{{- define "charonia.tuneName" -}}
+{{- $name := printf "%s-tune" (include "charonia.fullname" .) -}}
+{{- if .Values.tune.schedule -}}{{ $name }}{{- else -}}{{ $name }}-{{ include "charonia.tuneJob" . | sha256sum | trunc 8 }}{{- end -}}
 {{- end -}}

@@ -53,7 +53,7 @@ from charonia.server.guard.control import offer_sockets, serve_control, sockets_
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
-from charonia.server.listening import cannot_listen, check_address
+from charonia.server.listening import cannot_listen, check_address, every
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.private_folder import PrivateFolder
@@ -96,7 +96,7 @@ async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> l
     can_share = hasattr(socket, "SO_REUSEPORT")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            every(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )  # fmt: skip
         addresses: list[Address] = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
         # A socket that listens again after a shutdown keeps its port only if it was bound to this port by number.
@@ -168,7 +168,7 @@ def with_number(options: ServerOptions) -> ServerOptions:
         models = options.models
         gpus = visible_gpus()
         stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
-        chosen = how_many(usable_cores(), stays, 0 if gpus else largest_bytes(models.repositories))
+        chosen = how_many(usable_cores(options.cpu_cores), stays, 0 if gpus else largest_bytes(models.repositories))
     _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
     return replace(options, front_ends=chosen.number)
 
