@@ -358,7 +358,7 @@ def test_other_services_are_refused(kind: str) -> None:
             ("--periodic-concurrency-range", "1:4:2"),
             "--periodic-concurrency-range: expected a step that divides the range, got 1:4:2",
         ),
-        (("--", "x"), "unexpected argument 'x' (hint: a model is named with -m)"),
+        (("--", "x", "y"), "unexpected argument 'y' (hint: one file, or a model with -m)"),
         (("-b", "0"), "--batch-size: expected an integer from 1 to 2147483647, got '0'"),
         (
             ("--shared-memory", "cuda"),
@@ -366,7 +366,8 @@ def test_other_services_are_refused(kind: str) -> None:
         ),
         (("--measurement-modus", "x"), "unknown option '--measurement-modus' (hint: did you mean --measurement-mode?)"),
         (("-w",), "unknown option '-w' (hint: charonia perf --help lists the options)"),
-        (("resnet",), "unexpected argument 'resnet' (hint: a model is named with -m)"),
+        (("a.onnx", "b.onnx"), "unexpected argument 'b.onnx' (hint: one file, or a model with -m)"),
+        (("a.onnx", "-u", "a:1"), "--url: expected none, as 'a.onnx' is served for the measurement"),
         (("--seed",), "--seed: expected a value behind it, got none"),
         (("--async=1",), "--async: expected no value, got '1'"),
         (
@@ -452,7 +453,7 @@ def test_no_two_options_share_a_name() -> None:
 
 @pytest.mark.parametrize("option", [o for o in LINE.options() if o.field and o.default], ids=lambda option: option.name)
 def test_a_default_that_is_written_down_is_that_of_the_field(option: Option) -> None:
-    words = {"newest", "none", "the system's", "the server's"}
+    words = {"newest", "none", "the system's", "the server's", "a running server"}
     if option.default not in words and not str(option.default).startswith(("localhost", "-1, ", "port ")):
         assert option.read(option.default) == attrgetter(option.field)(LINE.record)
 

@@ -262,6 +262,22 @@ def test_what_cannot_be_measured_is_one_line(server: ServeProcess, arguments: tu
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_model_of_a_repository_is_served_while_it_is_measured(protocol: str, tmp_path: Path) -> None:
+    write_models(tmp_path)
+
+    done = perf(tmp_path, "-m", "identity", "-i", protocol, *FAST)
+
+    assert (done.status, done.err) == (0, "")
+    assert done.number("Request count") > 0
+    several = perf(tmp_path)
+    assert (several.status, several.out) == (99, "")
+    assert several.err.startswith("error: expected the name of a model, got none (hint: the server has decoupled, ")
+    assert perf("resnet").err == (
+        "error: there is no file or folder 'resnet' (hint: a model of a running server is named with -m)\n"
+    )
+
+
 def test_a_server_that_is_not_there_is_one_line() -> None:
     done = perf("-m", "identity", "-u", "127.0.0.1:1")
 

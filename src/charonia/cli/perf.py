@@ -81,10 +81,12 @@ def run(arguments: Sequence[str]) -> int:
     for note in parsed.notes:
         print(f"note: {note}", file=sys.stderr)
     # Imported late, because the help and invalid arguments do not need it.
-    from charonia.cli.perf_run import measure
+    from charonia.cli.perf_run import measure, served
 
     try:
-        measured = measure(parsed.options, parsed.settings)
+        with served(parsed.options) as options:
+            parsed = replace(parsed, options=options)
+            measured = measure(options, parsed.settings)
     except ServingError as error:
         complain("error", error)
         return ExitStatus.REFUSED

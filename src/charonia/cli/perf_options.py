@@ -22,6 +22,8 @@ def _processes(text: str) -> int:
 # fmt: off
 TARGET = (
     Option("--model -m", "target.model", filled, "NAME", "Model to measure", default="", rank=1),
+    Option("--serve PATH", "target.serve", str, "PATH",
+           "File, or repository of the model, to serve while it is measured", default="a running server"),
     Option("--model-version -x", "target.version", filled, "VERSION", "Model version", default="newest", rank=1),
     Option("--url -u", "target.url", filled, "HOST:PORT", "Server, https://HOST:PORT for HTTPS",
            default="localhost:8000, localhost:8001 for grpc", rank=1),
@@ -276,5 +278,5 @@ Exit status:
  130  interrupted; the results up to then are reported
 """,
     abbreviates=True,
-    hint="a model is named with -m",
+    hint="one file, or a model with -m",
 )

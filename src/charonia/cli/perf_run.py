@@ -1,7 +1,9 @@
 """A run of `charonia perf`: the measurement, its progress display, and its reports."""
 
+import asyncio
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,11 +13,11 @@ from typing import Any, TextIO
 
 from charonia.cli.perf_live import LiveRun, live_view
 from charonia.cli.perf_progress import Course, ProgressLine
-from charonia.cli.values import STDOUT
+from charonia.cli.values import STDOUT, only_model
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, unavailable
+from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.api import (
@@ -80,6 +82,41 @@ _HINTS = {
     "needs an API key": "-H 'authorization: Bearer KEY'",
 }
 """Hints by a part of the client's error message."""
+
+
+@contextmanager
+def served(options: PerfOptions) -> Iterator[PerfOptions]:
+    """Serve what the options say for the measurement, and yield options with the model and its server.
+
+    Raises:
+        ServingError: It cannot be served, or has several models and none is named.
+    """
+    path = options.target.serve
+    if not path:
+        yield options
+        return
+    if not os.path.exists(path):
+        hint = "a model of a running server is named with -m"
+        raise not_found(f"there is no file or folder '{path}'", hint=hint)
+    # Imported late, because measuring a running server does not need them.
+    from charonia.server.files.repository import with_files
+    from charonia.server.lifecycle.repository.scan import scan
+    from charonia.server.machine.private_folder import PrivateFolder
+    from charonia.tools.tune.options import LaunchOptions
+    from charonia.tools.tune.servers import LocalServer
+
+    with PrivateFolder() as own:
+        (repository, *_), _ = asyncio.run(with_files([path], own.path, {}))
+        model = options.target.model or only_model(scan([repository], fingerprints=False).models)
+        with LocalServer(LaunchOptions(repository=Path(repository))) as server:
+            server.client.load_model(model)
+            url = server.url(options.target.protocol)
+            page = server.metrics_url if options.collect_metrics and not options.server.metrics_url else ""
+            yield replace(
+                options,
+                target=replace(options.target, model=model, serve="", url=url),
+                server=replace(options.server, metrics_url=page or options.server.metrics_url),
+            )
 
 
 def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], RunSettings]) -> PerfRun:

@@ -62,7 +62,8 @@ class TargetOptions:
     """The model, its server, and the requests to it.
 
     Attributes:
-        model: Model name.
+        model: Model name; with `serve`, "" for the only one.
+        serve: File or repository that is served on this machine while it is measured, "" for a server that runs.
         version: Model version, "" for the server's choice.
         protocol: The protocol of requests.
         url: `host:port` or a URL, "" for the default port of the protocol on this machine.
@@ -82,6 +83,7 @@ class TargetOptions:
     """
 
     model: str = ""
+    serve: str = ""
     version: str = ""
     protocol: WireProtocol = WireProtocol.HTTP
     url: str = ""
@@ -293,8 +295,10 @@ def _metrics_url(options: PerfOptions) -> str:
 def _target_problems(options: PerfOptions) -> list[str]:
     target = options.target
     problems = []
-    if not target.model:
+    if not target.model and not target.serve:
         problems.append("-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)")
+    if target.serve and target.url:
+        problems.append(f"--url: expected none, as '{target.serve}' is served for the measurement")
     if target.streaming and target.protocol is not WireProtocol.GRPC:
         problems.append("--streaming: expected -i grpc with it, got -i http")
     if target.streaming and options.report.call_style is CallStyle.SYNC:
