@@ -109,6 +109,7 @@ class Services:
         has_kserve_v1: Whether KServe's v1 protocol is, too.
         has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
+        keeps_results: Whether all requests reach this process, so that it can keep results for later.
         mounts: Sockets of the applications beside the models, by path.
     """
 
@@ -136,6 +137,7 @@ class Services:
     has_kserve_v1: bool = False
     has_health_documents: bool = False
     fairness_header: bytes = b""
+    keeps_results: bool = True
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property

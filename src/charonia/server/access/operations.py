@@ -54,7 +54,7 @@ _TABLE = (
     _Group(
         Api.INFERENCE,
         Scope.INFER,
-        (f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream"),
+        (f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream", "/v2/results/{result}"),
         ("ModelInfer", "ModelStreamInfer"),
     ),
     _Group(

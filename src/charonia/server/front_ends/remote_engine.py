@@ -270,6 +270,7 @@ def services_of(
         return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
 
     return Services(
+        keeps_results=False,
         regions=regions,
         tracing=RemoteTracing(engine, can_trace="traces" in offers) if "tracing" in offers else None,
         log=log,

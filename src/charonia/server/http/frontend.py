@@ -21,6 +21,7 @@ from charonia.server.http.kserve_v1 import KserveV1Handlers
 from charonia.server.http.limits import JSON_SIZE, HttpLimits
 from charonia.server.http.mounts import Mounts
 from charonia.server.http.page import PageHandlers
+from charonia.server.http.results import Results
 from charonia.server.http.routes import (
     Handler,
     Route,
@@ -250,9 +251,10 @@ class HttpFrontend(HttpEndpoint):
         gate = services.http_gate
         hidden = gate.singular if gate is not None else frozenset[bytes]()
         mounts = Mounts(services.mounts, hidden, services.page_scheme or "http", tasks)
-        models_at = InferenceHandlers(engine, limits, services, tasks).at_path
+        results = Results(gate, services.keeps_results)
+        models_at = InferenceHandlers(engine, limits, services, tasks, results).at_path
         super().__init__(
-            protocol_routes(engine, limits, services),
+            protocol_routes(engine, limits, services, results),
             limits,
             hint=route_hint,
             versions=partial(_ready_versions, engine),
@@ -276,13 +278,17 @@ def _ready_versions(engine: Engine, model: str) -> Sequence[str]:
         return ()
 
 
-def protocol_routes(engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES) -> list[Route]:
+def protocol_routes(
+    engine: Engine, limits: HttpLimits, services: Services = NO_SERVICES, results: Results | None = None
+) -> list[Route]:
     """Return the routes of the KServe v2 protocol, its extensions, OpenAI's API and KServe's v1 protocol."""
     tasks = Tasks(limits.body_bytes_max)
+    results = results or Results(services.http_gate, services.keeps_results)
     openai = OpenaiHandlers(engine, limits, services, tasks).routes() if services.has_openai else []
     kserve_v1 = KserveV1Handlers(engine, limits, services, tasks).routes() if services.has_kserve_v1 else []
     routes = [
-        *InferenceHandlers(engine, limits, services, tasks).routes(),
+        *InferenceHandlers(engine, limits, services, tasks, results).routes(),
+        *results.routes(),
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),

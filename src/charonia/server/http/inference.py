@@ -28,6 +28,7 @@ from charonia.server.facade import Engine, Services, first_error
 from charonia.server.http.browsers import refuse_foreign
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks
 from charonia.server.http.limits import DIGITS_MAX, JSON_SIZE, HttpLimits
+from charonia.server.http.results import Results
 from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
@@ -76,7 +77,8 @@ def _nothing_missing() -> None:
 class InferenceHandlers:
     """The inference routes of models."""
 
-    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks) -> None:
+    def __init__(self, engine: Engine, limits: HttpLimits, services: Services, tasks: Tasks, results: Results) -> None:
+        self._results = results
         self._engine = engine
         self._limits = limits
         self._submit = Submitter(engine, services).submit
@@ -122,7 +124,7 @@ class InferenceHandlers:
         if accepted is not None and EVENT_STREAM in accepted:
             self._infer_stream(exchange, call)
         else:
-            self._submit(exchange, call.request, partial(self._reply, exchange, call))
+            self._results.run(exchange, lambda own: self._submit(own, call.request, partial(self._reply, own, call)))
 
     def _unreadable(
         self, exchange: Exchange, target: RouteTarget, body: bytes | memoryview, error: ServingError
@@ -174,7 +176,10 @@ class InferenceHandlers:
         self._answer(exchange, self._generate_call(exchange, target))
 
     def _answer(self, exchange: Exchange, call: GenerateCall) -> None:
-        self._submit(exchange, call.request, partial(self._reply, exchange, call), call.config)
+        def submit(own: Exchange) -> None:
+            self._submit(own, call.request, partial(self._reply, own, call), call.config)
+
+        self._results.run(exchange, submit)
 
     def at_path(self, path: str) -> dict[bytes, Handler]:
         """Return the handlers of the models that have a path of their own, by HTTP method."""

@@ -42,7 +42,7 @@ class RouteTarget(NamedTuple):
     """The target of a request, from its path.
 
     Attributes:
-        model: Name of the model, or of the shared memory region.
+        model: Name of the model, or of the shared memory region, or id of the result.
         version: Version of the model.
     """
 
@@ -285,7 +285,7 @@ def _target(pattern: Sequence[str], segments: Sequence[str]) -> RouteTarget | No
                 return None
         elif not segment:
             return None
-        elif expected in ("{model}", "{region}"):
+        elif expected in ("{model}", "{region}", "{result}"):
             model = segment
         elif expected == "{version}":
             version = segment

@@ -292,7 +292,8 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
         {
             "name": "Prefer",
             "in": "header",
-            "description": "`server-timing` requests the header Server-Timing: queue and computing time, batch size",
+            "description": "`server-timing` requests the header Server-Timing: queue and computing time, batch size; "
+            "`respond-async` the answer 202 with an address of the result",
             "schema": {"type": "string"},
         },
     ]
@@ -404,6 +405,13 @@ _SERVER_PATHS: Json = {
 _TRAFFIC: Json = {
     name: {"type": ["object", "null"]} if name in ("weights", "shadow", "canary") else {"type": ["string", "null"]}
     for name in ("weights", "sticky", "shadow", "canary", "action")
+}
+
+_RESULT: Json = {"parameters": [{**_MODEL, "name": "result"}]}
+
+_SERVER_PATHS["/v2/results/{result}"] = {
+    "get": {**_mapping(_get("Server", "The response to a request with `Prefer: respond-async`")["get"]), **_RESULT},
+    "delete": {**_mapping(_get("Server", "Cancel such a request, or drop its result")["get"]), **_RESULT},
 }
 
 _SERVER_PATHS["/v2/models/{model}/traffic"] = {
