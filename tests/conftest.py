@@ -40,7 +40,7 @@ SLOWEST_FILES = (
     *("test_guarded_server.py", "test_pytorch_server.py", "test_tracing.py"),
     *("test_sklearn_server.py", "test_converted.py", "test_openai_served.py", "test_traffic_served.py"),
     *("test_local_target.py", "test_on_this_machine.py", "test_killed_platform.py", "test_reconcile.py"),
-    *("test_replicas.py", "test_described_api.py", "test_described_server.py"),
+    *("test_replicas.py", "test_described_api.py", "test_described_server.py", "test_from_other_servers.py"),
     *("test_platform_faults.py", "test_checks.py", "test_hostile_folder.py"),
     *("test_platform_demo.py", "test_pods.py", "test_walks.py"),
     *(

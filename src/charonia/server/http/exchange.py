@@ -223,7 +223,10 @@ class Exchange:
             length += len(part)
         if length:
             extra += b"Content-Type: %b\r\n" % content_type
-        lines = (_STATUS_LINES.get(status) or _unnamed(status), self.headers, extra, self.connection, length)
+        line = _STATUS_LINES.get(status) or _unnamed(status)
+        if status in _FURTHER_LINES and _FURTHER_LINES[status].partition(b":")[0].lower() in extra.lower():
+            line = line.removesuffix(_FURTHER_LINES[status])  # a function has set the field itself
+        lines = (line, self.headers, extra, self.connection, length)
         head = b"%b%b%b%bContent-Length: %d\r\n\r\n" % lines
         if self.request.method == b"HEAD":
             body, length = [], 0  # the client would read it as the next response
