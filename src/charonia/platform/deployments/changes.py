@@ -51,7 +51,6 @@ class DeploymentChanges:
         """Return the changes of a specification, and why it does not fit. Changes nothing.
 
         Raises:
-            NotPermittedError: If the caller has no role in the project.
             ServingError: INVALID_ARG with all problems; NOT_FOUND for an unknown project.
         """
         return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
@@ -114,12 +113,7 @@ class DeploymentChanges:
         return self._put(who, project, spec, note=f"back to revision {chosen.number}", revision=revision)
 
     def stop(self, who: Principal, project: str, name: str) -> None:
-        """Stop the servers of a deployment; its revisions and its address stay.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-            ServingError: NOT_FOUND.
-        """
+        """Stop the servers of a deployment; its revisions and its address stay."""
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             if row.wanted:
@@ -131,7 +125,6 @@ class DeploymentChanges:
         """Start a deployment that was stopped or has failed, with the latest revision that is not known to fail.
 
         Raises:
-            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND; ALREADY_EXISTS while it is being removed.
         """
         with self._database.transaction() as session:
@@ -147,12 +140,7 @@ class DeploymentChanges:
         self._wake()
 
     def remove(self, who: Principal, project: str, name: str) -> None:
-        """Stop a deployment and delete it with its revisions; it remains visible until its servers have exited.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-            ServingError: NOT_FOUND.
-        """
+        """Stop a deployment and delete it with its revisions; it remains visible until its servers have exited."""
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             if not row.removed:

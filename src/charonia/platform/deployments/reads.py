@@ -33,12 +33,7 @@ class DeploymentReads:
     def list(
         self, who: Principal, project: str, *, search: str = "", limit: int = 50, offset: int = 0
     ) -> tuple[Sequence[DeploymentView], int]:
-        """Return deployments by name, and their total number.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND for an unknown project.
-        """
+        """Return deployments by name, and their total number."""
         with self._database.reading() as session:
             found = projects.find(session, who, project)
             chosen = (DeploymentRow.project_id == found.id) & DeploymentRow.name.contains(search, autoescape=True)
@@ -48,12 +43,7 @@ class DeploymentReads:
         return [deployment_view(row, project, latest, self._collector.latest(row.id)) for row, latest in rows], count
 
     def get(self, who: Principal, project: str, name: str) -> DeploymentView:
-        """Return a deployment with its latest figures.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND.
-        """
+        """Return a deployment with its latest figures."""
         with self._database.reading() as session:
             row, latest = find(session, who, project, name, ProjectRole.VIEWER)
         return deployment_view(row, project, latest, self._collector.latest(row.id))
@@ -61,12 +51,7 @@ class DeploymentReads:
     def revisions(
         self, who: Principal, project: str, name: str, *, limit: int = 50, offset: int = 0
     ) -> tuple[Sequence[RevisionView], int]:
-        """Return the revisions of a deployment, latest first, and their total number.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND.
-        """
+        """Return the revisions of a deployment, latest first, and their total number."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.VIEWER)
             query = (
@@ -81,12 +66,7 @@ class DeploymentReads:
         ], row.latest
 
     def revision(self, who: Principal, project: str, name: str, number: int) -> RevisionView:
-        """Return a revision of a deployment.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND.
-        """
+        """Return a revision of a deployment."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.VIEWER)
             query = select(RevisionRow).where(
@@ -98,22 +78,12 @@ class DeploymentReads:
         return revision_view(found[number], found.get(number - 1))
 
     def difference(self, who: Principal, project: str, name: str, before: int, after: int) -> Sequence[str]:
-        """Return the changes of a revision, in words.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND.
-        """
+        """Return the changes of a revision, in words."""
         one, other = (self.revision(who, project, name, number) for number in (before, after))
         return changes(read_spec(one.spec), read_spec(other.spec))
 
     def figures(self, who: Principal, project: str, name: str, since_s: float = 0.0) -> Sequence[FiguresPoint]:
-        """Return the figures of a deployment after a time, for one hour at most; this increases their frequency.
-
-        Raises:
-            NotPermittedError: If the caller has no role in the project.
-            ServingError: NOT_FOUND.
-        """
+        """Return the figures of a deployment after a time, for one hour at most; this increases their frequency."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.VIEWER)
         return self._collector.since(row.id, since_s)
@@ -122,12 +92,7 @@ class DeploymentReads:
 def find(
     session: Session, who: Principal, project: str, name: str, role: ProjectRole
 ) -> tuple[DeploymentRow, RevisionRow]:
-    """Return a deployment and its latest revision.
-
-    Raises:
-        NotPermittedError: If the caller lacks the role.
-        ServingError: NOT_FOUND.
-    """
+    """Return a deployment and its latest revision."""
     found = projects.find(session, who, project, role)
     query = with_latest().where(DeploymentRow.project_id == found.id, DeploymentRow.name == name)
     row = session.execute(query).first()

@@ -41,12 +41,7 @@ class ServerKeys:
         self._workloads = workloads
 
     def list(self, who: Principal, project: str, name: str) -> Sequence[ServerKeyView]:
-        """Return the API keys of the servers of a deployment.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-            ServingError: NOT_FOUND.
-        """
+        """Return the API keys of the servers of a deployment."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             query = select(ServerKeyRow).where(ServerKeyRow.deployment_id == row.id).order_by(ServerKeyRow.name)
@@ -59,7 +54,6 @@ class ServerKeys:
         """Create an API key of the servers of a deployment; it works immediately.
 
         Raises:
-            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND; INVALID_ARG; ALREADY_EXISTS.
         """
         if not _KEY_NAME.fullmatch(key_name):
@@ -92,12 +86,7 @@ class ServerKeys:
         return NewServerKey(key_name, sorted(set(scopes)), secret)
 
     def remove(self, who: Principal, project: str, name: str, key_name: str) -> None:
-        """Delete an API key of the servers of a deployment; it stops working immediately.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-            ServingError: NOT_FOUND.
-        """
+        """Delete an API key of the servers of a deployment; it stops working immediately."""
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             of_key = (ServerKeyRow.deployment_id == row.id) & (ServerKeyRow.name == key_name)

@@ -47,7 +47,6 @@ class DeploymentServers:
         """Return the last lines of the log of a deployment.
 
         Raises:
-            NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
         """
         target, key = self._target(who, project, name, ProjectRole.VIEWER)
@@ -57,7 +56,6 @@ class DeploymentServers:
         """Return the current observation of a deployment's target, with CPU time and memory.
 
         Raises:
-            NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
         """
         target, key = self._target(who, project, name, ProjectRole.VIEWER)
@@ -69,7 +67,6 @@ class DeploymentServers:
         For several servers, it is the report of the first one, and `servers` has the activity of each.
 
         Raises:
-            NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
         """
         what = f"versions/{version}/explain" if version else "explain"
@@ -81,7 +78,6 @@ class DeploymentServers:
         """Return the current traffic split of a model over all servers, with the canary plan.
 
         Raises:
-            NotPermittedError: If the caller has no role in the project.
             ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
         """
         answers = self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
@@ -106,7 +102,6 @@ class DeploymentServers:
             The plan of the change, or the answer of the server.
 
         Raises:
-            NotPermittedError: If the caller is not a deployer.
             ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan if servers
                 cannot be reached one by one.
         """

@@ -89,10 +89,6 @@ def models(
         tag: A tag that they have, "" for any.
         limit: How many at most.
         offset: How many to skip.
-
-    Raises:
-        NotPermittedError: If the caller is not a viewer.
-        ServingError: NOT_FOUND for an unknown project.
     """
     found = projects.find(session, who, project)
     query = select(ModelRow).where(ModelRow.project_id == found.id)
@@ -113,12 +109,7 @@ def models(
 
 
 def model(session: Session, who: Principal, project: str, name: str) -> ModelRecord:
-    """Return a model with its versions.
-
-    Raises:
-        NotPermittedError: If the caller is not a viewer.
-        ServingError: NOT_FOUND.
-    """
+    """Return a model with its versions."""
     row = find(session, projects.find(session, who, project), name)
     numbers = select(*_SUMMARY).where(VersionRow.model_id == row.id).order_by(VersionRow.number.desc())
     versions = [_summary(each) for each in session.execute(numbers.limit(VERSIONS_LISTED_MAX))]
@@ -136,12 +127,7 @@ def model(session: Session, who: Principal, project: str, name: str) -> ModelRec
 
 
 def version(session: Session, who: Principal, project: str, name: str, number: int) -> VersionRecord:
-    """Return a version of a model.
-
-    Raises:
-        NotPermittedError: If the caller is not a viewer.
-        ServingError: NOT_FOUND.
-    """
+    """Return a version of a model."""
     owner = find(session, projects.find(session, who, project), name)
     row = find_version(session, owner, number)
     task = newest_task(session, owner, number)
@@ -168,12 +154,7 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
 
 
 def compare(session: Session, who: Principal, project: str, name: str, before: int, after: int) -> VersionDifference:
-    """Return the differences between two versions of a model.
-
-    Raises:
-        NotPermittedError: If the caller is not a viewer.
-        ServingError: NOT_FOUND.
-    """
+    """Return the differences between two versions of a model."""
     owner = find(session, projects.find(session, who, project), name)
     first, second = find_version(session, owner, before), find_version(session, owner, after)
     config, other = (VersionReport.from_json(row.report).config for row in (first, second))
@@ -185,7 +166,6 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
     """Create a model without versions.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: ALREADY_EXISTS; INVALID_ARG for an invalid name or invalid details.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -205,7 +185,6 @@ def change(session: Session, who: Principal, project: str, name: str, details: M
     """Change the descriptive fields of a model.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; INVALID_ARG for invalid details.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -220,7 +199,6 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     """Delete a model with all its versions. Wake the tasks afterwards.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or a version is being imported.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -237,12 +215,7 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
 
 
 def annotate(session: Session, who: Principal, project: str, name: str, number: int, notes: str) -> None:
-    """Set the notes of a version.
-
-    Raises:
-        NotPermittedError: If the caller is not a deployer.
-        ServingError: NOT_FOUND.
-    """
+    """Set the notes of a version."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     find_version(session, find(session, found, name), number).notes = notes
     audit.note(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=found.id)
@@ -252,7 +225,6 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
     """Delete a version; its number is not reused. Wake the tasks afterwards.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or it is being imported.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)

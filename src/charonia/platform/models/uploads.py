@@ -47,7 +47,6 @@ def begin(
         batch: An existing batch to add them to, "" for a new one.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: INVALID_ARG for invalid paths and sizes; NOT_FOUND for an unknown batch.
         TooManyError: The project uploads too many files.
         TooLargeError: They have too many bytes.
@@ -98,7 +97,6 @@ def find(session: Session, who: Principal, project: str, key: str) -> UploadRow:
     """Return a file being uploaded.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; CANCELLED for one that is complete and belongs to a version.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -111,12 +109,7 @@ def find(session: Session, who: Principal, project: str, key: str) -> UploadRow:
 
 
 def records(session: Session, folder: UploadFolder, who: Principal, project: str, batch: str) -> list[UploadRecord]:
-    """Return the files of a batch, and how much of each has arrived.
-
-    Raises:
-        NotPermittedError: If the caller is not a deployer.
-        ServingError: NOT_FOUND.
-    """
+    """Return the files of a batch, and how much of each has arrived."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     return [record(folder, row) for row in list_batch(session, found, batch)]
 
@@ -167,7 +160,6 @@ def drop(session: Session, folder: UploadFolder, who: Principal, project: str, b
     """Discard the files of a batch.
 
     Raises:
-        NotPermittedError: If the caller is not a deployer.
         ServingError: NOT_FOUND; ALREADY_EXISTS while a version is created from them.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)

@@ -1,4 +1,8 @@
-"""Callers and their permissions. Pure."""
+"""Callers and their permissions. Pure.
+
+What takes a caller checks it first: it raises `NotPermittedError` unless the caller has the role that the code names,
+and NOT_FOUND for projects and objects that do not exist. Docstrings only list other errors.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

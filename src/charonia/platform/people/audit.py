@@ -54,9 +54,6 @@ def entries(
         project: Only this project, "" for all.
         before: Only entries with a smaller id, 0 for all: the id of the last one that the caller has.
         limit: How many.
-
-    Raises:
-        NotPermittedError: If the caller has no role in the project.
     """
     query = select(AuditRow).options(joinedload(AuditRow.project)).order_by(AuditRow.id.desc()).limit(limit)
     if project:

@@ -23,7 +23,6 @@ def new_rows(session: Session, who: Principal, grants: Sequence[Grant]) -> list[
 
     Raises:
         NotPermittedError: If they do not administer each of the projects.
-        ServingError: NOT_FOUND for an unknown project.
     """
     demand_all(who, grants)
     names = {grant.project for grant in grants} - {""}

@@ -47,7 +47,6 @@ def find(session: Session, who: Principal, name: str, role: ProjectRole = Projec
 
     Raises:
         NotPermittedError: If they have none; also for an unknown project, unless they see all projects.
-        ServingError: NOT_FOUND.
     """
     who.demand(role, name)
     project = _find(session, name)

@@ -43,7 +43,6 @@ def create(session: Session, who: Principal, name: str, email: str = "") -> User
     """Create a user who signs in with links.
 
     Raises:
-        NotPermittedError: If the caller does not administer all projects.
         ServingError: INVALID_ARG.
     """
     who.demand(ProjectRole.ADMIN)
@@ -67,12 +66,7 @@ def known(session: Session, who: Principal, *, offset: int = 0, limit: int = 100
 
 
 def link(session: Session, who: Principal, user_id: int) -> str:
-    """Return the secret of a link that signs a user in, one time, within `LINK_S`.
-
-    Raises:
-        NotPermittedError: If the caller does not administer all projects.
-        ServingError: NOT_FOUND.
-    """
+    """Return the secret of a link that signs a user in, one time, within `LINK_S`."""
     who.demand(ProjectRole.ADMIN)
     user = _get(session, user_id)
     audit.note(session, who, "user.link", principal(user).name)
@@ -95,10 +89,6 @@ def set_role(session: Session, who: Principal, user_id: int, project: str, grant
         user_id: The user.
         project: The project, "" for all.
         grant: The role.
-
-    Raises:
-        NotPermittedError: If the caller does not administer the project.
-        ServingError: NOT_FOUND.
     """
     who.demand(ProjectRole.ADMIN, project)
     user = _get(session, user_id)
@@ -111,12 +101,7 @@ def set_role(session: Session, who: Principal, user_id: int, project: str, grant
 
 
 def remove(session: Session, who: Principal, user_id: int) -> None:
-    """Delete a user, with their sessions.
-
-    Raises:
-        NotPermittedError: If the caller does not administer all projects.
-        ServingError: NOT_FOUND.
-    """
+    """Delete a user, with their sessions."""
     who.demand(ProjectRole.ADMIN)
     user = _get(session, user_id)
     audit.note(session, who, "user.remove", principal(user).name)

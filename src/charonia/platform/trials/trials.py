@@ -81,11 +81,7 @@ class Trials:
             audit.note(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)
 
     def look(self, who: Principal, project: str, model: str, number: int) -> tuple[TrialView, str]:
-        """Return the state of the trial of a version, and the end of its log.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-        """
+        """Return the state of the trial of a version, and the end of its log."""
         who.demand(ProjectRole.DEPLOYER, project)
         server = self._servers.get((project, model, number))
         return (server.view(), server.log) if server is not None else (TrialView(), "")
@@ -94,7 +90,6 @@ class Trials:
         """Return the address of the server of a version and a key for it, and extend its life.
 
         Raises:
-            NotPermittedError: If the caller is not a deployer.
             ServingError: UNAVAILABLE while it does not run.
         """
         who.demand(ProjectRole.DEPLOYER, project)
@@ -105,11 +100,7 @@ class Trials:
         return server.address, server.key
 
     def stop(self, who: Principal, project: str, model: str, number: int) -> None:
-        """Stop the server of a version, if it runs.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer.
-        """
+        """Stop the server of a version, if it runs."""
         who.demand(ProjectRole.DEPLOYER, project)
         with self._lock:
             server = self._servers.pop((project, model, number), None)
