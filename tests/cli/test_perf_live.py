@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli import perf_live
-from charonia.cli.perf_live import POINTS_MAX, STREAMS_MAX, LiveRun, live_view
+from charonia.cli import perf_run
+from charonia.cli.perf_run import POINTS_MAX, STREAMS_MAX, LiveRun, live_view
 from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.api import LevelBegun, LevelDone, LevelTick
 from charonia.tools.results.records import LoadLevel, LoadMode
@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> LiveRun:
-    monkeypatch.setattr(perf_live, "PACE_S", 0.0)
+    monkeypatch.setattr(perf_run, "PACE_S", 0.0)
     made = LiveRun(Clock())
     made(LevelBegun(LEVELS[0], 1, 2, BEFORE))
     return made
@@ -120,7 +120,7 @@ def test_the_page_may_connect_to_its_server_and_the_final_one_may_not(run: LiveR
 def test_the_end_waits_for_pages_that_follow_to_load_the_final_one(
     run: LiveRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perf_live, "FAREWELL_S", 60.0)
+    monkeypatch.setattr(perf_run, "FAREWELL_S", 60.0)
     with run.following() as is_taken:
         events = run.events()
         shown = read(events)["page"]
@@ -139,7 +139,7 @@ def test_the_end_waits_for_pages_that_follow_to_load_the_final_one(
 
 
 def test_the_end_waits_for_no_page_where_none_is_open(run: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perf_live, "FAREWELL_S", 600.0)
+    monkeypatch.setattr(perf_run, "FAREWELL_S", 600.0)
 
     run.end(RUN)
 

@@ -1,17 +1,30 @@
-"""The composition root: the platform as one ASGI application."""
+"""The composition root: the platform as one ASGI application, with its error responses."""
 
+import errno
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import Message, Receive, Scope, Send
 
-from charonia.platform.answers import ANSWERS, AnsweringApp
+from charonia.core.errors import Code, RefusalKind, ServingError, TooLargeError, TooManyError
+from charonia.platform.artifacts.faults import StorageFullError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
-from charonia.platform.database.connection import Database
+from charonia.platform.console.pages import plain_page, wants_page
+from charonia.platform.database.connection import Database, DatabaseFullError
 from charonia.platform.deployments import routes as deployments
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
@@ -26,9 +39,10 @@ from charonia.platform.models.hosts import AllowedHosts
 from charonia.platform.openapi import OPENAPI_PATH, describe
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
-from charonia.platform.people.headers import OwnPages, SecurityHeaders
+from charonia.platform.people.access import NotPermittedError
+from charonia.platform.people.headers import HEADERS, OwnPages, SecurityHeaders
 from charonia.platform.people.oidc import Provider
-from charonia.platform.repeats import RepeatedCalls
+from charonia.platform.repeats import RepeatedCalls, RepeatedError
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
@@ -39,7 +53,168 @@ from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
+from charonia.platform.values import TEXT_PATTERN
 from charonia.version import __version__
+
+STATUS = {
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 409,
+    Code.CANCELLED: 409,
+}
+"""HTTP status by code; 500 for others."""
+
+RETRY_AFTER_S = 5
+"""`Retry-After` when a client, or the platform, has too much in progress."""
+
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServingError)
+    return _answer(request, STATUS.get(error.code, 500), error.message, error.hint)
+
+
+def _refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, NotPermittedError)
+    if error.kind is not RefusalKind.UNAUTHENTICATED:
+        return _answer(request, 403, error.message)
+    if wants_page(request):
+        return RedirectResponse(f"{login.LOGIN_PAGE}?{urlencode({'next': request.url.path})}", 303)
+    response = _answer(request, 401, error.message)
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_reason(each)}" for each in error.errors())
+    return _answer(request, 400, message, f"{OPENAPI_PATH} describes the calls")
+
+
+def _reason(problem: Mapping[str, Any]) -> str:
+    is_text = problem.get("ctx", {}).get("pattern") == TEXT_PATTERN
+    return "Texts must not contain NUL" if is_text else str(problem["msg"])
+
+
+def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return _too_large(request)
+    if isinstance(error.__cause__, MemoryError):  # the framework treats any error in a body as a bad request
+        return _no_memory(request, error.__cause__)
+    response = _answer(request, error.status_code, str(error.detail))
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["Allow"] = ", ".join(_allowed(request))
+    return response
+
+
+def _allowed(request: Request) -> Iterator[str]:
+    """Yield the methods of all routes of a path; the framework names only the methods of the first route."""
+    for method in ("GET", "PUT", "POST", "PATCH", "DELETE"):
+        scope = {**request.scope, "method": method}
+        if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            yield method
+
+
+def _no_memory(request: Request, error: Exception) -> Response:
+    response = _answer(request, 503, "the platform has no memory left for this call", "try again later")
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _too_large(request: Request) -> Response:
+    return _answer(request, 413, "the body of this call is too large", f"{OPENAPI_PATH} describes uploads in pieces")
+
+
+class AnsweringApp(FastAPI):
+    """An application that answers too large bodies like all other errors; the framework sends plain text."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_replaced = False
+
+        async def sending(message: Message) -> None:
+            nonlocal is_replaced
+            if message["type"] == "http.response.start" and message["status"] == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                is_replaced = Headers(raw=message["headers"]).get("content-type", "").startswith("text/plain")
+                if is_replaced:
+                    response = _too_large(Request(scope, receive))
+                    response.headers.update(HEADERS)  # this is outside of the middleware
+                    await response(scope, receive, send)
+            if not is_replaced:
+                await send(message)
+
+        await super().__call__(scope, receive, sending)
+
+
+def _os_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    if error.errno in _DISK_FULL:
+        return _answer(request, 507, "the disk is full", "make room in the data folder, then try again")
+    raise error
+
+
+def _fault(request: Request, error: Exception) -> Response:
+    response = _answer(request, 500, "the platform failed at this call", "its log says why")
+    response.headers.update(HEADERS)  # this is outside of the middleware
+    return response
+
+
+def _answer(request: Request, status: int, message: str, hint: str = "") -> Response:
+    message = message.encode(errors="replace").decode()
+    if wants_page(request):
+        heading = HTTPStatus(status).phrase
+        return plain_page("problem.html", {"heading": heading, "message": message or heading, "hint": hint}, status)
+    content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
+    return JSONResponse({key: text for key, text in content.items() if text}, status)
+
+
+def _full(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StorageFullError | DatabaseFullError)
+    return _answer(request, 507, error.message, error.hint)
+
+
+def _large(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooLargeError)
+    return _answer(request, 413, error.message, error.hint)
+
+
+def _repeated(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RepeatedError)
+    return error.response()
+
+
+def _many(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TooManyError)
+    response = _answer(request, 429, error.message, error.hint)
+    response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+def _left(request: Request, error: Exception) -> Response:
+    """Answer a client that closed its connection before its body was complete: it will not read the answer."""
+    return Response(status_code=400)
+
+
+ANSWERS = {
+    RepeatedError: _repeated,
+    StorageFullError: _full,
+    DatabaseFullError: _full,
+    TooLargeError: _large,
+    TooManyError: _many,
+    ClientDisconnect: _left,
+    ServingError: _problem,
+    NotPermittedError: _refusal,
+    RequestValidationError: _invalid,
+    HTTPException: _failed,
+    OSError: _os_problem,
+    MemoryError: _no_memory,
+    Exception: _fault,
+}
+"""The handler of each class of errors."""
+
 
 _log = logging.getLogger(__name__)
 

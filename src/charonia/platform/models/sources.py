@@ -1,17 +1,212 @@
-"""Sources of a version: an upload, an address, a folder of the platform's machine, MLflow's registry."""
+"""Sources of a version: an upload, an address, a folder of the platform's machine, MLflow's registry.
 
-from collections.abc import Mapping
+Source: MLflow's REST API documentation ("Get Model Version", "Get Download URI For ModelVersion Artifacts"), and its
+artifact proxy (`mlflow-artifacts`).
+"""
+
+import base64
+import json
+import os
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
+from charonia.platform.artifacts.blobs import PIECE_BYTES
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.models.arriving import ArrivingFiles, FolderFiles, OwnFiles, RemoteFiles
 from charonia.platform.models.hosts import AllowedHosts
-from charonia.platform.models.mlflow import PROXIED, MlflowServer, ProxiedArtifacts
 from charonia.stores.location import is_store, parse_address
-from charonia.stores.remote import open_store
+from charonia.stores.remote import RemoteFile, open_store
+
+SERVER_VARIABLE = "MLFLOW_TRACKING_URI"
+"""Environment variable with the address of the server, as for MLflow's own tools."""
+
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""Longest answer of the API."""
+
+SILENCE_S_MAX = 30.0
+"""Longest pause in an answer."""
+
+FOLDERS_MAX = 1000
+"""Folders of a model."""
+
+PROXIED = "mlflow-artifacts"
+"""Scheme of artifacts that the server itself hands out."""
+
+_MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:/(?P<version>[1-9][0-9]*)|@(?P<alias>[^/@]+))")
+
+
+class MlflowServer:
+    """A server of MLflow.
+
+    Credentials of the environment go only to the server that the environment names.
+
+    Args:
+        address: Its address, "" for the one in the environment.
+        environment: Environment variables.
+
+    Raises:
+        ServingError: INVALID_ARG without an address, or with one that is not HTTP.
+    """
+
+    def __init__(self, address: str = "", environment: Mapping[str, str] = os.environ) -> None:
+        own = environment.get(SERVER_VARIABLE, "").rstrip("/")
+        self.address = address.rstrip("/") or own
+        if not self.address.startswith(("http://", "https://")):
+            raise invalid(
+                f"server of MLflow: expected an address that begins with http:// or https://, got '{self.address}'",
+                hint=f"name one, or set {SERVER_VARIABLE} for the platform",
+            )
+        self._headers = _credentials(environment) if self.address == own else {}
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def artifacts(self, model: str) -> tuple[str, str]:
+        """Return where the files of a model's version are, and its name: "models:/NAME/VERSION".
+
+        Args:
+            model: "models:/NAME/VERSION" or "models:/NAME@ALIAS".
+
+        Raises:
+            ServingError: INVALID_ARG for another form; NOT_FOUND; UNAVAILABLE when the server cannot be reached.
+        """
+        match = _MODEL.fullmatch(model)
+        if match is None:
+            raise invalid(f"model of MLflow: expected models:/NAME/VERSION or models:/NAME@ALIAS, got '{model}'")
+        name, number = match["name"], match["version"]
+        if match["alias"]:
+            answer = self._ask("mlflow/registered-models/alias", {"name": name, "alias": match["alias"]})
+            number = str(_field(answer, "model_version", "version"))
+        answer = self._ask("mlflow/model-versions/get-download-uri", {"name": name, "version": number})
+        return str(_field(answer, "artifact_uri")), f"models:/{name}/{number}"
+
+    def _ask(self, call: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        with self.open(f"{call}?{urllib.parse.urlencode(query)}") as answer:
+            try:
+                text = answer.read(ANSWER_BYTES_MAX + 1)
+                found = json.loads(text[:ANSWER_BYTES_MAX])
+            except (OSError, HTTPException) as error:
+                raise self._away(error) from None
+            except ValueError:
+                raise unavailable(f"server of MLflow '{self.address}': its answer is not JSON") from None
+        if not isinstance(found, dict):
+            raise unavailable(f"server of MLflow '{self.address}': its answer is not a JSON object")
+        return found
+
+    def open(self, call: str) -> Any:
+        """Send a request and return the open answer.
+
+        Raises:
+            ServingError: NOT_FOUND; UNAVAILABLE when the server cannot be reached, or refuses.
+        """
+        request = urllib.request.Request(f"{self.address}/api/2.0/{call}", headers=self._headers)
+        try:
+            return self._opener.open(request, timeout=SILENCE_S_MAX)
+        except urllib.error.HTTPError as error:
+            with error:
+                reason = _message(error.read(2000))
+            text = f"server of MLflow '{self.address}' answers {error.code}{f': {reason}' if reason else ''}"
+            raise (not_found(text) if error.code == 404 else unavailable(text)) from None
+        except (OSError, HTTPException) as error:
+            raise self._away(error) from None
+
+    def list(self, folder: str) -> list[Mapping[str, Any]]:
+        """Return the entries of a folder of artifacts that the server hands out.
+
+        Raises:
+            ServingError: UNAVAILABLE when the server cannot be reached.
+        """
+        files = self._ask("mlflow-artifacts/artifacts", {"path": folder}).get("files", [])
+        return [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
+
+    def _away(self, error: OSError | HTTPException) -> ServingError:
+        reason = getattr(error, "reason", error)
+        return unavailable(f"server of MLflow '{self.address}' cannot be reached: {reason}", hint="try again")
+
+
+class ProxiedArtifacts:
+    """A folder of artifacts that a server of MLflow hands out, as a store.
+
+    Args:
+        server: The server.
+        uri: Its address: "mlflow-artifacts:/1/abc/artifacts/model".
+    """
+
+    def __init__(self, server: MlflowServer, uri: str) -> None:
+        self.uri = uri
+        self._server = server
+        self._root = urllib.parse.unquote(urllib.parse.urlsplit(uri).path).strip("/")
+
+    def files(self) -> Iterator[RemoteFile]:
+        """Yield every file. See `stores.remote.RemoteStore`."""
+        folders = [""]
+        for count in range(FOLDERS_MAX):
+            if count >= len(folders):
+                return
+            for entry in self._server.list(f"{self._root}/{folders[count]}".rstrip("/")):
+                path = f"{folders[count]}/{entry.get('path', '')}".strip("/")
+                if entry.get("is_dir"):
+                    folders.append(path)
+                else:
+                    yield RemoteFile(path, int(entry.get("file_size") or 0), "")
+        raise invalid(f"'{self.uri}': expected at most {FOLDERS_MAX} folders, found more")
+
+    def read(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of a file; `start` is 0. See `stores.remote.RemoteStore`."""
+        assert start == 0
+        place = urllib.parse.quote(f"{self._root}/{file.path}")
+        left = end
+        with self._server.open(f"mlflow-artifacts/artifacts/{place}") as answer:
+            while left > 0:
+                try:
+                    piece = answer.read(min(PIECE_BYTES, left))
+                except (OSError, HTTPException) as error:
+                    raise unavailable(f"'{self.uri}': '{file.path}' cannot be fetched: {error}") from None
+                if not piece:
+                    return
+                left -= len(piece)
+                yield piece
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: they would take the credentials along."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+def _credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    token = environment.get("MLFLOW_TRACKING_TOKEN", "")
+    name, password = (environment.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if name:
+        return {"Authorization": f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"}
+    return {}
+
+
+def _field(answer: Mapping[str, Any], *names: str) -> Any:
+    found: Any = answer
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    if not found:
+        raise not_found(f"MLflow: expected '{'.'.join(names)}' in the answer, there is none")
+    return found
+
+
+def _message(body: bytes) -> str:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return ""
+    return str(found.get("message", ""))[:400] if isinstance(found, dict) else ""
+
 
 PLACE_CHARS_MAX = 2000
 

@@ -23,8 +23,7 @@ from charonia.tools.perf import schedule
 from charonia.tools.perf.language.plan import LanguagePlan
 from charonia.tools.perf.language.replies import read_reply
 from charonia.tools.perf.language.requests import LanguageSource
-from charonia.tools.perf.language.sending import LanguageSender
-from charonia.tools.perf.language.sessions import OpenSessions, SessionSlot
+from charonia.tools.perf.language.sending import LanguageSender, OpenSessions, SessionSlot
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
 from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, RequestSender

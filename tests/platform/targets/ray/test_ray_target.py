@@ -13,8 +13,7 @@ from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import DeploymentTarget, PlacedModel, RevisionPhase, Workload
-from charonia.platform.targets.ray.dashboard import CHANGE_TRIES
-from charonia.platform.targets.ray.target import RayTarget, open_ray
+from charonia.platform.targets.ray.target import CHANGE_TRIES, RayTarget, open_ray
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 NAME = "default/reader"

@@ -7,7 +7,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.tools.perf.data.convert import from_bfloat, integer_limits, is_integer
-from charonia.tools.perf.data.generate import Generator
+from charonia.tools.perf.data.load import Generator
 from charonia.tools.perf.data.spec import ModelSpec, TensorSpec, check_batch_size, model_spec, with_shapes
 
 SIZE = 1000

@@ -1,18 +1,126 @@
-"""Sends the requests of language models, and stores the undecoded responses: the hot path of a worker process.
+"""Sends the requests of language models, alone and as turns of sessions: the hot path of a worker process.
 
-Only a session's replies are decoded here, because its next request repeats them.
+Responses are stored undecoded. Only a session's replies are decoded here, because its next request repeats them.
 """
 
+import asyncio
+import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
+from charonia.tools.perf.api import SequencePlan
 from charonia.tools.perf.language.received import Received
 from charonia.tools.perf.language.replies import Reply
 from charonia.tools.perf.language.requests import LanguageSource
+from charonia.tools.perf.loops import alarm
 from charonia.tools.perf.samples import place
 from charonia.tools.perf.sending import RequestLog, RequestSender, SentRequest, Then
-from charonia.tools.perf.sequences import Part
+from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot
 from charonia.wire.transport import Answer, PreparedRequest, Transport
+
+
+class SessionSlot(SequenceSlot):
+    """Runs one session at a time. The next turn waits for its delay; an open session needs no end.
+
+    Args:
+        source: The sessions.
+        ids: Numbers of sessions, shared by the slots of a process.
+        seed: Seed of the choice of sessions.
+    """
+
+    def __init__(self, source: LanguageSource, ids: SequenceIds, seed: int) -> None:
+        super().__init__(SequencePlan(length_from_data=True), source, ids, seed)
+        self._sessions = source
+
+    @property
+    def delay_s(self) -> float:
+        return self._sessions.delay_s(self._stream, self._position) if self.is_open else 0.0
+
+    def begin(self, stream: int) -> None:
+        """Choose the session that comes next."""
+        self._choose(stream)
+
+    def finish(self) -> Part | None:
+        """Give up the open session."""
+        self.abandon()
+        return None
+
+
+class OpenSessions:
+    """Sessions start at scheduled times; their later turns follow the responses.
+
+    Args:
+        sender: Sends the requests.
+        make: Makes the slot of a new session.
+        streams: The sessions, in the order of their starts.
+        times_ns: Scheduled starts, monotonic, ascending.
+        session_count: Sessions to start; 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        sender: RequestSender,
+        make: Callable[[], SessionSlot],
+        streams: Iterator[int],
+        times_ns: Iterator[int],
+        session_count: int = 0,
+    ) -> None:
+        self._sender = sender
+        self._make = make
+        self._streams = streams
+        self._times_ns = times_ns
+        self._left = session_count if session_count else -1
+        self._open = 0
+        self._is_stopped = False
+        self._loop = asyncio.get_running_loop()
+        self._next_ns = next(times_ns)
+        self._alarm = alarm(self._loop, self._due)
+
+    def start(self) -> None:
+        """Set the timer for the first session."""
+        self._alarm.set(self._next_ns)
+
+    def stop(self) -> None:
+        """Stop starting sessions and sending turns."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._alarm.close()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all sessions have ended, or a stopped load has no request in flight."""
+        if self._is_stopped:
+            return not self._sender.in_flight
+        return not self._left and not self._open
+
+    def _due(self) -> None:
+        while self._left and not self._is_stopped and self._next_ns <= time.monotonic_ns():
+            slot = self._make()
+            slot.begin(next(self._streams))
+            self._open += 1
+            self._left -= 1
+            self._send(slot, self._next_ns)
+            self._next_ns = next(self._times_ns)
+        if self._left and not self._is_stopped:
+            self._alarm.set(self._next_ns)
+
+    def _send(self, slot: SessionSlot, intended_ns: int = 0) -> None:
+        if self._is_stopped:
+            return
+        part = slot.next()
+        self._sender.send(part, intended_ns or time.monotonic_ns(), partial(self._ended, slot))
+
+    def _ended(self, slot: SessionSlot, kind: str) -> None:
+        if kind:
+            slot.abandon()
+        if not slot.is_open:
+            self._open -= 1
+        elif slot.delay_s:
+            self._loop.call_later(slot.delay_s, self._send, slot)
+        else:
+            self._send(slot)
+
 
 Encode = Callable[[Part, tuple[str, ...]], PreparedRequest]
 """Returns a request of a part, with the replies to the turns before it."""
