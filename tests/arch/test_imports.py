@@ -96,6 +96,7 @@ INTERNAL = {
         "wire.json_text",
         "wire.traffic",
         "wire.traffic_form",
+        "server.directory",
         "server.metrics",
         "server.execution",
         "server.sequences",

@@ -84,9 +84,8 @@ class RayReplica:
             server_options = replace(server_options, api_keys=self._keys.name)
         self._hold: Callable[[str], Awaitable[_Held]] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        self._server = InferenceServer(server_options)
-        if options.elsewhere:
-            self._server.wrap_calls(lambda own: ModelsElsewhere(own, options.elsewhere))
+        elsewhere = (lambda own: ModelsElsewhere(own, options.elsewhere)) if options.elsewhere else None
+        self._server = InferenceServer(server_options, callable_models=elsewhere)
         try:
             await self._server.start()
         except BaseException:

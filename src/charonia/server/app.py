@@ -148,6 +148,7 @@ class InferenceServer:
         front_ends: FrontEnds | None = None,
         neighbours: Neighbours | None = None,
         left_out: Collection[str] = (),
+        callable_models: Callable[[Models], Models] | None = None,
     ) -> None:
         """Create the parts; nothing is loaded or opened yet. To be called on the event loop.
 
@@ -157,10 +158,9 @@ class InferenceServer:
             front_ends: What takes requests; None for endpoints of this process.
             neighbours: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
+            callable_models: Returns the models that Python models can call, given those of this server; None for these.
         """
-        self._options = options
-        self._log = log
-        self._left_out = left_out
+        self._options, self._log, self._left_out = options, log, left_out
         self._tracing: TracingService | None = None
         models, cores = options.models, usable_cores(options.cpu_cores)
         self._cache = _make_cache(options.cache)
@@ -200,7 +200,7 @@ class InferenceServer:
             demand=_demand_options(models.auto) if models.control_mode is ControlMode.AUTO else None,
         )
         self._demand = self.engine.demand
-        self._backends.models = self.engine
+        self._backends.models = callable_models(self.engine) if callable_models is not None else self.engine
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
         self._gpus: GpuSampler | None = None
@@ -210,10 +210,6 @@ class InferenceServer:
         self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.where, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
-
-    def wrap_calls(self, wrap: Callable[[Models], Models]) -> None:
-        """Let Python models call what `wrap` makes of the models, which may be more of them. Before `start`."""
-        self._backends.models = wrap(self.engine)
 
     async def start(self) -> None:
         """Load the models, then open the endpoints; whether those can be opened is known before.

@@ -59,8 +59,6 @@ class ModelEngine:
         self.offers = Offers(lifecycle.table)
         self.requests: ModelRequests | None = None
         self._lifecycle = lifecycle
-        lifecycle.ensembles.infer = self.infer
-        lifecycle.ensembles.infer_at_once = self.infer_at_once
         self._routes = lifecycle.table.routes
         self.traffic = lifecycle.table.traffic
         self.open_sequences = partial(open_sequences, self._routes)
@@ -71,6 +69,15 @@ class ModelEngine:
         self._is_started = False
         self._is_leaving = False
         self._is_exiting = False
+        self._connect()
+
+    def _connect(self) -> None:
+        """Give the parts below, which were created first, what they call in this engine."""
+        ensembles = self._lifecycle.ensembles
+        ensembles.infer, ensembles.infer_at_once = self.infer, self.infer_at_once
+        if self.demand is not None:
+            self._lifecycle.bring_steps = self.demand.load_all
+            self.traffic.demand = self.demand.demand
 
     def started(self) -> None:
         """Turn ready: the models of the startup are loaded."""

@@ -239,8 +239,6 @@ class OnDemandLoader:
         self._held: Counter[str] = Counter()
         self._deciding = asyncio.Lock()
         self._back_off = BackOff()
-        lifecycle.bring_steps = self._bring_all
-        lifecycle.table.traffic.demand = self.demand
 
     def is_loadable(self, name: str) -> bool:
         """Whether a request for a model would wait for it to be loaded now."""
@@ -336,7 +334,7 @@ class OnDemandLoader:
             raise too_late(key)
         await task
 
-    async def _bring_all(self, keys: Sequence[str]) -> None:
+    async def load_all(self, keys: Sequence[str]) -> None:
         """Load the models of an ensemble. The ensemble itself reports those that fail."""
         held = set(keys)
         missing = [key for key in keys if (key, "") not in self._lifecycle.table.routes and self._key(key) is not None]
