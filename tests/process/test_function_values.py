@@ -235,6 +235,8 @@ def test_a_picture_is_a_file_for_a_client_that_accepts_one(server: ServeProcess)
 
     assert plain.json()["output"].startswith("data:image/png;base64,")
     assert (picture.headers["Content-Type"], picture.content[:4]) == ("image/png", b"\x89PNG")
+    photo = requests.post(url, json={"size": 3}, headers={"Accept": "image/jpeg"})
+    assert (photo.headers["Content-Type"], photo.content[:3]) == ("image/jpeg", b"\xff\xd8\xff")
 
 
 def test_functions_answer_at_their_own_paths_and_see_the_request(server: ServeProcess) -> None:

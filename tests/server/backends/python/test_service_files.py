@@ -909,3 +909,24 @@ def test_only_several_functions_share_a_process_and_none_that_has_its_own(tmp_pa
 
     assert "SHARED_PROCESS" not in Service(tmp_path, code).config["parameters"]
     assert "SHARED_PROCESS" not in Service(tmp_path, METHODS + code, "g").config["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [("", "png"), ("image/jpeg", "jpeg"), ("image/webp;q=0.9", "webp"), ("image/jpeg, image/*", "png"), ("a/b", "png")],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_image_has_the_form_that_the_client_accepts(tmp_path: Path, kind: str, accept: str, form: str) -> None:
+    code = f"""
+import PIL.Image
+@model
+{kind} f(size: int) -> PIL.Image.Image:
+    return PIL.Image.new("RGBA", (size, size))
+"""
+    service = Service(tmp_path, code)
+    parameters = json.dumps({"triton_http_request": json.dumps({"headers": {"accept": accept}})})
+
+    answers = service.run(one(size=2), parameters=parameters)
+    (answer,) = service.answers() if answers == [None] else answers
+
+    assert answer["output"][0].startswith(f"data:image/{form};base64,".encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import signature as signatures
-from .kinds import JsonKind, Kind
+from .kinds import ImageKind, JsonKind, Kind
 from .records import made
 from .service import BadRequest, Request, Response
 from .signature import Port, Signature
@@ -62,6 +62,7 @@ class Function:
             function = _call_of(target, definition.method or "__call__") if inspect.isclass(target) else target
             self.signature = signatures.signature_of(function, definition.name, is_batched=self.is_batched)
 
+        self.has_image = not self.is_batched and any(isinstance(p.kind, ImageKind) for p in self.signature.outputs)
         for port in self.signature.outputs:
             if isinstance(port.kind, JsonKind):
                 port.kind.allow_nan = definition.allow_nan
@@ -102,7 +103,7 @@ class Function:
             parameters.setdefault(EXAMPLE, {"string_value": example})
         if definition.route:
             parameters.setdefault(HTTP_ROUTE, {"string_value": definition.route})
-        if self.signature.request:
+        if self.signature.request or self.has_image:
             parameters.setdefault(HTTP_REQUEST, {"string_value": "true"})
         schemas = {"inputs": _schemas(self.signature.inputs), "outputs": _schemas(self.signature.outputs)}
         parameters.setdefault(JSON_SCHEMA, {"string_value": json.dumps(schemas)})
@@ -230,12 +231,20 @@ class Function:
         rows = [{name: column[at] for name, column in values.items()} for at in range(size)]
         return ([made(record, row) for row in rows],), requests
 
-    def write(self, returned: Any, size: int = 0) -> list[tuple[str, Array]]:
+    def accepted(self, parameters: str) -> str:
+        """Return the header field Accept of a request, by its parameters, where it matters; else ""."""
+        if not self.has_image or RECEIVED not in parameters:
+            return ""
+        accept: str = json.loads(json.loads(parameters)[RECEIVED])["headers"].get("accept", "")
+        return accept
+
+    def write(self, returned: Any, size: int = 0, accept: str = "") -> list[tuple[str, Array]]:
         """Return the outputs of a call.
 
         Args:
             returned: What the function has returned, or yielded.
             size: Items of the batch.
+            accept: Result of `accepted`.
 
         Raises:
             TypeError: It is not what the annotation says.
@@ -245,7 +254,10 @@ class Function:
         for at, port in enumerate(self.signature.outputs):
             try:
                 value = self._part(returned, at, port)
-                array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
+                if accept and isinstance(port.kind, ImageKind):
+                    array = port.kind.write(value, accept)
+                else:
+                    array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
             except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
                 shown = f"{type(error).__name__}: {error}"
                 raise TypeError(f"what '{self.definition.name}' returned is no '{port.name}': {shown}") from error

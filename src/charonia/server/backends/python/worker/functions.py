@@ -128,7 +128,8 @@ class FunctionModel:
                 self._function.read(_tensors(request), request.parameters()), 0
             )
             returned = self._call(*positional, **named)
-            return _response(self._function.write(returned), self._function.parameters(returned))
+            accept = self._function.accepted(request.parameters())
+            return _response(self._function.write(returned, accept=accept), self._function.parameters(returned))
         except BadRequest as error:
             return _refusal(error)
 
@@ -196,7 +197,9 @@ class FunctionModel:
                     sender.send(_response(self._function.write(item)))
             else:
                 value = await returned
-                sender.send(_response(self._function.write(value), self._function.parameters(value)), FINAL)
+                accept = self._function.accepted(request.parameters())
+                written = self._function.write(value, accept=accept)
+                sender.send(_response(written, self._function.parameters(value)), FINAL)
         except BadRequest as error:
             sender.send(_refusal(error), 0 if is_stream else FINAL)
         except failures() as error:

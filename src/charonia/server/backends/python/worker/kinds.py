@@ -231,11 +231,20 @@ class ImageKind(TextKind):
 
         return Image.new("RGB", (32, 32))
 
-    def write(self, value: Any) -> Array:
-        """Return a data URL, which JSON can carry and browsers show."""
+    def write(self, value: Any, accept: str = "") -> Array:
+        """Return a data URL, which JSON can carry and browsers show.
+
+        Args:
+            value: The image.
+            accept: The client's header field: the first of PNG, JPEG and WebP in it is the form, PNG without any.
+        """
+        is_any = "image/*" in accept or "image/png" in accept
+        form = next((each for each in ("jpeg", "webp") if not is_any and f"image/{each}" in accept), "png")
+        if form == "jpeg" and value.mode not in ("L", "RGB", "CMYK"):
+            value = value.convert("RGB")
         data = io.BytesIO()
-        value.save(data, "PNG")
-        return _one(b"data:image/png;base64," + base64.b64encode(data.getvalue()))
+        value.save(data, form)
+        return _one(f"data:image/{form};base64,".encode() + base64.b64encode(data.getvalue()))
 
 
 class JsonKind(TextKind):
