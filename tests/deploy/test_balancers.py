@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
@@ -299,3 +300,26 @@ def test_a_server_that_reports_to_get_less_done_gets_fewer_requests(name: str, m
         assert eventually(are_weights_used)
 
     assert load.failures == []
+
+
+@pytest.mark.parametrize("name", every_balancer())
+def test_errors_are_json_whoever_gives_them(name: str, servers: Servers, tmp_path: Path) -> None:
+    with Balancer(name, tmp_path, servers) as balancer, httpx.Client(base_url=f"http://{balancer.http}") as client:
+        unknown = client.post("/v2/models/missing/infer", json={"inputs": []})
+        large = client.post("/v2/models/identity/infer", content=b"x" * (65 * 2**20), timeout=60)
+
+    assert [found.headers["content-type"].split(";")[0] for found in (unknown, large)] == ["application/json"] * 2
+    assert "67108864" in large.json()["error"]
+
+
+@pytest.mark.parametrize("name", every_balancer())
+def test_a_balancer_without_servers_answers_in_json(name: str, repository: Path, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        processes = [stack.enter_context(ServeProcess(repository)) for _ in range(3)]
+        balancer = stack.enter_context(Balancer(name, tmp_path, processes))
+        for process in processes:
+            process.kill()
+        found = httpx.get(f"http://{balancer.http}/v2/health/ready", timeout=30)
+
+    assert found.status_code == (502 if name == "nginx" else 503)
+    assert found.json().keys() == {"error"}

@@ -1,6 +1,7 @@
 """TLS and mutual TLS, with the stock clients."""
 
 import contextlib
+import shutil
 import socket
 import ssl
 import urllib.request
@@ -15,7 +16,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 from geventhttpclient.response import HTTPConnectionClosed
-from tests.support.process import SHAPES, ServeProcess
+from tests.support.process import SHAPES, ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -135,6 +136,25 @@ def test_a_client_with_a_certificate_is_served_under_mutual_tls(
 ) -> None:
     with connect(mutual, server_pem, client_pem) as client:
         np.testing.assert_array_equal(echo(module, client), SENT)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_certificate_that_is_replaced_is_used_without_a_restart(folder: Path, shape: list[str]) -> None:
+    used, renewed = (write_pem(folder, name, trustme.CA(), "127.0.0.1", "localhost") for name in ("used", "renewed"))
+    expected = Path(renewed.certificate).read_text(encoding="ascii").split()
+
+    def shown(address: str) -> list[str]:
+        host, port = address.split(":")
+        return ssl.get_server_certificate((host, int(port)), timeout=20).split()
+
+    with ServeProcess(folder / "models", *options(used, None), *shape) as server:
+        assert shown(server.http) != expected
+        shutil.copy(renewed.key, used.key)
+        shutil.copy(renewed.certificate, used.certificate)
+
+        for address in (server.http, server.grpc):
+            # Each front end reloads by itself.
+            assert eventually(lambda: all(shown(address) == expected for _ in range(8)))  # noqa: B023
 
 
 @CLIENTS

@@ -5,11 +5,11 @@ import logging
 import os
 import ssl
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from charonia.core.errors import invalid
-from charonia.server.access.key_file import KeyFile
+from charonia.server.access.key_file import LOOK_S, KeyFile
 from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
 from charonia.server.access_log import AccessLog, LogStream
 from charonia.server.facade import Engine, Services
@@ -78,7 +78,8 @@ class Endpoints:
         self._options = options
         self._files = ExitStack()
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
-        self._key_watcher: asyncio.Task[None] | None = None
+        self._certificates: list[Certificate] = []
+        self._watchers: list[asyncio.Task[None]] = []
 
     async def check(self) -> None:
         """Check that the addresses are free. Raises as `start`."""
@@ -119,7 +120,7 @@ class Endpoints:
             await self.grpc.start(
                 options.grpc.address,
                 options.grpc.port,
-                ssl=tls_context(options.grpc.tls, "grpc", alpn="h2"),
+                ssl=self._tls(options.grpc.tls, "grpc", alpn="h2"),
                 reuse_port=options.grpc.reuse_port,
                 descriptors=options.grpc.descriptors,
             )
@@ -129,13 +130,15 @@ class Endpoints:
             await self.http.start(
                 options.http.address,
                 options.http.port,
-                ssl=tls_context(options.http.tls, "http", alpn="http/1.1"),
+                ssl=self._tls(options.http.tls, "http", alpn="http/1.1"),
                 reuse_port=options.http.reuse_port,
                 descriptors=options.http.descriptors,
             )
         await self._start_clouds(engine, services, access_log)
         if self._keys is not None:
-            self._key_watcher = asyncio.create_task(self._keys.watch(self._keys_changed))
+            self._watchers.append(asyncio.create_task(self._keys.watch(self._keys_changed)))
+        if self._certificates:
+            self._watchers.append(asyncio.create_task(self._watch_certificates()))
 
     async def _start_clouds(self, engine: Engine, services: Services, access_log: AccessLog | None) -> None:
         options, clouds = self._options, self._options.clouds
@@ -152,7 +155,7 @@ class Endpoints:
                 end.handle = SageMaker(end.handle, end.admit, os.environ, folder).handle
             else:
                 end.handle = VertexAi(end.handle, end.admit, os.environ, await self._predicted(engine)).handle
-            await end.start(options.http.address, port, ssl=tls_context(options.http.tls, "http", alpn="http/1.1"))
+            await end.start(options.http.address, port, ssl=self._tls(options.http.tls, "http", alpn="http/1.1"))
             self.clouds.append(end)
             _log.info("Started %s HTTPService at %s:%d", name, options.http.address, end.port)
 
@@ -174,8 +177,8 @@ class Endpoints:
         return wanted or ready.pop()
 
     def stop_accepting(self) -> None:
-        if self._key_watcher is not None:
-            self._key_watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         for front_end in self._front_ends():
             front_end.stop_accepting()
 
@@ -213,6 +216,18 @@ class Endpoints:
             await front_end.close()
         self._files.close()
 
+    def _tls(self, tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
+        if not tls.active:
+            return None
+        self._certificates.append(Certificate(tls, prefix, alpn=alpn))
+        return self._certificates[-1].context
+
+    async def _watch_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for certificate in self._certificates:
+                certificate.refresh()
+
     def _front_ends(self) -> list[HttpFrontend | GrpcFrontend]:
         return [*(front_end for front_end in (self.http, self.grpc) if front_end is not None), *self.clouds]
 
@@ -233,22 +248,49 @@ class Endpoints:
         return AccessLog(stream, as_json=log.access is AccessLogFormat.JSON)
 
 
-def tls_context(tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
-    """Return the TLS context of an endpoint, None for plain text.
+class Certificate:
+    """The TLS context of an endpoint, whose files are reloaded for new connections whenever they change."""
 
-    Raises:
-        ServingError: INVALID_ARG when a certificate or key cannot be used.
-    """
-    if not tls.active:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-        if tls.root:
-            context.load_verify_locations(tls.root)
-    except (OSError, ssl.SSLError) as error:
-        raise invalid(f"--{prefix}-server-cert, --{prefix}-server-key, --{prefix}-root-cert: {error}") from error
-    if tls.mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([alpn])
-    return context
+    def __init__(self, tls: EndpointTls, prefix: str, *, alpn: str) -> None:
+        """Read the files.
+
+        Raises:
+            ServingError: INVALID_ARG when a certificate or key cannot be used.
+        """
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls, self._prefix = tls, prefix
+        self._seen = self._look()
+        try:
+            self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            raise invalid(f"--{prefix}-server-cert, --{prefix}-server-key, --{prefix}-root-cert: {error}") from error
+        if tls.mutual:
+            self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context.set_alpn_protocols([alpn])
+
+    def refresh(self) -> None:
+        """Reload the files if they have changed. A pair that cannot be used leaves the previous one."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            _log.error("--%s-server-cert: the previous certificate stays in use: %s", self._prefix, error)
+        else:
+            _log.info("--%s-server-cert: '%s' was reloaded", self._prefix, self._tls.certificate)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.load_cert_chain(self._tls.certificate, self._tls.key)
+        if self._tls.root:
+            context.load_verify_locations(self._tls.root)
+
+    def _look(self) -> list[tuple[int, int, int]]:
+        found = [(0, 0, 0)] * 3
+        for index, path in enumerate((self._tls.certificate, self._tls.key, self._tls.root)):
+            with suppress(OSError):
+                status = os.stat(path)
+                found[index] = status.st_mtime_ns, status.st_size, status.st_ino
+        return found
