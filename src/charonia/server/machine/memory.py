@@ -174,6 +174,15 @@ def available_memory(process: Path = Path("/proc/self"), groups: Path = Path("/s
     return min(free)
 
 
+def limit_before_kill_mib(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return nine tenths of the memory if the kernel ends all processes of the control group when it runs out, else 0.
+
+    Kubernetes sets `memory.oom.group` for containers under cgroup v2. Arguments as above.
+    """
+    is_group = any(_number(folder / "memory.oom.group") == 1 for folder in _groups_of(process, groups))
+    return usable_memory(process, groups) * 9 // 10 // 2**20 if is_group else 0
+
+
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USES = ("memory.current", "memory.usage_in_bytes")
 
