@@ -28,7 +28,7 @@ def voice(seconds: float, pitch: float = 120.0) -> NDArray[np.float32]:
         spoken[begin : begin + length] = (
             np.fft.irfft(np.fft.rfft(part) * formants, len(part)) * np.hanning(len(part)) ** 0.5
         )
-    return (0.5 * spoken / np.abs(spoken).max()).astype(np.float32)
+    return np.asarray(0.5 * spoken / np.abs(spoken).max(), np.float32)
 
 
 def recording(pitch: float = 120.0, seed: int = 0) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from examples.voice_activity.voice import SAMPLE_RATE, recording
 from PIL import Image
 from tests.support.process import ServeProcess
 
+pytestmark = pytest.mark.timeout(300)  # libraries such as PyTorch are imported first
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "from_other_servers"
 SERVICES = sorted(FOLDER.glob("*.py"))
@@ -138,8 +139,8 @@ def test_graphs_applications_and_passwords_as_with_bentoml(http: httpx.Client) -
     answer = http.post("/app/predict", json={"sepal_len": 6, "petal_len": 5}).json()
     assert answer == {"prediction": "another"}
     assert http.post("/echo", json={"text": "hi"}, auth=("alice", "alicepwd")).text == "alice: hi"
-    for auth in (("alice", "wrong"), ("eve", "alicepwd"), None):
-        refused = http.post("/echo", json={"text": "hi"}, auth=auth)
+    for headers in ({}, *({"Authorization": f"Basic {text_of(user)}"} for user in (b"alice:wrong", b"eve:alicepwd"))):
+        refused = http.post("/echo", json={"text": "hi"}, headers=headers)
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Basic")
 
 
