@@ -32,6 +32,8 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 # Of the first ones, some compute and some wait.
 SLOWEST_FILES = (
     *("test_ocr_example.py", "test_tune_command.py", "test_pytorch_conformance.py", "test_sentence_encoder_example.py"),
+    "test_scaling.py",
+    "test_situations.py",
     *("test_page.py", "test_stories.py", "test_run.py", "test_demo.py", "test_environments.py", "test_perf_command.py"),
     *("test_search_modes.py", "test_killed_at_random.py", "test_slow_clients.py", "test_cache_and_rate_limiter.py"),
     *("test_fairness.py", "test_model_calls.py", "test_ocr_faults.py", "test_repository_features.py"),
