@@ -112,6 +112,7 @@ INTERNAL = {
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.model_options", "server.directory", "server.log_file", "wire.example_inputs"}
+    | {"wire.plain_values"}
     | {"stores", "server.scaling", "server.traffic"},
     "server.shared_memory": {"core", "wire", "server.channel.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}

@@ -7,12 +7,13 @@ from tests.support.fake_engine import FakeEngine
 from charonia.server.access import operations
 from charonia.server.access.operations import METHODS, ROUTES, operation_of_route
 from charonia.server.access.rules import Api
+from charonia.server.facade import Services
 from charonia.server.grpc.methods import method_table
 from charonia.server.http.frontend import HttpLimits, protocol_routes
 
 
 def test_every_route_belongs_to_a_part() -> None:
-    routes = {route.path for route in protocol_routes(FakeEngine(), HttpLimits())}
+    routes = {route.path for route in protocol_routes(FakeEngine(), HttpLimits(), Services(mlflow_model="m"))}
 
     assert {path.replace("/versions/{version}", "") for path in routes} == set(ROUTES)
     assert all(operation_of_route(path) for path in routes)

@@ -166,11 +166,13 @@ def test_a_function_that_is_added_to_a_service_file_is_served_and_one_that_is_re
 
 
 def test_what_no_backend_serves_ends_the_command_with_lines_to_paste(tmp_path: Path) -> None:
-    (tmp_path / "model.cbm").write_bytes(b"CBM1")
+    (tmp_path / "model.safetensors").write_bytes(b"{}")
 
-    done = charonia("serve", "model.cbm", status=1, cwd=tmp_path)
+    done = charonia("serve", "model.safetensors", status=1, cwd=tmp_path)
 
-    assert done.stderr.startswith(f"charonia serve: '{tmp_path}/model.cbm' is a CatBoost model, which no backend")
+    assert done.stderr.startswith(
+        f"charonia serve: '{tmp_path}/model.safetensors' is weights without their model, which"
+    )
     assert "\ncat > service.py <<'EOF'\n" in done.stderr
     assert done.stderr.rstrip().endswith("\ncharonia serve service.py")
 

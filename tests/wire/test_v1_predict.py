@@ -118,7 +118,8 @@ def test_outputs_that_are_no_rows_are_refused() -> None:
         ({"instances": [[1, 2], [3]]}, "input 'x': expected arrays of one size side by side, got 1 and 2"),
         ({"instances": [[1, [2]]]}, "input 'x': arrays and single elements are mixed"),
         ({"instances": [[1, "2"]]}, "expected a number (FP32), got"),
-        ({"instances": [{"x": [1, 2]}, {"y": [1, 2]}]}, "row 1 has other members than the first one, x"),
+        ({"instances": [{"x": [1, 2]}, {"y": [1, 2]}]}, "model 'm' has no input 'y' (hint: its inputs are x)"),
+        ({"instances": [{"x": [1, 2]}, {}]}, "row 1 has no value for 'x', which model 'm' needs"),
         ({"instances": [{"z": [1, 2]}]}, "model 'm' has no input 'z' (hint: its inputs are x)"),
     ],
 )

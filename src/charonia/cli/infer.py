@@ -31,6 +31,7 @@ from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims
 from charonia.wire.example_request import URL, ExampleRequest, example_request, grpc_url
 from charonia.wire.json_text import dump
+from charonia.wire.plain_values import labels_of
 from charonia.wire.python_values import make_tensors
 from charonia.wire.v2_generate import infer_shape, with_json_text
 
@@ -135,7 +136,10 @@ def _answer(given: InferOptions) -> int:
             with Client(_stream_url(given.url), timeout_s=given.timeout_s, options=options) as streaming:
                 _print_stream(streaming, request, given)
             return 0
-        wanted = {output.name: CLASSES if output.label_filename and not given.json else 0 for output in config.output}
+        wanted = {
+            output.name: CLASSES * bool(output.label_filename or labels_of(config, output.name)) * (not given.json)
+            for output in config.output
+        }
         result = client.infer(
             *(config.name, _values(request), wanted), version=given.version, parameters=request.parameters
         )

@@ -120,6 +120,8 @@ KSERVE = (
     Option("--predictor_host", "models.files.predictor_host", filled, "HOST",
            "The server that runs the model of --predictor; KServe gives it to transformers"),
     flag("--kserve-v1", "http.kserve_v1", True, "Serve KServe's v1 protocol, POST /v1/models/MODEL:predict"),
+    Option("--mlflow-model", "http.mlflow_model", filled, "MODEL", "Model that MLflow's POST /invocations runs",
+           default="none"),
 )
 # fmt: on
 
@@ -171,6 +173,8 @@ FILES = (
     Option("--workers", "models.files.workers", integer(0, WORKERS_MAX), "N",
            "Instances per model in the files (Python: worker processes). 0: as the file configures, otherwise 1"),
     flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
+    Option("--example", "models.files.example", filled, "FILE",
+           "Rows that the estimator takes, with column names: .csv, .json or .parquet", default="none"),
     Option("--mount", "models.files.mounts", lambda text: (read_mount(text),), "[FILE.py:]APP:/PATH",
            "ASGI application to serve beside the models, by default of the Python file; repeatable", joined,
            default="none"),

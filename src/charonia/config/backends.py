@@ -371,6 +371,7 @@ OWN = (
             Form("an estimator", (".skops",), filename="model.skops"),
             Form("an estimator", (".joblib",), filename="model.joblib", is_pickle=True),
             Form("an estimator", (".pkl", ".pickle"), filename="model.pkl", is_pickle=True),
+            Form("a CatBoost model", (".cbm",), filename="model.cbm"),
         ),
         packages=(Package("scikit-learn", "sklearn", "sklearn", purpose="scikit-learn models"),),
         reads_parameters=False, shares_weights=True, trust_parameter="TRUSTED", kserve=("sklearn", "1"),

@@ -5,8 +5,8 @@ signature; and `normalise`, which fills in the defaults. `check_signature` compa
 Triton's documentation of auto-generated model configuration, and its ONNX Runtime backend.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from charonia.config.backends import ENSEMBLE, OWN_NAMES, Form, backend_of_platform, formats, record_of
@@ -46,20 +46,23 @@ class SignatureTensor:
         datatype: Its datatype.
         shape: Its full shape, with the batch dimension if there is one; -1 for a variable dimension.
         optional: Whether an input has a default and may be omitted.
+        nullable: Whether requests may omit an input, which is a missing value.
     """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
     optional: bool = False
+    nullable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of a model."""
+    """The inputs and outputs of a model, and parameters that describe its inputs."""
 
     inputs: tuple[SignatureTensor, ...]
     outputs: tuple[SignatureTensor, ...]
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fixed(self) -> tuple[SignatureTensor, ...]:
@@ -206,6 +209,15 @@ def _file_hint(file_names: Collection[str]) -> str:
     return f"the version's folder holds {listed}; expected one of {known}, or 'backend' in config.pbtxt"
 
 
+ROWS_BATCH_SIZE = 1024
+"""Completed `max_batch_size` of models of tables, whose rows are short."""
+
+
+def rows_batch_size(default: int) -> int:
+    """Return the completed `max_batch_size` of a model of tables, where that of others is `default`; 0 turns it off."""
+    return default and max(default, ROWS_BATCH_SIZE)
+
+
 def merge_signature(
     config: ModelConfig, signature: Signature, *, default_max_batch_size: int, model_name: str
 ) -> tuple[ModelConfig, list[str]]:
@@ -242,7 +254,8 @@ def merge_signature(
     added = added_names(config)
     if not config.input:
         required = [tensor for tensor in signature.inputs if not tensor.optional and tensor.name not in added]
-        config = replace(config, input=tuple(_input(tensor, batches) for tensor in required))
+        parameters = {**signature.parameters, **config.parameters}
+        config = replace(config, input=tuple(_input(tensor, batches) for tensor in required), parameters=parameters)
         notes += [_note("input", tensor.name, tensor.datatype, _dims(tensor, batches)) for tensor in required]
     if not config.output:
         own = [tensor for tensor in signature.outputs if tensor.name not in added]
@@ -277,7 +290,8 @@ def _dims(tensor: SignatureTensor, batches: bool) -> tuple[int, ...]:
 def _input(tensor: SignatureTensor, batches: bool) -> ModelInput:
     dims = _dims(tensor, batches)
     # A configuration has no empty dims: a scalar is one reshaped element.
-    return ModelInput(tensor.name, tensor.datatype, dims=dims or (1,), reshape=None if dims else Reshape())
+    reshape = None if dims else Reshape()
+    return ModelInput(tensor.name, tensor.datatype, dims=dims or (1,), reshape=reshape, optional=tensor.nullable)
 
 
 def _output(tensor: SignatureTensor, batches: bool) -> ModelOutput:

@@ -169,22 +169,6 @@ charonia.serve(model, example=model.input_example, name="{name}")
             "charonia serve {name}.keras"
         ),
     ),
-    Form(
-        "a CatBoost model",
-        (".cbm",),
-        lines=_service(
-            '"catboost"',
-            """
-import catboost
-import charonia
-import numpy as np
-
-model = catboost.CatBoost().load_model({path_text})
-rows = np.zeros((2, len(model.feature_names_)), np.float32)
-charonia.serve(model, example=rows, name="{name}")
-""",
-        ),
-    ),
     Form("weights without their model", (".safetensors", ".msgpack", ".npz"), lines="weights"),
     CHECKPOINT,
     Form("a Core ML model", (".mlmodel", ".mlpackage"), lines="source"),

@@ -1,6 +1,7 @@
 """Records that describe servers and models to clients."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from charonia.core.dtypes import DataType
@@ -23,11 +24,15 @@ class ServerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """A model's input or output. `shape` has -1 for variable dimensions and includes the batch dimension."""
+    """A model's input or output. `shape` has -1 for variable dimensions and includes the batch dimension.
+
+    `parameters` are further facts: the names of the "columns" of a matrix, the "values" that elements have, "examples".
+    """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+    parameters: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from charonia.config.parameters import HTTP_ROUTE
 from charonia.core.dtypes import DataType
 from charonia.core.errors import NAMES_SHOWN, ServingError, invalid, models_hint, not_found, unavailable
 from charonia.core.metadata import ModelMetadata, ModelState, TensorMetadata, name_of, namespace_of
+from charonia.wire.plain_values import PlainValues, facts_of, plain_values
 
 Target = tuple[str, str]
 """Name and version of a model, "" for the highest version that is ready."""
@@ -200,13 +201,20 @@ def metadata_of(config: ModelConfig, name: str, version: str, ready: Iterable[Ta
         ready: Every version that answers.
     """
     lead = (-1,) if config.max_batch_size > 0 else ()
+    schemas = plain_values(config) or PlainValues()
     versions = (str(int(version)),) if version else tuple(sorted((v for n, v in ready if n == name and v), key=int))
     return ModelMetadata(
         config.name,
         versions,
         config.platform or config.backend,
-        tuple(TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims) for i in config.input),
-        tuple(TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims) for o in config.output),
+        tuple(
+            TensorMetadata(i.name, _datatype(i.data_type), lead + i.dims, facts_of(schemas.inputs.get(i.name, {})))
+            for i in config.input
+        ),
+        tuple(
+            TensorMetadata(o.name, _datatype(o.data_type), lead + o.dims, facts_of(schemas.outputs.get(o.name, {})))
+            for o in config.output
+        ),
     )
 
 

@@ -111,6 +111,7 @@ class Endpoints:
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
+            mlflow_model=options.http.mlflow_model,
             has_health_documents=_is_under_kserve(options),
             mounts=mount_sockets(options.models),
             fairness_header=options.fairness_header.lower().encode(),

@@ -107,6 +107,7 @@ class Services:
         has_openai: Whether OpenAI's API is served over HTTP.
         load: Reports of the server's load.
         has_kserve_v1: Whether KServe's v1 protocol is, too.
+        mlflow_model: Model that MLflow's `/invocations` runs, "" for none.
         has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
         keeps_results: Whether all requests reach this process, so that it can keep results for later.
@@ -135,6 +136,7 @@ class Services:
     has_openai: bool = True
     load: LoadReports | None = None
     has_kserve_v1: bool = False
+    mlflow_model: str = ""
     has_health_documents: bool = False
     fairness_header: bytes = b""
     keeps_results: bool = True

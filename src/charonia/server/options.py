@@ -96,6 +96,7 @@ class HttpOptions:
         stream_keep_alive_s: Longest time without an event in a stream, after which a comment is sent; 0 for none.
         responses_stored_max: Most responses of OpenAI's API that a later one can continue.
         kserve_v1: Whether KServe's v1 protocol is served.
+        mlflow_model: Model that MLflow's `/invocations` runs, "" for none.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
         allowed_hosts: Hosts that requests may be for, besides local ones; "*" for every one, and with none all but on
             the loopback interface.
@@ -113,6 +114,7 @@ class HttpOptions:
     stream_keep_alive_s: float = 15.0
     responses_stored_max: int = 0
     kserve_v1: bool = False
+    mlflow_model: str = ""
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     tls: EndpointTls = EndpointTls()

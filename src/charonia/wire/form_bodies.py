@@ -1,4 +1,4 @@
-"""Bodies of `generate` that are no JSON: forms, and the content of a file with everything else in the query.
+"""Bodies of `generate` that are no JSON: forms, CSV, and the content of a file with everything else in the query.
 
 Each field of a form, each file in it and each parameter of the query is a member of the object that JSON would have.
 An input of text or bytes takes it unchanged, any other as JSON; a name that occurs several times is an array.
@@ -16,6 +16,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.wire.json_text import Object
 from charonia.wire.plain_values import CONTENT, PlainValues, Schema, plain_values
+from charonia.wire.tables import CSV, csv_columns, plain_inputs
 
 MULTIPART = "multipart/form-data"
 URL_ENCODED = "application/x-www-form-urlencoded"
@@ -54,6 +55,8 @@ def form_document(config: ModelConfig, content_type: bytes, url: bytes, body: by
         fields = list(_pairs(bytes(body)))
     else:
         raw = _only_text(config)
+        if kind == CSV.decode() and (raw is None or len(config.input) > 1):
+            return plain_inputs(config, csv_columns(config, bytes(body)))
         if kind in _JSON_TYPES[:3] or raw is None:
             return None
         fields = [(raw, bytes(body))]

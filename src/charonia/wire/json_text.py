@@ -33,8 +33,12 @@ _KINDS = {
 }
 
 
-def parse_object(text: bytes | memoryview) -> Object:
+def parse_object(text: bytes | memoryview, array_as: str = "") -> Object:
     """Parse a JSON object.
+
+    Args:
+        text: The text.
+        array_as: Member of an object that an array of objects stands for, "" to refuse arrays.
 
     Raises:
         ServingError: INVALID_ARG when the text is not an object, or is nested too deeply.
@@ -44,6 +48,8 @@ def parse_object(text: bytes | memoryview) -> Object:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         document = _parse_leniently(text, error)
+    if array_as and type(document) is list and document and all(type(each) is dict for each in document):
+        document = {array_as: document}
     if type(document) is not dict:
         raise invalid(f"failed to parse the request JSON buffer: expected an object, got {kind_of(document)}")
     _check_nesting(text, document)

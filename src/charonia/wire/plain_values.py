@@ -9,6 +9,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from functools import lru_cache
+from math import nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.tensor import Array, Tensor, from_bfloat16
 from charonia.wire.json_text import dump
+
+MISSING = b"\xff"
+"""A missing text in a tensor: no text in UTF-8 has this byte."""
 
 BASE64 = "b64"
 """The only key of an object that stands for bytes."""
@@ -85,6 +89,61 @@ def from_base64(name: str, value: object) -> object:
         raise invalid(f"input '{name}': '{BASE64}': expected base64, got {error}") from error
 
 
+def is_nullable(schema: Schema) -> bool:
+    """Return whether a value may be null, which the tensor has as `MISSING` or NaN."""
+    return "null" in schema.get("type", ())
+
+
+def type_of(schema: Schema) -> str:
+    """Return the type of a value, the first one where there are several."""
+    kind = schema.get("type", "string")
+    return kind if isinstance(kind, str) else next(iter(kind), "string")
+
+
+def titles_of(schema: Schema) -> tuple[str, ...]:
+    """Return the names of the elements of an array, empty where they have none."""
+    items = schema.get("prefixItems", ())
+    return tuple(item["title"] for item in items) if items and all("title" in item for item in items) else ()
+
+
+def labels_of(config: ModelConfig, output: str) -> tuple[str, ...]:
+    """Return the names of the elements of an output, such as the classes of probabilities; empty where it has none."""
+    return titles_of((plain_values(config) or PlainValues()).outputs.get(output, {}))
+
+
+def facts_of(schema: Schema) -> dict[str, object]:
+    """Return what metadata says of a tensor: names of its "columns", the "values" of its elements, or "examples"."""
+    found = {"columns": list(titles_of(schema)), "values": schema.get("enum"), "examples": schema.get("examples")}
+    return {name: value for name, value in found.items() if value}
+
+
+def with_missing(schema: Schema, datatype: DataType, value: object) -> object:
+    """Return a value of an input in the elements of its tensor: what is null is missing.
+
+    Numbers of a matrix of texts become text; booleans and categories become numbers where the tensor has numbers.
+    """
+    items = schema.get("prefixItems")
+    if items is None and isinstance(schema.get("type", ""), str):
+        return value
+    if type(value) is list:
+        if items is not None and len(items) == len(value) and not any(type(each) is list for each in value):
+            return [_element(item, datatype, each) for item, each in zip(items, value, strict=True)]
+        return [with_missing(schema, datatype, each) for each in value]
+    return _element(schema, datatype, value)
+
+
+def _element(schema: Schema, datatype: DataType, value: object) -> object:
+    if datatype.numpy.kind == "f" and "enum" in schema:  # a category stands for its number
+        return float(schema["enum"].index(value)) if value is not None and value in schema["enum"] else nan
+    if value is None and is_nullable(schema):
+        return MISSING if datatype is DataType.BYTES else nan
+    if type(value) is bool and datatype.numpy.kind == "f" and "boolean" in schema.get("type", ()):
+        return float(value)
+    if type(value) in (int, float) and datatype is DataType.BYTES and type_of(schema) in ("number", "integer"):
+        return repr(value)
+    return value
+
+
 def text_or_base64(element: bytes) -> object:
     """Return bytes as JSON has them: text, or an object with base64 where they are not UTF-8."""
     try:
@@ -119,6 +178,9 @@ def json_array(tensor: Tensor) -> Array:
 
 def _plain(schema: Schema, array: Array) -> object:
     is_array = schema.get("type") == "array" or array.shape != (1,)
+    titles = titles_of(schema)
+    if titles and array.shape == (len(titles),):
+        return dict(zip(titles, array.tolist(), strict=True))
     if array.dtype != object:
         return array if is_array else array[0]
     read = orjson.loads if CONTENT in schema else text_or_base64

@@ -2,12 +2,11 @@
 
 `{"instances": [...]}` has a row for each element of the batch: the value of the only input, or an object with a value
 for each. `{"inputs": ...}` has columns: the whole tensor of the only input, or an object of tensors. `{"b64": "..."}`
-stands for bytes. The answer is `{"predictions": ...}`, rows for rows and columns for columns.
+stands for bytes. `tables` has further forms. The answer is `{"predictions": ...}`, rows for rows and columns for
+columns.
 
 Source: KServe's v1 protocol, "Predict"; for columns and `b64`, TensorFlow Serving's REST API.
 """
-
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,9 +16,8 @@ from charonia.core.errors import invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor, to_bfloat16
-from charonia.wire.json_text import Object, dump, kind_of, parse_object
+from charonia.wire.json_text import dump, parse_object
 from charonia.wire.plain_values import (
-    BASE64,
     CONTENT,
     PlainValues,
     Schema,
@@ -29,36 +27,41 @@ from charonia.wire.plain_values import (
     plain_output,
     plain_values,
     text_or_base64,
+    with_missing,
 )
+from charonia.wire.tables import CSV, INPUTS, INSTANCES, KEYS, RECORDS, csv_columns, inputs_of, plain_inputs
 from charonia.wire.v2_data import decode_data, flat_and_nesting
 
-ROWS = "instances"
-COLUMNS = "inputs"
 
-
-def decode_predict(config: ModelConfig, body: bytes | memoryview, tensor_bytes_max: int) -> tuple[InferRequest, bool]:
+def decode_predict(
+    config: ModelConfig, body: bytes | memoryview, tensor_bytes_max: int, content_type: bytes = b""
+) -> tuple[InferRequest, bool]:
     """Return the request in a body, and whether it has rows.
 
     Args:
         config: The model's configuration.
-        body: A JSON object.
+        body: A JSON object, or a table in CSV.
         tensor_bytes_max: Largest size of a tensor in bytes.
+        content_type: The header field, b"" for none.
 
     Raises:
         ServingError: INVALID_ARG, with the problem.
     """
-    document = parse_object(body)
-    if (ROWS in document) == (COLUMNS in document):
-        given = f"both '{ROWS}' and '{COLUMNS}'" if ROWS in document else ", ".join(document) or "an empty object"
-        raise invalid(f"expected either '{ROWS}' (rows) or '{COLUMNS}' (columns), got {given}")
     inputs = {each.name: each for each in config.input}
-    is_rows = ROWS in document
-    columns = _columns_of_rows(document[ROWS], inputs) if is_rows else _columns(document[COLUMNS], inputs)
+    is_rows = True
+    if content_type.partition(b";")[0].strip().lower() == CSV:
+        columns = plain_inputs(config, csv_columns(config, bytes(body)))
+    else:
+        document = parse_object(body, array_as=RECORDS)
+        keys = [key for key in KEYS if key in document]
+        if len(keys) != 1:
+            given = f"both '{keys[0]}' and '{keys[1]}'" if keys else ", ".join(document) or "an empty object"
+            raise invalid(f"expected either '{INSTANCES}' (rows) or '{INPUTS}' (columns), got {given}")
+        is_rows = keys[0] != INPUTS
+        columns = inputs_of(config, keys[0], document[keys[0]])
     schemas = plain_values(config) or PlainValues()
     tensors = {}
     for name, value in columns.items():
-        if name not in inputs:
-            raise invalid(f"model '{config.name}' has no input '{name}'", hint=f"its inputs are {', '.join(inputs)}")
         if value is None and inputs[name].optional:
             continue
         schema = schemas.inputs.get(name, {})
@@ -94,42 +97,12 @@ def encode_predictions(response: InferResponse, is_rows: bool, config: ModelConf
             sizes = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
             raise invalid(
                 f"the outputs of model '{response.model_name}' have no common number of rows: {sizes}",
-                hint=f"send columns, '{COLUMNS}', to get them as columns",
+                hint=f"send columns, '{INPUTS}', to get them as columns",
             )
         predictions = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
     else:
         predictions = values
     return dump({"predictions": predictions}, literals=literals)
-
-
-def _columns_of_rows(rows: object, inputs: Mapping[str, ModelInput]) -> Object:
-    if type(rows) is not list or not rows:
-        raise invalid(f"'{ROWS}': expected an array of at least one row, got {_shown(rows)}")
-    if not _is_named(rows[0]):
-        return {_only(inputs, ROWS): rows}
-    names = rows[0].keys()
-    for index, row in enumerate(rows):
-        if type(row) is not dict or row.keys() != names:
-            raise invalid(f"'{ROWS}': row {index} has other members than the first one, {', '.join(names)}")
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _columns(columns: object, inputs: Mapping[str, ModelInput]) -> Object:
-    if _is_named(columns):
-        assert type(columns) is dict
-        return columns
-    return {_only(inputs, COLUMNS): columns}
-
-
-def _only(inputs: Mapping[str, ModelInput], key: str) -> str:
-    required = [name for name, given in inputs.items() if not given.optional]
-    if len(required) != 1:
-        raise invalid(f"'{key}': expected objects with the inputs {', '.join(inputs)}, got plain values")
-    return required[0]
-
-
-def _is_named(value: object) -> bool:
-    return type(value) is dict and value.keys() != {BASE64}
 
 
 def _tensor(
@@ -138,6 +111,7 @@ def _tensor(
     datatype = given.data_type
     assert datatype is not None  # of a model that is loaded
     rank = len(given.dims) + (config.max_batch_size > 0)
+    value = with_missing(schema, datatype, value)
     if CONTENT in schema:
         rows = value if is_rows and type(value) is list else [value]
         value = [json_texts(schema[CONTENT], row, has_batch=False)[0][0] for row in rows]
@@ -164,7 +138,3 @@ def _values(array: Array) -> list[object]:
     texts[:] = [text_or_base64(bytes(element)) for element in array.ravel().tolist()]
     decoded: list[object] = texts.reshape(array.shape).tolist()
     return decoded
-
-
-def _shown(value: object) -> str:
-    return "an empty one" if value == [] else kind_of(value)

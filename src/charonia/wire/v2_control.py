@@ -155,4 +155,5 @@ def _duration(duration: Duration) -> Json:
 
 
 def _tensor(tensor: TensorMetadata) -> Json:
-    return {"name": tensor.name, "datatype": tensor.datatype.wire, "shape": list(tensor.shape)}
+    found: Json = {"name": tensor.name, "datatype": tensor.datatype.wire, "shape": list(tensor.shape)}
+    return {**found, "parameters": tensor.parameters} if tensor.parameters else found

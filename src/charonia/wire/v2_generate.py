@@ -37,7 +37,9 @@ from charonia.wire.plain_values import (
     json_texts,
     plain_output,
     plain_values,
+    with_missing,
 )
+from charonia.wire.tables import RECORDS, table_document
 from charonia.wire.v2_data import check_elements, decode_data, encode_data, flat_and_nesting
 from charonia.wire.v2_request import apply_parameters
 
@@ -92,8 +94,9 @@ def decode_generate(
     inputs = {given.name: given for given in config.input if given.data_type is not None}
     if form is None:
         text = bytes(body)
-        document = parse_object(text)
+        document = parse_object(text, array_as=RECORDS)
         _check_unique(text, inputs)
+        document = table_document(config, document)
     else:
         document = form
     schemas = plain_values(config) or PlainValues()
@@ -127,13 +130,14 @@ def _input(given: ModelInput, schema: Schema, value: object, bytes_max: int, *, 
     name, datatype = given.name, given.data_type
     assert datatype is not None
     dims = (-1, *given.dims) if has_batch else given.dims
+    value = with_missing(schema, datatype, value)
     if CONTENT in schema:
         texts, shape = json_texts(schema[CONTENT], value, has_batch=has_batch)
         return decode_data(name, datatype, (*(shape or (1,) * has_batch), 1), texts, bytes_max), not shape
     if datatype is DataType.BYTES:
         value = with_json_text(from_base64(name, value), dims)
     elements, nesting = flat_and_nesting(name, datatype, value)
-    if len(nesting) < 2 and schema.get("type") != "array":
+    if len(nesting) < 2 and (schema.get("type") != "array" or "prefixItems" in schema):
         try:
             shape = infer_shape(name, dims, len(elements))
         except ServingError:
@@ -314,10 +318,13 @@ def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: 
     Raises:
         ServingError: INVALID_ARG with the inputs of the model.
     """
+    others = [key for key in parameters if key not in RESERVED]
+    left_out = [given.name for given in config.input if given.optional and given.name not in tensors]
     missing = [given.name for given in config.input if not given.optional and given.name not in tensors]
     if not missing:
+        missing = [each for each in left_out if difflib.get_close_matches(each, others, n=1, cutoff=0.8)]
+    if not missing:
         return
-    others = [key for key in parameters if key not in RESERVED]
     near = {key: names[0] for key in others if (names := difflib.get_close_matches(key, missing, n=1))}
     likely = [key for key in others if not tensors or isinstance(parameters[key], list | dict)]
     unknown = next(chain(near, likely), None)

@@ -275,7 +275,7 @@ def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
         "one of .keras, .plan, .engine, .trt, .onnx, .tflite, .xml, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, "
-        ".py, .ubj, .xgb, .bst, .tl, .gguf, .skops, .joblib, .pkl, .pickle"
+        ".py, .ubj, .xgb, .bst, .tl, .gguf, .skops, .joblib, .pkl, .pickle, .cbm"
     )
 
 

@@ -54,7 +54,10 @@ _TABLE = (
     _Group(
         Api.INFERENCE,
         Scope.INFER,
-        (f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream", "/v2/results/{result}"),
+        (
+            *(f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream"),
+            *("/v2/results/{result}", "/invocations"),
+        ),
         ("ModelInfer", "ModelStreamInfer"),
     ),
     _Group(

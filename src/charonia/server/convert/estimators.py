@@ -2,7 +2,7 @@
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
-from charonia.server.backends.sklearn.features import prepare
+from charonia.server.backends.sklearn.features import parts_of, prepare
 from charonia.server.backends.sklearn.files import Trust, read_estimator
 from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of
 from charonia.server.convert.options import ConvertOptions
@@ -42,7 +42,7 @@ class EstimatorOriginal:
         self._features = prepare(self._estimator)
         self._signature = options.inputs or tuple(
             SignatureTensor(t.name, DataType.FP32 if t.datatype is DataType.FP64 else t.datatype, t.shape)
-            for t in self._features.signature()
+            for t in self._inputs()
         )
         self._outputs: dict[str, str] = {}
         package = type(self._estimator).__module__.partition(".")[0].replace("sklearn", "scikit-learn")
@@ -51,6 +51,13 @@ class EstimatorOriginal:
         self.converter = versioned("skl2onnx")
         is_known = bool(self._features.texts)
         self.texts = {t.name: self._features.known_texts(t.name) for t in self._signature if is_known}
+
+    def _inputs(self) -> Sequence[SignatureTensor]:
+        """Return columns where the estimator selects them, or their values are texts; else one matrix."""
+        features = self._features
+        is_table = any(getattr(part, "transformers_", ()) for part, _ in parts_of(self._estimator))
+        keeps = is_table or features.texts or features.is_text
+        return (features if keeps else features.as_matrix()).signature()
 
     def to_onnx(self, path: Path, opset: int) -> None:
         """Write the estimator as ONNX. Inputs and outputs have the names that the sklearn backend gives them."""
@@ -83,7 +90,7 @@ class EstimatorOriginal:
 
     def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the estimator's answers."""
-        table = self._features.table(feed)
+        table = self._features.rows(feed)
         answers = {}
         for output in self._outputs.values():
             array = array_of(output, getattr(self._estimator, METHODS[output])(table))
@@ -108,7 +115,7 @@ class EstimatorOriginal:
         estimator = self._estimator
         if not hasattr(estimator, "predict"):
             return ["transform"]
-        return outputs_of(estimator, self._features.table(self._features.example(2)))
+        return outputs_of(estimator, self._features.rows(self._features.example()))
 
 
 def _type_of(tensor: SignatureTensor) -> Any:

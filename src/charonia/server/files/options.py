@@ -55,6 +55,7 @@ class FileOptions:
         max_batch_size: Largest batch, 0 for what the model says.
         workers: Instances of each model, 0 for what the model says.
         trust: Whether estimators may run code while they are read.
+        example: File with rows that an estimator takes, "" for none.
         model_name: Name of the model where a path is one model and no repository, "" for its own.
         predictor: The model of a repository that another server runs, "" for none.
         predictor_host: That server, "" for none.
@@ -65,6 +66,7 @@ class FileOptions:
     max_batch_size: int = 0
     workers: int = 0
     trust: bool = False
+    example: str = ""
     model_name: str = ""
     predictor: str = ""
     predictor_host: str = ""
@@ -89,5 +91,6 @@ class FileOptions:
             ("--max-batch-size", self.max_batch_size),
             ("--workers", self.workers),
             ("--trust", self.trust),
+            ("--example", self.example),
         )
         return tuple(name for name, value in every if value)

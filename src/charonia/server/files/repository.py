@@ -17,14 +17,18 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.onnx_file import OnnxFile
 from charonia.config.parameters import MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET, TRY_EXAMPLE
 from charonia.config.pbtxt import parse, render
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import ServingError, invalid, not_found
 from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.python.backend import SERVICE_PATH
 from charonia.server.backends.python.describe import describe
+from charonia.server.backends.sklearn.options import EXAMPLE_ROWS
 from charonia.server.files.given import CONFIG, GivenFiles, sort
 from charonia.server.files.options import FileOptions, Mount
 
 _log = logging.getLogger(__name__)
+
+ESTIMATORS = "sklearn"
+"""Backend of files that go with example rows."""
 
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
@@ -106,6 +110,10 @@ class FileRepository:
         options = self._options
         if options.name and len(self._given.files) != 1:
             raise invalid(f"--name: expected one file that it is the name of, got {len(self._given.files)}")
+        if options.example and not any(form.backend == ESTIMATORS for _, form in self._given.files):
+            raise invalid("--example: expected the file of an estimator, such as model.joblib, to go with the rows")
+        if options.example and not Path(options.example).is_file():
+            raise not_found(f"--example: there is no file '{options.example}'")
         if options.model_name and self._given.model_count != 1:
             raise invalid(f"--model_name: expected one model that it is the name of, got {self._given.model_count}")
         for path in self._given.models:
@@ -133,7 +141,10 @@ class FileRepository:
             name = self._name_of(path)
             self._claim(name)
             trust = record_of(form.backend).trust_parameter if options.trust else ""
+            rows = Path(options.example).absolute() if options.example and form.backend == ESTIMATORS else None
             parameters = {TRY_EXAMPLE: "true"} | ({trust: "true"} if trust else {})
+            if rows is not None:
+                parameters[EXAMPLE_ROWS] = rows.name
             config = replace(self._start, name=name, backend=form.backend, parameters=parameters)
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
@@ -143,6 +154,8 @@ class FileRepository:
                 version.symlink_to(path.parent)
             else:
                 (version / path.name).symlink_to(path)
+            if rows is not None:
+                (version / rows.name).symlink_to(rows)
         names = tuple(self._names)
         for mount in options.mounts:
             self._claim(mount.name)

@@ -285,7 +285,6 @@ def protocol_routes(
     tasks = Tasks(limits.body_bytes_max)
     results = results or Results(services.http_gate, services.keeps_results)
     openai = OpenaiHandlers(engine, limits, services, tasks).routes() if services.has_openai else []
-    kserve_v1 = KserveV1Handlers(engine, limits, services, tasks).routes() if services.has_kserve_v1 else []
     routes = [
         *InferenceHandlers(engine, limits, services, tasks, results).routes(),
         *results.routes(),
@@ -294,7 +293,7 @@ def protocol_routes(
         *SharedMemoryHandlers(services.regions, tasks).routes(),
         *TrafficHandlers(services.traffic, tasks).routes(),
         *PageHandlers(engine, limits, services, tasks).routes(),
-        *kserve_v1,  # before OpenAI's, whose models it lists as well
+        *KserveV1Handlers(engine, limits, services, tasks).routes(),  # before OpenAI's, whose models it lists as well
         *openai,
     ]
     return on_demand(routes, services.demand, tasks) if services.demand is not None else routes

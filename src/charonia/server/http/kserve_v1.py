@@ -1,4 +1,7 @@
-"""The routes of KServe's v1 protocol. They share `/v1/models` with OpenAI's API: answers have the members of both."""
+"""The routes of KServe's v1 protocol, and MLflow's `/invocations`, whose bodies are the same.
+
+They share `/v1/models` with OpenAI's API: answers have the members of both.
+"""
 
 import logging
 import time
@@ -8,6 +11,7 @@ from functools import partial
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
+from charonia.core.request import RequestedOutput
 from charonia.core.response import Outcome
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Submitter, Tasks
@@ -36,15 +40,19 @@ class KserveV1Handlers:
         self._body_bytes_max = limits.body_bytes_max
         self._demand = services.demand
         self._has_openai = services.has_openai
+        self._has_kserve_v1 = services.has_kserve_v1
+        self._mlflow_model = services.mlflow_model
         self._submitter = Submitter(engine, services)
         self._tasks = tasks
         self._created_s = int(time.time())
 
     def routes(self) -> list[Route]:
-        return [
+        mlflow = [Route("/invocations", {b"POST": self._invoke})] if self._mlflow_model else []
+        v1 = [
             Route("/v1/models", {b"GET": self._models}),
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": self._predict}),
         ]
+        return mlflow + (v1 if self._has_kserve_v1 else [])
 
     def _models(self, exchange: Exchange, target: RouteTarget) -> None:
         async def answer() -> None:
@@ -81,23 +89,33 @@ class KserveV1Handlers:
             raise not_found(
                 f"there is nothing to POST to at {path}", hint=f"{path.partition(':')[0]}{PREDICT}; {route_hint(path)}"
             )
+        self._run(exchange, model)
+
+    def _invoke(self, exchange: Exchange, target: RouteTarget) -> None:
+        exchange.is_kserve = True
+        self._run(exchange, self._mlflow_model, first_only=True)
+
+    def _run(self, exchange: Exchange, model: str, *, first_only: bool = False) -> None:
         exchange.model = model
         loaded = self._demand(model, "") if self._demand is not None else None
         if loaded is not None or CONTENT_ENCODING in exchange.request.headers:
-            self._tasks.start(exchange, self._later(loaded, exchange, model))
+            self._tasks.start(exchange, self._later(loaded, exchange, model, first_only))
         else:
-            self._ask(exchange, model, exchange.request.body)
+            self._ask(exchange, model, exchange.request.body, first_only)
 
-    async def _later(self, loaded: Awaitable[None] | None, exchange: Exchange, model: str) -> None:
+    async def _later(self, loaded: Awaitable[None] | None, exchange: Exchange, model: str, first_only: bool) -> None:
         if loaded is not None:
             await loaded
         body = await self._tasks.body(exchange.request)
         if exchange.is_open:
-            self._ask(exchange, model, body)
+            self._ask(exchange, model, body, first_only)
 
-    def _ask(self, exchange: Exchange, model: str, body: bytes | memoryview) -> None:
+    def _ask(self, exchange: Exchange, model: str, body: bytes | memoryview, first_only: bool) -> None:
         config = self._engine.model_config(model)
-        request, is_rows = decode_predict(config, body, self._body_bytes_max)
+        content_type = exchange.request.headers.get(b"content-type", b"")
+        request, is_rows = decode_predict(config, body, self._body_bytes_max, content_type)
+        if first_only:  # what `predict` returns, without probabilities
+            request.outputs = (RequestedOutput(config.output[0].name),)
         exchange.single = SingleResponse(_NOT_ONE)
         self._submitter.submit(exchange, request, partial(_reply, exchange, is_rows, config), config)
 

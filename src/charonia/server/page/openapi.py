@@ -22,6 +22,7 @@ from charonia.server.page import json_schemas
 from charonia.server.page.json_schemas import COMPONENTS, NO_JSON_FORM, Json
 from charonia.wire.example_request import ExampleRequest, example_request
 from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, model_ids, routes_of
+from charonia.wire.plain_values import labels_of
 
 ELEMENTS_SHOWN_MAX = 1024
 """Most elements of all inputs together in an example; a longer one has only shapes and a value to fill them with."""
@@ -234,7 +235,7 @@ def _output_summary(config: ModelConfig, output: ModelOutput) -> Json:
         "name": output.name,
         "datatype": output.data_type.wire if output.data_type is not None else "",
         "shape": list(json_schemas.shape_of(config, output)),
-        "labels": bool(output.label_filename),
+        "labels": bool(output.label_filename or labels_of(config, output.name)),
     }
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -6,13 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
+import pandas as pd
 import pytest
+import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.support.forests import CLASSES, FEATURES, MadeForest, Rows, of_lightgbm, of_sklearn, of_xgboost, rows
 
+from charonia.config.complete import ROWS_BATCH_SIZE
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem
@@ -22,10 +27,11 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement
 from charonia.server.backends.fil import backend
-from charonia.server.backends.fil.backend import BATCH_SIZE, FilBackend
+from charonia.server.backends.fil.backend import FilBackend
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance
 from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
 from charonia.testing.backend_suite import BackendCase, BackendSuite
+from charonia.wire.v1_predict import decode_predict
 
 FP32 = DataType.FP32
 MAKERS: dict[str, Callable[[str], MadeForest]] = {"xgboost": of_xgboost, "lightgbm": of_lightgbm, "sklearn": of_sklearn}
@@ -345,7 +351,7 @@ def test_a_configuration_is_completed_from_the_forest(
     config = completion.config
     assert [(t.name, t.data_type, t.dims) for t in config.input] == [(INPUT, FP32, (FEATURES,))]
     assert [(t.name, t.data_type, t.dims) for t in config.output] == [(SCORES, FP32, dims)]
-    assert config.max_batch_size == BATCH_SIZE
+    assert config.max_batch_size == ROWS_BATCH_SIZE
     assert config.dynamic_batching is not None
     assert f"input '{INPUT}': FP32 [{FEATURES}], from the model" in completion.notes
 
@@ -523,3 +529,47 @@ def test_an_instance_computes_on_its_cores(divided: dict[str, FilInstance], monk
 def test_a_problem_is_named_by_its_path() -> None:
     with pytest.raises(ServingError, match=str(Problem("parameters\\['predictor'\\]", "expected one of"))):
         complete(ModelFiles(Path("m"), 1, Path("m/1")), ModelConfig(name="m", parameters={"predictor": "x"}))
+
+
+@pytest.mark.parametrize("name", ["model.txt", "xgboost.json", "xgboost.ubj"])
+def test_columns_of_a_data_frame_have_their_names_and_categories(tmp_path: Path, name: str) -> None:
+    random = np.random.default_rng(0)
+    second = "size" if name == "model.txt" else "größe"  # LightGBM refuses others
+    table = pd.DataFrame({"age": random.integers(18, 80, 200), second: random.normal(size=200)})
+    has_categories = name == "model.txt"
+    cities = pd.Categorical(np.where(table.age > 40, "Ulm", "Köln"))
+    table["city"] = cities if has_categories else cities.codes
+    made = (
+        lightgbm.LGBMRegressor(n_estimators=4, verbose=-1) if has_categories else xgboost.XGBRegressor(n_estimators=4)
+    )
+    forest: Any = made.fit(table, table.age * 2.0)
+    (tmp_path / "1").mkdir()
+    booster = forest.booster_ if has_categories else forest
+    booster.save_model(tmp_path / "1" / name)
+    files = ModelFiles(tmp_path, 1, tmp_path / "1")
+
+    config = complete(files, ModelConfig(name="m", backend="fil")).config
+
+    [schema] = json.loads(config.parameters["JSON_SCHEMA"])["inputs"].values()
+    assert [each["title"] for each in schema["prefixItems"]] == ["age", second, "city"]
+    assert schema["prefixItems"][2].get("enum") == (["Köln", "Ulm", None] if has_categories else None)
+    wanted = ["Ulm", "Köln", None] if has_categories else [1, 0, None]
+    sent = {"columns": ["city", second, "age"], "data": [[each, None, 30] for each in wanted]}
+    decoded, _ = decode_predict(config, json.dumps({"dataframe_split": sent}).encode(), 1 << 20)
+    config = replace(config, instance_group=(InstanceGroup("m_0", InstanceKind.KIND_CPU, count=1),))
+    found = scores_of(opened(files, config), decoded.inputs[INPUT].array.astype(np.float32))
+    rows = pd.DataFrame({"age": [30] * 3, second: [np.nan] * 3})
+    rows["city"] = pd.Categorical(wanted, cities.categories) if has_categories else np.array(wanted, float)
+    np.testing.assert_allclose(found.reshape(-1), forest.predict(rows), rtol=1e-5)
+
+
+def test_categories_of_xgboost_are_served_from_a_pickle(tmp_path: Path) -> None:
+    table = pd.DataFrame({"city": pd.Categorical(["Ulm", "Köln"] * 50)})
+    forest = xgboost.XGBRegressor(n_estimators=2, enable_categorical=True).fit(table, np.arange(100))
+    (tmp_path / "1").mkdir()
+    forest.save_model(tmp_path / "1" / "xgboost.json")
+
+    with pytest.raises(ServingError) as caught:
+        complete(ModelFiles(tmp_path, 1, tmp_path / "1"), ModelConfig(name="m", backend="fil"))
+
+    assert caught.value.hint.startswith("treelite reads no categories of a data frame: joblib.dump(model, ")

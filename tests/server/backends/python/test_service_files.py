@@ -533,6 +533,53 @@ serve(Model(), example=Frame(age=np.array([1, 2]), city=np.array(["Ulm", "Bonn"]
     assert service.run(request) == [{"output": [[b"Graz 7"]]}]
 
 
+FRAMES = """
+import pandas as pd
+
+class Model:
+    classes_ = np.array(["no", "yes"])
+
+    def predict(self, frame):
+        return np.array([str(frame.dtypes.to_dict())] * len(frame))
+
+    def predict_proba(self, frame):
+        if not (frame["city"].isin(["Ulm", "Bonn"]) | frame["city"].isna()).all():
+            raise ValueError("unknown city")
+        return np.column_stack([frame["age"].isna(), ~frame["age"].isna()]).astype(float)
+
+rows = pd.DataFrame({
+    "age": [1, 2],
+    "city": pd.Categorical(["Ulm", "Bonn"]),
+    "day": pd.to_datetime(["2024-01-31", "2024-02-01"]),
+    "member": [True, False],
+})
+"""
+
+
+def test_an_object_gets_a_data_frame_with_the_dtypes_of_its_example(tmp_path: Path) -> None:
+    service = Service(tmp_path, FRAMES + "serve(Model(), example=rows, name='f')\n")
+
+    optional = {each["name"] for each in service.config["input"] if each.get("optional")}
+    assert optional == {"age", "city", "day", "member"}
+    sent = {"age": np.array([[7.0]]), "city": objects(b"Ulm").reshape(1, 1)}
+    sent |= {"day": objects(b"2024-05-01T10:00").reshape(1, 1), "member": np.array([[1.0]])}
+    [answer] = service.run(sent)
+    [[text]] = answer["output"]
+    assert [word in text for word in (b"'age': dtype('int64')", b"CategoricalDtype", b"datetime64", b"dtype('bool')")]
+    example = json.loads(service.config["parameters"]["EXAMPLE"]["string_value"])
+    assert example == {"age": [1.0], "city": ["Ulm"], "day": ["2024-01-31T00:00:00"], "member": [1.0]}
+
+
+def test_columns_that_are_left_out_are_missing_in_the_data_frame(tmp_path: Path) -> None:
+    service = Service(tmp_path, FRAMES + "serve(Model(), example=rows, name='f', method='predict_proba')\n")
+
+    answers = service.run({"age": np.array([[7.0]])}, {"city": objects(b"\xff", b"Ulm").reshape(2, 1)})
+
+    assert answers == [{"output": [[0.0, 1.0]]}, {"output": [[1.0, 0.0], [1.0, 0.0]]}]
+    schema = json.loads(service.config["parameters"]["JSON_SCHEMA"]["string_value"])["outputs"]["output"]
+    assert [each["title"] for each in schema["prefixItems"]] == ["no", "yes"]
+
+
 def test_an_example_says_the_types_of_a_function_without_annotations(tmp_path: Path) -> None:
     code = "@model(example={'x': 2.0, 'name': 'a'})\ndef f(x, name):\n    return name * int(x)\n"
     service = Service(tmp_path, code)

@@ -34,6 +34,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.python.worker.table import DataColumn
 from charonia.server.backends.sklearn import features
 from charonia.server.backends.sklearn.backend import SklearnBackend, Threads
 from charonia.testing.backend_suite import PLACEMENT
@@ -146,7 +147,7 @@ def test_inputs_and_outputs_are_completed_from_the_estimator(folder: Path, estim
     config, notes = completed(folder)
 
     assert tensors(config) == expected
-    assert config.max_batch_size == 4
+    assert config.max_batch_size == 1024
     assert len(notes) >= 4
 
 
@@ -251,7 +252,7 @@ class TestTables:
     def test_a_column_that_is_left_out_is_a_problem_of_the_configuration(self, folder: Path, table: Any) -> None:
         error = refusal(folder, 'input { name: "age" data_type: TYPE_FP64 dims: 1 }')
 
-        assert "the estimator takes rows of 2 features" in error.message
+        assert "the estimator needs column city" in error.message
 
     def test_a_column_of_another_kind_is_a_problem_of_the_configuration(self, folder: Path, table: Any) -> None:
         text = "".join(f'input {{ name: "{name}" data_type: TYPE_FP64 dims: 1 }}' for name in ("age", "city"))
@@ -265,17 +266,15 @@ class TestTables:
         write(folder, estimator)
         config, _ = completed(folder)
 
-        assert tensors(config).startswith("X FP64 [4] -> ")
-        columns = "".join(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: 1 }}' for name in "abcd")
-        by_column, _ = completed(folder, f"max_batch_size: 100 {columns}")
+        names = ", ".join(f"{name} FP64 [1] as a scalar" for name in "abcd")
+        assert tensors(config).startswith(f"{names} -> ")
+        matrix, _ = completed(folder, 'max_batch_size: 100 input { name: "X" data_type: TYPE_FP32 dims: 4 }')
         one, other = (
-            answer(folder, config, {"X": ROWS}),
-            answer(folder, by_column, {name: ROWS[:, [i]].astype("f4") for i, name in enumerate("abcd")}),
+            answer(folder, matrix, {"X": ROWS.astype("f4")}),
+            answer(folder, config, {name: ROWS[:, [i]] for i, name in enumerate("abcd")}),
         )
         np.testing.assert_allclose(one["predict_proba"].astype(float), other["predict_proba"].astype(float), rtol=1e-5)
-        assert answer(folder, config, {"X": ROWS})["label"].ravel().tolist() == [
-            each.encode() for each in LOGISTIC.predict(ROWS)
-        ]
+        assert other["label"].ravel().tolist() == [each.encode() for each in LOGISTIC.predict(ROWS)]
 
     def test_without_pandas_the_package_is_named(
         self, folder: Path, table: Any, monkeypatch: pytest.MonkeyPatch
@@ -565,11 +564,12 @@ def test_an_estimator_that_refers_to_itself_is_visited_once() -> None:
     pipeline = make_pipeline(StandardScaler(), inner)
     inner.owner = [pipeline]
 
-    assert [type(part).__name__ for part in features.parts_of(pipeline)] == ["Pipeline", "StandardScaler", "Odd"]
+    assert [type(part).__name__ for part, _ in features.parts_of(pipeline)] == ["Pipeline", "StandardScaler", "Odd"]
 
 
 def test_a_row_of_each_kind_of_features_is_an_example() -> None:
-    mixed = features.Features(2, ("age", "city"), {"city": ("Rome",)}, needs_names=True)
+    columns = (DataColumn("age", np.dtype(float)), DataColumn("city", None, ("Rome",)))
+    mixed = features.Features(2, columns, is_named=True)
 
     assert {name: array.tolist() for name, array in mixed.example(2).items()} == {
         "age": [1.0, 1.0],

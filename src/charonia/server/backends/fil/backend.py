@@ -1,13 +1,15 @@
 """Completes the configurations of forests, and loads them."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from charonia.config.complete import Signature, SignatureTensor, check_signature
+from charonia.config.complete import Signature, SignatureTensor, check_signature, rows_batch_size
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import JSON_SCHEMA
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
@@ -15,6 +17,7 @@ from charonia.core.statistics import MemoryUsage
 from charonia.install_hint import extra_hint
 from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import ArrayBackend
+from charonia.server.backends.boosters import lightgbm_columns, xgboost_columns
 from charonia.server.backends.fil.forest import Forest, forest_file, read_forest, reason_of
 from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance, OpenForest
 from charonia.server.backends.fil.options import LIBRARY, PARAMETERS, TREELITE, ForestPlan, read_plan, remarks
@@ -22,9 +25,6 @@ from charonia.server.backends.fil.predictors import LIBRARIES, Library, Predicto
 from charonia.server.backends.fil.probe import Probe, Prober
 from charonia.server.backends.fil.trial import choose, difference, sample_rows
 from charonia.server.machine.memory import release_freed_memory
-
-BATCH_SIZE = 1024
-"""`max_batch_size` of a forest that is completed, where the server's default is lower and not 0: rows are short."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
         self._prober = Prober()
 
     def batch_size(self, settings: BackendSettings) -> int:
-        """Return at least `BATCH_SIZE`, unless the server's default is 0."""
-        return settings.default_max_batch_size and max(settings.default_max_batch_size, BATCH_SIZE)
+        return rows_batch_size(settings.default_max_batch_size)
 
     def remarks(self, config: ModelConfig, plan: ForestPlan) -> Iterator[str]:
         return remarks(config)
@@ -153,7 +152,9 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
         await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=True)
         forest = await asyncio.to_thread(read_forest, path, model_type, plan, config.name)
         signature = _signature(forest, config, plan)
-        return replace(signature, outputs=signature.outputs[:1]), ()
+        schemas = await asyncio.to_thread(_schemas, path, model_type, forest.features)
+        parameters = {JSON_SCHEMA: json.dumps({"inputs": schemas, "outputs": {}})} if schemas else {}
+        return replace(signature, outputs=signature.outputs[:1], parameters=parameters), ()
 
     async def open(self, files: ModelFiles, config: ModelConfig, plan: ForestPlan) -> FilModel:
         """Load a version; its first instance opens the forest."""
@@ -167,6 +168,27 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
 
 def _explains(config: ModelConfig) -> bool:
     return any(tensor.name == CONTRIBUTIONS for tensor in config.output)
+
+
+def _schemas(path: Path, model_type: str, count: int) -> dict[str, object]:
+    """Return the JSON schema of the input, by its name, if the file has names of columns."""
+    if model_type == "lightgbm":
+        columns = lightgbm_columns(path.read_bytes())
+    elif model_type in ("xgboost_json", "xgboost_ubj"):
+        columns = xgboost_columns(path.read_bytes())
+    else:
+        return {}
+    if len(columns.names) != count:
+        return {}
+    items = []
+    for index, name in enumerate(columns.names):
+        categories = columns.categories.get(index)
+        item: dict[str, object] = {"title": name, "type": ["number", "boolean", "null"]}
+        if categories:
+            kind = "string" if isinstance(categories[0], str) else "number"
+            item |= {"type": [kind, "null"], "enum": [*categories, None]}
+        items.append(item)
+    return {INPUT: {"type": "array", "prefixItems": items}}
 
 
 def _class_problems(forest: Forest, plan: ForestPlan) -> Iterator[Problem]:

@@ -18,6 +18,9 @@ START_BYTES = 64
 LIGHTGBM_END = b"end of trees"
 """Line behind the last tree of a LightGBM file."""
 
+_WITH_CATEGORIES = "category_container"
+"""What treelite's error names for a file of XGBoost with categories of a data frame."""
+
 _TYPES = {Path(name).suffix: model_type for model_type, name in MODEL_TYPES.items() if name != "xgboost.model"}
 
 
@@ -142,7 +145,7 @@ def _unreadable(path: Path, model_type: str, model: str, error: Exception) -> Se
         "is the file complete? Forests are read, boosters of linear models are not; for a file of a newer XGBoost, the "
         'parameter xgboost_allow_unknown_field: "true" skips what is not known'
     )
-    return invalid(
-        f"model '{model}': '{path.name}' cannot be read as {model_type}: {reason_of(error)}",
-        hint=hints.get(model_type, newer),
-    )
+    hint = hints.get(model_type, newer)
+    if _WITH_CATEGORIES in str(error):
+        hint = "treelite reads no categories of a data frame: joblib.dump(model, 'model.joblib'), and serve that file"
+    return invalid(f"model '{model}': '{path.name}' cannot be read as {model_type}: {reason_of(error)}", hint=hint)

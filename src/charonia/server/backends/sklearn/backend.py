@@ -1,6 +1,7 @@
 """Completes configurations from estimators, loads them, and runs batches."""
 
 import asyncio
+import json
 import logging
 import shlex
 import threading
@@ -21,21 +22,31 @@ from sklearn.ensemble import (
 )
 from threadpoolctl import ThreadpoolController
 
-from charonia.config.complete import Signature, SignatureTensor
+from charonia.config.complete import Signature, SignatureTensor, rows_batch_size
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.parameters import TRY_EXAMPLE
+from charonia.config.parameters import EXAMPLE, JSON_SCHEMA, TRY_EXAMPLE
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
-from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import ArrayBackend
 from charonia.server.backends.array_instance import ArrayInstance
-from charonia.server.backends.sklearn.features import MATRIX, Features, parts_of, prepare
+from charonia.server.backends.python.worker.table import MISSING, class_schema
+from charonia.server.backends.sklearn.features import EXAMPLE_ROWS, MATRIX, Features, parts_of, prepare, read_rows
 from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
-from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of, provided
+from charonia.server.backends.sklearn.methods import (
+    CLASS_NUMBERS,
+    METHODS,
+    array_of,
+    as_datatype,
+    classes_of,
+    datatype_of,
+    outputs_of,
+    provided,
+)
 from charonia.server.backends.sklearn.options import (
     PARAMETERS,
     TRUSTED,
@@ -111,7 +122,7 @@ class SklearnInstance(ArrayInstance):
         self._libraries.limit_thread(self._threads)
         found = {}
         try:
-            rows = self._features.table(feed)
+            rows = self._features.rows(feed)
             for name in names:
                 array = array_of(name, self._methods[name](rows))
                 found[name] = array[..., None] if array.ndim + 1 == self._ranks[name] else array
@@ -123,8 +134,6 @@ class SklearnInstance(ArrayInstance):
             raise internal(f"the estimator failed: {plain_text(error)}") from error
         return found
 
-
-EXAMPLE_ROWS = 2
 
 _log = logging.getLogger(__name__)
 
@@ -196,6 +205,9 @@ class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
     parameters = PARAMETERS
     read_plan = staticmethod(read_plan)
 
+    def batch_size(self, settings: BackendSettings) -> int:
+        return rows_batch_size(settings.default_max_batch_size)
+
     async def inspect(
         self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan
     ) -> tuple[Signature, Sequence[str]]:
@@ -209,7 +221,7 @@ class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
             _log.warning("model '%s': %s", config.name, sentence)
         config = seen_by_model(config)
         _set_jobs(estimator, plan.jobs)
-        features = await asyncio.to_thread(prepare, estimator)
+        features = await asyncio.to_thread(prepare, estimator, _example_rows(path, plan))
         problems = [*_input_problems(config, features), *_name_problems(config, estimator)]
         if problems:
             raise_problems(config.name, problems)
@@ -227,42 +239,63 @@ def _trust(config: ModelConfig, plan: EstimatorPlan, path: Path) -> Trust:
     return Trust(plan.is_trusted, plan.types, condition + pickles, condition + types)
 
 
+def _example_rows(path: Path, plan: EstimatorPlan) -> Any:
+    return read_rows(path.parent / plan.rows) if plan.rows else None
+
+
+def _example_text(features: Features) -> str:
+    """Return an example request as JSON, with a row that the estimator knows."""
+    example = {}
+    for name, array in features.example(1).items():
+        row = array[0].tolist() if array.ndim > 1 else array[0]
+        example[name] = [row] if array.ndim > 1 else row.item() if isinstance(row, np.generic) else row
+    return json.dumps(example, default=lambda text: None if text == MISSING else text.decode())
+
+
 def _inspect(path: Path, config: ModelConfig, plan: EstimatorPlan) -> tuple[Signature, list[str]]:
     """Return the inputs and outputs of an estimator, and remarks, by calling it with an example."""
     estimator, _ = read_estimator(path, _trust(config, plan, path))
     _set_jobs(estimator, plan.jobs)
-    features = prepare(estimator)
-    if not features.is_text and not features.needs_names and features.count is None:
+    features = prepare(estimator, _example_rows(path, plan))
+    way_out = "give example rows: charonia serve FILE --example rows.csv, or the parameter EXAMPLE_ROWS in config.pbtxt"
+    if not features.is_text and features.count is None:
         raise invalid(
-            f"model '{config.name}': the {type(estimator).__name__} does not say how many features it takes",
-            hint="give input and output in config.pbtxt",
+            f"model '{config.name}': the {type(estimator).__name__} does not say which features it takes", hint=way_out
         )
     remarks = []
+    schemas: dict[str, Any] = {}
     outputs = []
     try:
-        rows = features.table(features.example(EXAMPLE_ROWS))
+        rows = features.rows(features.example())
         for name in outputs_of(estimator, rows):
             result = getattr(estimator, METHODS[name])(rows)
             if isinstance(result, list):
                 remarks.append(f"output '{name}': left out, as the estimator has several targets with classes")
                 continue
             array = array_of(name, result)
+            classes = classes_of(estimator)
+            if classes and (name == "label" or (name in CLASS_NUMBERS and array.shape[1:] == (len(classes),))):
+                schemas[name] = class_schema(classes, is_label=name == "label")
             outputs.append(SignatureTensor(name, datatype_of(array), (-1, *array.shape[1:])))
     except ServingError:
         raise
     except Exception as error:  # estimators raise what they like
         raise invalid(
             f"model '{config.name}' cannot be completed: the estimator refuses an example: {plain_text(error)}",
-            hint="give input and output in config.pbtxt",
+            hint=way_out,
         ) from error
     if isinstance(estimator, _FORESTS):
         remarks.append("a forest: the fil backend may answer faster, from treelite.sklearn.import_model(model)")
-    return Signature(features.signature(), tuple(outputs)), remarks
+    parameters = {
+        JSON_SCHEMA: json.dumps({"inputs": features.schemas(), "outputs": schemas}),
+        EXAMPLE: _example_text(features),
+    }
+    return Signature(features.signature(), tuple(outputs), parameters), remarks
 
 
 def _set_jobs(estimator: Any, jobs: int) -> None:
     """Set the threads of an estimator and its parts: files often say `n_jobs=-1`, a thread for each core."""
-    for part in parts_of(estimator):
+    for part, _ in parts_of(estimator):
         if hasattr(part, "n_jobs"):
             part.n_jobs = jobs
 
@@ -274,9 +307,14 @@ def _dims(tensor: ModelInput | ModelOutput, config: ModelConfig) -> tuple[int, .
 
 
 def _example(features: Features, config: ModelConfig) -> dict[str, Array]:
-    """Return an example of the configured inputs: ones, and texts that the estimator knows."""
+    """Return an example of the configured inputs: ones, and values that the estimator knows."""
     feed: dict[str, Array] = {}
+    columns = features.example() if features.is_named else {}
     for tensor in config.input:
+        if tensor.name in columns and tensor.data_type is not None:
+            shape = (len(columns[tensor.name]), *[1] * (len(_dims(tensor, config)) - 1))
+            feed[tensor.name] = columns[tensor.name].astype(tensor.data_type.numpy).reshape(shape)
+            continue
         first, *others = _dims(tensor, config)
         shape = (EXAMPLE_ROWS if first == -1 else first, *(features.count or 1 if dim == -1 else dim for dim in others))
         if tensor.data_type is DataType.BYTES:
@@ -292,7 +330,10 @@ def _input_problems(config: ModelConfig, features: Features) -> Iterator[Problem
     if not names:
         yield Problem("input", f"none is configured; the estimator takes '{MATRIX}'")
         return
-    if set(names) == set(features.names) and (len(names) > 1 or features.needs_names):
+    if features.is_named and set(names) <= set(features.names):
+        left_out = [c.name for c in features.columns if c.name not in names and not c.is_nullable]
+        if left_out:
+            yield Problem("input", f"the estimator needs column {', '.join(left_out)}")
         for index, tensor in enumerate(config.input):
             if (tensor.data_type is DataType.BYTES) != (tensor.name in features.texts):
                 kind = "texts: TYPE_STRING" if tensor.name in features.texts else "numbers"
@@ -312,7 +353,7 @@ def _input_problems(config: ModelConfig, features: Features) -> Iterator[Problem
         if any(dim not in (1, -1) for dim in dims):
             yield Problem("input[0].dims", f"a row is one text: expected dims [ 1 ], got {list(tensor.dims)}")
         return
-    if tensor.data_type is DataType.BYTES and not features.texts:
+    if tensor.data_type is DataType.BYTES and features.datatype is not DataType.BYTES:
         yield Problem("input[0].data_type", "the estimator takes numbers, got TYPE_STRING")
     if len(dims) != 2 or (features.count is not None and dims[1] not in (-1, features.count)):
         wanted = f"rows of {features.count if features.count is not None else 'n'} features"

@@ -1,4 +1,4 @@
-"""Reads estimators from files: those of skops, and pickles where the model is trusted.
+"""Reads estimators from files: those of skops and CatBoost, and pickles where the model is trusted.
 
 A pickle runs code when it is read. A file of skops names the types that it makes; those that skops does not know as
 harmless are made only where they are trusted by name. The trees of forests are among them: whoever writes such a file
@@ -20,10 +20,13 @@ from sklearn.utils.validation import check_is_fitted
 
 from charonia.archives import open_zip
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.install_hint import extra_hint
+from charonia.install_hint import extra_hint, package_hint
 
 ERROR_CHARS_MAX = 500
 """Longest text of a library's error that is repeated."""
+
+CATBOOST = ".cbm"
+"""Suffix of CatBoost's own files, which hold data only."""
 
 _SCHEMA = "schema.json"
 """Entry of a file of skops that no other zip archive has."""
@@ -56,6 +59,8 @@ def read_estimator(path: Path, trust: Trust) -> tuple[Any, list[str]]:
         ServingError: INVALID_ARG for a file that cannot be read or holds something else, UNSUPPORTED for one that is
             not trusted.
     """
+    if path.suffix.lower() == CATBOOST:
+        return _read_catboost(path), []
     is_skops = _is_skops(path)
     if not is_skops and not trust.is_full:
         raise unsupported(
@@ -103,6 +108,22 @@ def _is_skops(path: Path) -> bool:
             f"{path.name} is no estimator: it is a zip archive of {', '.join(sorted(names)[:5]) or 'nothing'}"
         )
     return True
+
+
+def _read_catboost(path: Path) -> Any:
+    """Return the model in a file of CatBoost, as a classifier where it has classes."""
+    try:
+        import catboost
+    except ModuleNotFoundError as error:
+        raise unsupported(
+            f"{path.name} needs the package 'catboost', which is not installed", hint=package_hint("catboost")
+        ) from error
+    try:
+        model = catboost.CatBoost().load_model(path)
+        kind = catboost.CatBoostClassifier if len(model.classes_) else catboost.CatBoostRegressor
+        return kind().load_model(path)
+    except catboost.CatBoostError as error:
+        raise invalid(f"cannot read {path.name}: {plain_text(error)}", hint="was it copied as a whole?") from error
 
 
 def _read_skops(path: Path, trust: Trust) -> Any:

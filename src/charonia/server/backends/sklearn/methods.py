@@ -20,6 +20,19 @@ METHODS = {
 """Method by output."""
 
 
+CLASS_NUMBERS = ("predict_proba", "predict_log_proba", "decision_function")
+"""Outputs with a number for each class."""
+
+
+def classes_of(estimator: Any) -> list[Any]:
+    """Return the classes of a classifier with one target, empty for any other estimator."""
+    try:
+        classes = np.asarray(estimator.classes_)
+    except Exception:  # it has none, or several lists
+        return []
+    return classes.tolist() if classes.ndim == 1 else []
+
+
 def outputs_of(estimator: Any, rows: Any) -> list[str]:
     """Return the outputs that a model has unless its configuration names others.
 

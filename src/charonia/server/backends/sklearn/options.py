@@ -9,6 +9,14 @@ from charonia.server.backends.parameters import Param, Params
 
 TRUSTED = "TRUSTED"
 TRUSTED_TYPES = "TRUSTED_TYPES"
+EXAMPLE_ROWS = "EXAMPLE_ROWS"
+
+
+def _file_name(text: str) -> str:
+    if "/" in text or text.startswith("."):
+        raise ValueError("the name of a file beside the model's")
+    return text
+
 
 # fmt: off
 PARAMETERS = Params(
@@ -18,6 +26,8 @@ PARAMETERS = Params(
           "", "none"),
     Param("N_JOBS", "threads among which the estimator's own loops are divided, such as those over the trees of a "
           "forest", int, 1, ge=1),
+    Param(EXAMPLE_ROWS, "name of the file with rows that the estimator takes, in the version's folder", _file_name, "",
+          "none"),
 )
 # fmt: on
 
@@ -29,10 +39,11 @@ class EstimatorPlan:
     is_trusted: bool = False
     types: tuple[str, ...] = ()
     jobs: int = 1
+    rows: str = ""
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[EstimatorPlan, list[Problem]]:
     """Return the options of a model, and what is wrong with them."""
     values = PARAMETERS.values(config)
     types = tuple(name.strip() for name in values[TRUSTED_TYPES].split(",") if name.strip())
-    return EstimatorPlan(values[TRUSTED], types, values["N_JOBS"]), values.problems
+    return EstimatorPlan(values[TRUSTED], types, values["N_JOBS"], values[EXAMPLE_ROWS]), values.problems

@@ -66,10 +66,10 @@ class TfliteProgram:
     @property
     def signature(self) -> Signature:
         """The inputs and outputs as others know them."""
-        tensors = (
+        inputs, outputs = (
             tuple(SignatureTensor(p.name, p.datatype, p.shape) for p in ps) for ps in (self.inputs, self.outputs)
         )
-        return Signature(*tensors)
+        return Signature(inputs, outputs)
 
 
 def read_program(path: Path, config: ModelConfig, signature: str) -> TfliteProgram:

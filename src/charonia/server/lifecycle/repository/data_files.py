@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.wire.plain_values import labels_of
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,9 @@ ESCAPES = "must stay within model directory"
 
 
 def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each output that has a label file: line i names class i. Blocks on the disk.
+    """Return the labels of each output: those of its schema, or of a file, whose line i names class i.
+
+    Blocks on the disk.
 
     Raises:
         ServingError: INVALID_ARG for a path that leaves the model's folder, or a file that cannot be read.
@@ -47,7 +50,8 @@ def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str
                 *(folder.name, output.label_filename, len(labels[output.name]), classes, output.name),
                 classes - len(labels[output.name]),
             )
-    return labels
+    named = {output.name: labels_of(config, output.name) for output in config.output}
+    return {name: found for name, found in named.items() if found} | labels
 
 
 def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from .kinds import ImageKind, JsonKind, Kind
 from .records import made
 from .service import BadRequest, Request, Response
 from .signature import Port, Signature
+from .table import ColumnKind, DataTable, class_schema, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -42,6 +43,9 @@ HTTP_REQUEST = "HTTP_REQUEST"
 RECEIVED = "triton_http_request"
 """Request parameter with the HTTP request as JSON, which clients cannot set."""
 
+CLASS_OUTPUTS = ("predict", "predict_proba", "predict_log_proba")
+"""Methods of a classifier whose results are named by its classes."""
+
 NONE = "{}"
 """No request parameters."""
 
@@ -52,7 +56,7 @@ class Function:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.is_batched = definition.max_batch_size > 0
-        self.columns: list[str] = []  # of a data frame
+        self._table: DataTable | None = None  # of a data frame
         if definition.is_object:
             self.signature = self._of_object()
         elif definition.example is not None and not _annotations(definition.target):
@@ -112,14 +116,22 @@ class Function:
         definition = self.definition
         if isinstance(definition.example, (list, tuple)):
             definition.example = np.asarray(definition.example)
-        example = definition.example
-        self.columns = [str(column) for column in getattr(example, "columns", ())]
-        if self.columns:
-            inputs = [Port(name, self._kind(example[name])) for name in self.columns]
+        example, call = definition.example, self.bound(definition.target)
+        if hasattr(example, "columns"):
+            if not self.is_batched:
+                raise TypeError(f"model '{definition.name}': an object that gets a data frame needs max_batch_size")
+            self._table = table = table_of(example)
+            table.find_nullable(call)
+            inputs = [Port(each.name, ColumnKind(each), not each.is_nullable) for each in table.columns]
         else:
             inputs = [Port(signatures.OBJECT_INPUT, self._kind(example))]
-        returned = self.bound(definition.target)(example)
-        return Signature(inputs, [Port(signatures.OUTPUT, self._kind(returned))], None, "one", False)
+        kind, schema = self._kind(call(example)), None
+        classes: Any = getattr(definition.target, "classes_", None)
+        if definition.method in CLASS_OUTPUTS and np.ndim(classes) == 1:
+            is_label = definition.method == "predict"
+            if is_label or kind.dims == (len(classes),):
+                schema = class_schema(list(classes), is_label=is_label)
+        return Signature(inputs, [Port(signatures.OUTPUT, kind, schema=schema)], None, "one", False)
 
     def _of_example(self, example: dict[str, Any]) -> Signature:
         """Call a function without annotations with its example."""
@@ -152,8 +164,8 @@ class Function:
             made = [(port, port.kind.example()) for port in self.signature.inputs if port.is_required]
             plain = {port.name: _json(port.kind, port.kind.write(value)) for port, value in made if value is not None}
             return json.dumps(plain) if plain else ""
-        if self.columns:
-            values = {name: np.asarray(example[name]) for name in self.columns}
+        if self._table is not None:
+            values = {column.name: column.examples(1) for column in self._table.columns}
         else:
             values = {signatures.OBJECT_INPUT: example} if self.definition.is_object else dict(example)
         plain = {}
@@ -217,9 +229,8 @@ class Function:
         """
         record = self.signature.record
         if self.definition.is_object:
-            if self.columns:
-                frame = type(self.definition.example)
-                return (frame({name: values[name].reshape(-1) for name in self.columns}),), {}
+            if self._table is not None:
+                return (self._table.frame(values),), {}
             return (values[signatures.OBJECT_INPUT],), {}
         if record is None:
             return (), values
