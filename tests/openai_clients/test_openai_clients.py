@@ -1,0 +1,79 @@
+"""Real clients of OpenAI's API, each in `drive.py` in an environment of the clients, against SmolLM2 in llama.cpp."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from tests.process.test_llama_cpp_server import TOOLS_TEMPLATE, place
+from tests.support import smollm2
+from tests.support.process import ServeProcess, eventually
+
+PYTHON = os.environ.get("CHARONIA_OPENAI_CLIENTS", "")
+NEEDED = pytest.mark.skipif(not PYTHON, reason="needs CHARONIA_OPENAI_CLIENTS, a Python with the clients")
+PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+
+ALL = ("chat", "stream", "tools", "structured", "error", "cancel")
+WORKS = {
+    "openai": ALL,
+    "openai-responses": ALL,
+    "langchain-openai": ALL,
+    "litellm": ALL,
+    "instructor": ALL,
+    "pydantic-ai": ("chat", "stream", "structured", "error", "cancel"),
+    "openai-agents": ("chat", "stream", "structured", "error", "cancel"),
+    "smolagents": ("chat", "stream", "structured", "error", "cancel"),
+    "haystack": ("chat", "stream", "tools", "structured", "error"),
+    "dspy": ("chat", "error"),
+}
+"""What is tried with each client, and works."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    repository = tmp_path_factory.mktemp("clients")
+    file = smollm2.gguf()
+    assert file is not None
+    place(
+        repository / "smol",
+        file,
+        {"n_threads": 1, "n_parallel": 1, "n_ctx": 2048, "n_batch": 64, "chat_template": TOOLS_TEMPLATE},
+    )
+    with ServeProcess(repository) as running:
+        yield running
+
+
+def cancelled(server: ServeProcess) -> int:
+    """Return the number of responses that the engine did not finish."""
+    with urlopen(f"http://{server.http}/v2/models/smol/stats", timeout=60) as answer:
+        (model,) = json.load(answer)["model_stats"]
+    return sum(each["cancel"]["count"] for each in model["response_stats"].values())
+
+
+@smollm2.needed
+@NEEDED
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("client", WORKS)
+def test_a_client_works(server: ServeProcess, client: str) -> None:
+    before = cancelled(server)
+    command = [PYTHON, str(Path(__file__).with_name("drive.py")), client, f"http://{server.http}/v1", "smol"]
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+    driven = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+
+    assert driven.returncode == 0, driven.stderr
+    assert json.loads(driven.stdout.splitlines()[-1]) == dict.fromkeys(WORKS[client], ""), driven.stderr
+    if "cancel" in WORKS[client]:
+        assert eventually(lambda: cancelled(server) > before, 60)
+
+
+def test_the_page_has_the_table_of_clients() -> None:
+    rows = [
+        tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in PAGE.read_text(encoding="utf-8").splitlines()
+    ]
+
+    for client, works in WORKS.items():
+        assert (client, *("yes" if feature in works else "" for feature in ALL)) in rows
