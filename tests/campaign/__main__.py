@@ -61,8 +61,6 @@ def _hostile_models(context: Context) -> Figures:
         "-m",
         "pytest",
         "-q",
-        "-p",
-        "no:cacheprovider",
         f"--junitxml={report}",
         str(HOSTILE_TESTS),
     ]
