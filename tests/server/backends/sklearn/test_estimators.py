@@ -31,6 +31,7 @@ from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs
 from charonia.server.backends.sklearn.backend import SklearnBackend
+from charonia.server.backends.sklearn.features import prepare
 from charonia.testing.backend_suite import PLACEMENT
 from charonia.wire.v1_predict import decode_predict, encode_predictions
 
@@ -374,3 +375,38 @@ class TestBodies:
         assert [each["title"] for each in model.schema["outputs"]["predict_proba"]["prefixItems"]] == ["old", "young"]
         assert model.schema["inputs"]["city"]["examples"] == ["Bern", "Oslo", "Rome"]
         assert model.example["city"] in ("Bern", "Oslo", "Rome")
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        make_pipeline(SimpleImputer(), StandardScaler(), RandomForestClassifier(5, random_state=0)),
+        GridSearchCV(LogisticRegression(), {"C": [0.1, 1.0]}, cv=2),
+        HistGradientBoostingClassifier(max_iter=5),
+    ],
+    ids=["logistic", "pipeline", "search", "boosting"],
+)
+def test_an_estimator_that_does_not_look_at_names_gets_arrays_and_does_not_warn(estimator: Any) -> None:
+    rows = TABLE[["income", "age"]].astype(float)
+    estimator.fit(rows, CLASSES)
+    expected = estimator.predict(rows)
+
+    features = prepare(estimator)
+    found = features.rows({"age": rows.age.to_numpy(), "income": rows.income.to_numpy()})
+
+    assert features.names == ("income", "age")
+    assert isinstance(found, np.ndarray)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert estimator.predict(found).tolist() == expected.tolist()
+
+
+def test_an_estimator_that_looks_at_names_keeps_them() -> None:
+    estimator = make_pipeline(ColumnTransformer([("a", StandardScaler(), ["income"])]), LogisticRegression())
+    estimator.fit(TABLE[["income", "age"]].astype(float), CLASSES)
+
+    features = prepare(estimator)
+
+    assert features.takes_frame
+    assert estimator.feature_names_in_.tolist() == ["income", "age"]

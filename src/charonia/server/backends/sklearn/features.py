@@ -5,7 +5,7 @@ vectorizers, boosters, statsmodels' data), or by example rows.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ MATRIX = "X"
 EXAMPLE_TEXT = "text"
 
 EXAMPLE_ROWS = 2
+
+TRIAL_ROWS = 16
+"""Rows for which an estimator must answer the same to an array and a data frame."""
+
+_NAMES = "feature_names_in_"
 
 NUMBERS = ("float64", "float32")
 """The dtypes of a matrix of numbers, in the order in which they are tried."""
@@ -180,7 +185,37 @@ def prepare(estimator: Any, example: Any = None) -> Features:
                 continue
             if candidate.is_named:
                 DataTable(candidate.columns).find_nullable(predict)
-            return candidate
+            return _as_array(estimator, candidate, predict)
+    return features
+
+
+def _as_array(estimator: Any, features: Features, predict: Callable[[Any], Any]) -> Features:
+    """Return the features of an estimator that answers the same to an array: that takes a part of a data frame's time.
+
+    The estimator forgets the names then, which it would miss in every array, with a warning.
+    """
+    if not features.takes_frame or any(column.dtype != np.float64 for column in features.columns):
+        return features
+    chance = np.random.default_rng(0)
+    feed = {column.name: chance.normal(size=TRIAL_ROWS) for column in features.columns}
+    for row, column in enumerate(features.columns):
+        if column.is_nullable:
+            feed[column.name][row % TRIAL_ROWS] = np.nan
+    bare = replace(features, takes_frame=False)
+    named = [vars(part) for part, _ in parts_of(estimator) if _NAMES in vars(part)]
+    names = [attributes[_NAMES] for attributes in named]
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        try:
+            expected, before = np.asarray(predict(features.rows(feed))), len(raised)
+            for attributes in named:
+                del attributes[_NAMES]
+            if np.array_equal(np.asarray(predict(bare.rows(feed))), expected) and len(raised) == before:
+                return bare
+        except Exception:  # it needs the names, or refuses such numbers
+            pass
+    for attributes, own in zip(named, names, strict=True):
+        attributes[_NAMES] = own
     return features
 
 
