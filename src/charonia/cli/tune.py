@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from charonia.cli.command_line import HELP_NAMES, complain
-from charonia.cli.tune_options import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
+from charonia.cli.tune_options import APPLY, PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
 from charonia.core.errors import ServingError
 
 MISUSE = 99
@@ -16,8 +16,9 @@ MISUSE = 99
 
 def run(arguments: Sequence[str]) -> int:
     if not arguments or HELP_NAMES & set(arguments):
-        line = REPORT if Subcommand.REPORT in arguments[:1] else PROFILE
-        print(line.help(), file=sys.stdout if arguments else sys.stderr)
+        lines = {str(Subcommand.REPORT): REPORT, str(Subcommand.APPLY): APPLY}
+        line = lines.get(arguments[0]) if arguments else None
+        print((line or PROFILE).help(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else MISUSE
     try:
         command, tune_for, rest = subcommand(arguments)
@@ -27,6 +28,11 @@ def run(arguments: Sequence[str]) -> int:
             from charonia.cli.tune_run import report_on
 
             return report_on(report)
+        if command is Subcommand.APPLY:
+            wanted = parse_report(rest, APPLY)
+            from charonia.cli.tune_run import apply
+
+            return apply(wanted)
         request = parse_profile(rest, tune_for)
         from charonia.cli.tune_run import profile_models
 

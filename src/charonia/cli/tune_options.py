@@ -48,17 +48,19 @@ class Subcommand(StrEnum):
 
     PROFILE = "profile"
     REPORT = "report"
+    APPLY = "apply"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """The options of `report`.
+    """The options of `report` and `apply`.
 
     Attributes:
         config_file: File with additional options.
         export: Folder that `results` is in.
-        names: Variants to show, () for all.
+        names: Variants to show, () for all; or to apply, () for the recommended ones.
         json: Result to report on, None for the latest in the folders.
+        repository: Repository whose configurations change, None for that of the run.
         html: File for the report, None for the usual place.
         quiet: Whether stdout stays empty.
         verbose: Whether the tables are printed.
@@ -68,6 +70,7 @@ class ReportRequest:
     export: Path = Path()
     names: tuple[str, ...] = ()
     json: Path | None = None
+    repository: Path | None = None
     html: Path | None = None
     quiet: bool = False
     verbose: bool = False
@@ -231,11 +234,22 @@ WITHOUT_EFFECT = (
     _idle("--genai-perf-flags", pairs, "{NAME: VALUE}", "models are measured by requests", in_file_only=True),
 )
 
+RESULT_OPTIONS = (
+    Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in", default="."),
+    Option("--json", "json", path, "FILE", "The result", default="the latest in the folders"),
+)
+
+APPLY_OPTIONS = (
+    *RESULT_OPTIONS,
+    Option("--model-configs -n NAME", "names", variant_names, "NAME,...", "Variants", default="the recommended ones"),
+    Option("--model-repository -m", "repository", path, "PATH", "Folder of models", default="that of the run"),
+    _switch("--quiet -q", "quiet", "Print errors only"),
+)
+
 REPORT_OPTIONS = (
     CONFIG_FILE,
-    Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in", default="."),
+    *RESULT_OPTIONS,
     Option("--report-model-configs -n", "names", variant_names, "NAME,...", "Variants to show; all of them without"),
-    Option("--json", "json", path, "FILE", "Result to report on", default="the latest in the folders"),
     Option("--html", "html", path, "FILE", "The report", default=""),
     _switch("--quiet -q", "quiet", "Print errors only"),
     _switch("--verbose -v", "verbose", "Print the tables too"),
@@ -260,9 +274,11 @@ PROFILE = CommandLine(
     intro="""\
 usage: charonia tune [profile] [OPTIONS]
        charonia tune report [OPTIONS]
+       charonia tune apply [OPTIONS] [NAME]
 
 Find the configuration of a model that gives the most within your limits.
-`charonia tune report --help` explains how to report on an earlier run.
+`charonia tune report --help` explains how to report on an earlier run, and
+`charonia tune apply --help` how to put what it found into the repository.
 
   charonia tune -m REPOSITORY --profile-models resnet
   charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50
@@ -300,6 +316,21 @@ Write the tables and the page of an earlier run again.
     epilog=EXIT_CODES,
     abbreviates=True,
     hint="charonia tune report --help lists the options",
+)
+
+
+APPLY = CommandLine(
+    command="charonia tune apply",
+    intro="""\
+usage: charonia tune apply [OPTIONS] [NAME]
+
+Write the recommended configurations of an earlier run into the model repository.
+The configuration of before stays beside each, in config.pbtxt.before_tune.
+""",
+    groups={"Options": APPLY_OPTIONS},
+    record=ReportRequest(),
+    abbreviates=True,
+    hint="charonia tune apply --help lists the options",
 )
 
 
@@ -346,14 +377,14 @@ def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) 
     return TuneRequest(options, _named(given), tuple(given.notes))
 
 
-def parse_report(arguments: Sequence[str]) -> ReportRequest:
-    """Return the request of `report` from its arguments.
+def parse_report(arguments: Sequence[str], line: CommandLine[ReportRequest] = REPORT) -> ReportRequest:
+    """Return the request of `report`, or of `apply`, from its arguments.
 
     Raises:
         ServingError: INVALID_ARG with a line for every problem.
     """
-    given = _split(REPORT, arguments)
-    request = REPORT.filled(REPORT.read(given), given)
+    given = _split(line, arguments)
+    request = line.filled(line.read(given), given)
     given.check()
     return request
 

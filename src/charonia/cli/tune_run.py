@@ -6,6 +6,7 @@ about ninety times as long for each update of the table.
 """
 
 import os
+import shlex
 import sys
 import time
 from collections import deque
@@ -33,13 +34,14 @@ from charonia.tools.perf.run import Subject, ask, stopped_by_signals
 from charonia.tools.report.quantities import clock, in_columns, number, signed_percent
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, LoadPoint, Metric, Trial
-from charonia.tools.tune.decision import Ranked, loads_text
+from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
+from charonia.tools.tune.output import CONFIG_FILE
 from charonia.tools.tune.profile import profile
 from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 from charonia.tools.tune.report.html import render
-from charonia.tools.tune.result import TuneRun, exit_status, from_json, to_json
+from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
 from charonia.tools.tune.summary import summary
 from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
@@ -83,6 +85,9 @@ def profile_models(request: TuneRequest, command: str) -> int:
         if output.summaries:
             print(summary(found, output.configs_per_model, top_configs=output.top_configs), file=text)
         print("\nWritten: " + ", ".join(map(str, written)), file=text)
+        if not found.is_remote and any(applicable(group) for group in found.groups):
+            where = [] if output.export.absolute() == Path.cwd() else ["-e", str(output.export)]
+            print("Apply it: " + shlex.join(["charonia", "tune", "apply", *where]), file=text)
     if found.problem:
         print(f"charonia tune: {found.problem}", file=sys.stderr)
     return exit_status(found)
@@ -107,6 +112,51 @@ def report_on(request: ReportRequest) -> int:
         print(summary(found, names=request.names))
         print("\nWritten: " + ", ".join(map(str, written)))
     return exit_status(found)
+
+
+def applicable(group: GroupRecord) -> VariantRecord | None:
+    """Return the recommended variant of models, None where that is to change nothing."""
+    best = group.decision.best
+    if best is None or best.variant.is_default or group.decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET:
+        return None
+    return group.variant(best.variant)
+
+
+def apply(request: ReportRequest) -> int:
+    """Write configurations of an earlier run into the model repository, and return the exit status.
+
+    Raises:
+        ServingError: There is no such run, variant or model, or a file cannot be written.
+    """
+    run = read_result(request)
+    repository = request.repository or Path(run.options.get("model_repository", ""))
+    if not run.options.get("model_repository") and request.repository is None:
+        raise invalid("the run does not say where its models are", hint="-m names the model repository")
+    by_name = [each for group in run.groups for each in group.variants if each.is_named(request.names)]
+    if request.names and not by_name:
+        known = sorted(each.name for group in run.groups for each in group.variants)
+        raise not_found("\n".join(unknown("variant", name, known) for name in request.names))
+    chosen = by_name or [each for group in run.groups if (each := applicable(group)) is not None]
+    changed = [config for each in chosen for config in each.configs if config.diff or by_name]
+    for config in changed:
+        folder = repository / config.model
+        if not folder.is_dir():
+            raise not_found(f"there is no folder '{folder}'", hint="-m names the model repository")
+    for config in changed:
+        path = repository / config.model / CONFIG_FILE
+        before = path.with_name(f"{CONFIG_FILE}.before_tune")
+        if path.exists() and not before.exists():
+            _write(before, path.read_bytes())
+        _write(path, config.text.encode())
+        if not request.quiet:
+            print(f"{path}: {config.short_name}", *_lines_of_change(config.diff), sep="\n")
+    if not changed and not request.quiet:
+        print("Nothing to apply: the run recommends the configuration that is there. -n names another one.")
+    return 0
+
+
+def _lines_of_change(diff: str) -> list[str]:
+    return [f"  {line}" for line in diff.splitlines()[2:]]
 
 
 def check_writable(output: OutputSettings) -> None:
