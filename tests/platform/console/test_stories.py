@@ -140,7 +140,7 @@ def test_clients_call_the_deployment_itself(page: Page, running: RunningPlatform
     answer = infer(address, "digits", {"inputs": [tensor("input", 64)]})
 
     assert answer["model_version"] == "1"
-    expect(page.locator("#charts canvas")).to_have_count(7)
+    expect(page.locator("#charts canvas")).to_have_count(8)
 
 
 def test_version_2_is_uploaded(page: Page, running: RunningPlatform, tmp_path: Path) -> None:
