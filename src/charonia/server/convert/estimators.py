@@ -49,7 +49,7 @@ class EstimatorOriginal:
         steps = ", ".join(type(step).__name__ for _, step in getattr(self._estimator, "steps", ()))
         self.title = f"{type(self._estimator).__name__}{f' ({steps})' if steps else ''} of {versioned(package)}"
         self.converter = versioned("skl2onnx")
-        is_known = bool(self._features.texts)
+        is_known = bool(self._features.texts or self._features.words)
         self.texts = {t.name: self._features.known_texts(t.name) for t in self._signature if is_known}
 
     def _inputs(self) -> Sequence[SignatureTensor]:
