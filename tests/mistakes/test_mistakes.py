@@ -325,6 +325,36 @@ COMMANDS = [
     ),
     Mistake("a file that is not there", ["serve", "/not/there.onnx"], "there is no file '/not/there.onnx'"),
     Mistake("a folder that is not there", ["config", "/not/there"], "model folder '/not/there': no such folder"),
+    Mistake(
+        "the same, with doctor", ["doctor", "/not/there.onnx"], "charonia doctor: there is no file '/not/there.onnx'"
+    ),
+    Mistake("no server", ["infer", "m", "-u", "localhost:1"], "Connection refused (hint: -u names the address of a"),
+    Mistake("a value without a name", ["infer", "m", "-i", "x"], "--input: expected NAME=VALUE, got 'x'"),
+    Mistake("two kinds of code", ["infer", "m", "--curl", "--python"], "--curl, --python: expected one of them"),
+    Mistake("another scheme", ["explain", "m", "-u", "ftp://a"], "expected HOST:PORT, or a URL of http or https"),
+    Mistake(
+        "perf of a model's name", ["perf", "resnet"], "no file or folder 'resnet' (hint: a model of a running server is"
+    ),
+    Mistake("perf of a file elsewhere", ["perf", "m.onnx", "-u", "a:1"], "--url: expected none, as 'm.onnx' is served"),
+    Mistake("an empty batch", ["perf", "-m", "m", "-b", "0"], "--batch-size: expected an integer from 1 to 2147483647"),
+    Mistake("another protocol", ["perf", "-m", "m", "-i", "rest"], "--protocol: expected http or grpc, got 'rest'"),
+    Mistake("a stream over HTTP", ["perf", "-m", "m", "--streaming"], "--streaming: expected -i grpc with it, got -i"),
+    Mistake("a misspelt subcommand", ["tune", "profil"], "unknown subcommand 'profil' (hint: did you mean profile?)"),
+    Mistake(
+        "tune without models", ["tune", "--profile-models", "m"], "--model-repository: expected a folder, got none"
+    ),
+    Mistake(
+        "nothing to apply yet",
+        ["tune", "apply", "-e", "/not/there"],
+        "charonia-tune.json' does not exist (hint: charonia tune profile writes it; -e names the folder that it is in)",
+    ),
+    Mistake("a name with a slash", ["serve", "m.onnx", "--name=a/b"], "--name: expected a name without '/'"),
+    Mistake("options of files for a repository", ["serve", "m", "--workers=2"], "--workers: expected a file to serve"),
+    Mistake("a negative batch", ["serve", "m.onnx", "--max-batch-size=-1"], "expected an integer from 0 to 2147483647"),
+    Mistake("a port that is too large", ["serve", "m", "--http-port", "70000"], "from 0 to 65535, got '70000'"),
+    Mistake("a process that is not there", ["upgrade", "99999999"], "process 99999999 does not exist"),
+    Mistake("conversion of nothing", ["convert", "/not/there.pt"], "there is no file or folder '/not/there.pt'"),
+    Mistake("no action", ["traffic", "m"], "expected one of status, set, canary, pause, resume, promote, abort, reset"),
 ]
 
 NOT_ONNX = {"net.onnx": "<html>"}
@@ -509,5 +539,5 @@ def test_call(mistake: Mistake, server: charonia.Server) -> None:
 
 def test_the_list_is_worth_its_name() -> None:
     every = [*REQUESTS, *CONFIGURATIONS, *FILES, *COMMANDS, *STARTS, *CALLS]
-    assert len(every) >= 60
+    assert len(every) >= 120
     assert len(set(map(str, every))) == len(every)

@@ -59,11 +59,16 @@ def table_document(config: ModelConfig, document: Object) -> Object:
     """
     names = {given.name for given in config.input}
     key = next((each for each in KEYS if each in document and each not in names), None)
-    if key is not None:
+    if key is not None and not (key == INPUTS and _are_tensors(document[key])):
         return {k: v for k, v in document.items() if k != key} | inputs_of(config, key, document[key])
     if "data" in document and document.keys() <= _SPLIT_KEYS and not names & document.keys():
         return inputs_of(config, SPLIT, document)
     return document
+
+
+def _are_tensors(value: object) -> bool:
+    """Whether it is what a body for infer has there: a mistake whose own error names it."""
+    return type(value) is list and bool(value) and type(value[0]) is dict and value[0].keys() >= {"name", "datatype"}
 
 
 def plain_inputs(config: ModelConfig, table: Columns) -> Object:
