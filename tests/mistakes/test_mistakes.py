@@ -372,6 +372,10 @@ IN_ENSEMBLES = {
 
 STARTS = [
     Mistake("a file that is not what its name says", ("net.onnx", NOT_ONNX), "cannot load net.onnx: "),
+    Mistake("the page of a download", ("net.onnx", NOT_ONNX), "the file is an HTML page: the download needed a login"),
+    Mistake(
+        "a compressed file", ("net.onnx.gz", {"net.onnx.gz": "\x1f\x8b"}), "is compressed with gzip (hint: gunzip "
+    ),
     Mistake("a misspelt suffix", ("net.onx", NOT_ONNX), "/net.onnx'?)"),
     Mistake("a syntax error in a service file", ("f.py", {"f.py": NO_NAME + "("}), "SyntaxError"),
     Mistake("an error in a service file", ("f.py", {"f.py": NO_NAME + "\nz = y\n"}), "name 'y' is not defined"),
@@ -511,7 +515,7 @@ def test_start(mistake: Mistake, tmp_path: Path) -> None:
     path, files = mistake.how
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
 
     done = run_command("serve", path, "--port=0", folder=tmp_path)
 
