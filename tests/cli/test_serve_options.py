@@ -254,6 +254,7 @@ def other_text(option: Option) -> str:
         "NAME:COUNT[:DEVICE]": "R:2",
         "NAME,KEY=VALUE": "cpu,cpu-cores=0-1",
         "FIRST-LAST": "1-65535",
+        "[FILE.py:]APP:/PATH": "app.py:app:/ui",
     }
     return texts.get(option.metavar, "other")
 

@@ -58,7 +58,7 @@ def test_every_example_is_answered(server: ServeProcess, document: dict[str, Any
 def test_the_paths_of_the_server_answer(server: ServeProcess, document: dict[str, Any]) -> None:
     statuses = {}
     for path, item in document["paths"].items():
-        if "get" in item:
+        if "get" in item and "{result}" not in path:  # there is none
             with urlopen(f"http://{server.http}{path.replace('{model}', 'classes')}") as answer:
                 statuses[path] = answer.status
 

@@ -33,7 +33,7 @@ def pretended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess
     parameters = {"EXECUTION_ENV_PATH": str(environment)}
     place(folder / "repository" / "lm", {"model": "m"}, parameters)
     place(folder / "repository" / "misspelt", {"model": "m", "max_modle_len": 3}, parameters)
-    place(folder / "repository" / "wrong", {"model": "m"}, {**parameters, "REPORT_CUSTOM_METRICS": "yes"})
+    place(folder / "repository" / "wrong", {"model": "m"}, {**parameters, "REPORT_CUSTOM_METRICS": "perhaps"})
     with ServeProcess(folder / "repository", "--exit-on-error=false") as server:
         yield server
 
@@ -98,7 +98,7 @@ def test_requests_that_are_wrong_are_refused(pretended: ServeProcess) -> None:
 def test_models_that_are_wrong_fail_to_load_with_the_reason(pretended: ServeProcess) -> None:
     log = pretended.log
     assert "model.json: vLLM has no argument 'max_modle_len'; did you mean 'max_model_len'?" in log
-    assert "parameter REPORT_CUSTOM_METRICS: expected true or false, got 'yes'" in log
+    assert "parameter REPORT_CUSTOM_METRICS: expected true or false, got 'perhaps'" in log
 
 
 def test_when_the_engine_dies_open_streams_get_an_error_and_another_engine_is_started(pretended: ServeProcess) -> None:
