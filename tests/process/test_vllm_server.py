@@ -98,7 +98,7 @@ def test_requests_that_are_wrong_are_refused(pretended: ServeProcess) -> None:
 def test_models_that_are_wrong_fail_to_load_with_the_reason(pretended: ServeProcess) -> None:
     log = pretended.log
     assert "model.json: vLLM has no argument 'max_modle_len'; did you mean 'max_model_len'?" in log
-    assert "parameter REPORT_CUSTOM_METRICS: expected true or false, got 'perhaps'" in log
+    assert "parameters['REPORT_CUSTOM_METRICS']: expected true or false, got 'perhaps'" in log
 
 
 def test_when_the_engine_dies_open_streams_get_an_error_and_another_engine_is_started(pretended: ServeProcess) -> None:
