@@ -4,7 +4,6 @@ A `Code` travels unchanged from where a problem is found to the wire; the two ta
 into an HTTP and a gRPC status. Nothing between those two points knows a transport.
 """
 
-import difflib
 from collections.abc import Sequence
 from enum import Enum
 
@@ -123,6 +122,8 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """
     if len(name) > COMPARED_CHARS_MAX or len(known) > COMPARED_NAMES_MAX:
         return ""
+    import difflib  # rarely needed, and the base stays light to import
+
     return next(iter(difflib.get_close_matches(name, known, n=1)), "")
 
 
