@@ -87,10 +87,8 @@ def device_text(view: DeploymentView) -> str:
 
 
 def charts_of(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
-    """Return key, title and unit of the charts that have data."""
-    counts_instances = point is not None and point.all.instances > 0
-    shown = tuple(chart for chart in CHARTS if chart[0] != "instances" or counts_instances)
-    return shown + (GPU_CHARTS if has_gpu(point) else ())
+    """Return key, title and unit of the charts: the same before the first figures, so that none moves."""
+    return CHARTS + (GPU_CHARTS if has_gpu(point) else ())
 
 
 def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
