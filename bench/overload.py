@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
+from bench.fairness import BODY, CALL
 from bench.machine import machine
 from bench.models import MODEL
 from bench.servers import Server
@@ -37,15 +38,6 @@ LEARNING_S = 3.0
 HEADER = "x-client"
 """Names the client of a request, for the server's `--fairness-header`."""
 
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [16], "data": [1.5] * 16}]}).encode()
-HEADERS = [
-    (b":method", b"POST"),
-    (b":scheme", b"http"),
-    (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
-    (b":authority", b"a"),
-    (b"te", b"trailers"),
-    (b"content-type", b"application/grpc"),
-]
 GRPC_OK = (b"grpc-status", b"0")
 
 Send = Callable[[str, float | None], Awaitable[bool]]
@@ -145,7 +137,7 @@ class GrpcClient:
     async def send(self, client: str, deadline_s: float | None) -> bool:
         """Send a request. As `Send`."""
         self._sent += 1
-        headers = [*HEADERS, (HEADER.encode(), client.encode())]
+        headers = [*CALL, (HEADER.encode(), client.encode())]
         if deadline_s is not None:
             headers.append(timeout_header(deadline_s))
         while len(self._connections) < CLIENTS:

@@ -124,7 +124,11 @@ class InferenceHandlers:
         if accepted is not None and EVENT_STREAM in accepted:
             self._infer_stream(exchange, call)
         else:
-            self._results.run(exchange, lambda own: self._submit(own, call.request, partial(self._reply, own, call)))
+            submit = self._submit
+            if b"prefer" in headers:
+                self._results.run(exchange, lambda own: submit(own, call.request, partial(self._reply, own, call)))
+            else:
+                submit(exchange, call.request, partial(self._reply, exchange, call))
 
     def _unreadable(
         self, exchange: Exchange, target: RouteTarget, body: bytes | memoryview, error: ServingError
