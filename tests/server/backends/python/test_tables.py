@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from charonia.server.backends.python.worker.service import BadRequest
-from charonia.server.backends.python.worker.table import MISSING, DataColumn, DataTable, class_schema, table_of
+from charonia.server.channel.tables import MISSING, DataColumn, DataTable, TableError, class_schema, table_of
 
 
 def frame(**columns: Any) -> pd.DataFrame:
@@ -98,10 +97,10 @@ def test_columns_may_be_missing_without_which_a_model_answers() -> None:
 def test_texts_and_times_are_checked() -> None:
     times = table_of(frame(x=pd.to_datetime(["2024-01-31"])))
 
-    with pytest.raises(BadRequest, match="input 'x': expected times in ISO 8601"):
+    with pytest.raises(TableError, match="input 'x': expected times in ISO 8601"):
         times.frame({"x": np.array([b"tomorrow"], object)})
     for wrong in (b"\xc3", MISSING):
-        with pytest.raises(BadRequest, match="input 'x': expected texts in UTF-8, got"):
+        with pytest.raises(TableError, match="input 'x': expected texts in UTF-8, got"):
             DataTable([DataColumn("x", None)]).frame({"x": np.array([wrong], object)})
 
 

@@ -34,9 +34,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.python.worker.table import DataColumn
 from charonia.server.backends.sklearn import features
 from charonia.server.backends.sklearn.backend import SklearnBackend, Threads
+from charonia.server.channel.tables import DataColumn
 from charonia.testing.backend_suite import PLACEMENT
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))

@@ -34,7 +34,6 @@ from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import ArrayBackend
 from charonia.server.backends.array_instance import ArrayInstance
-from charonia.server.backends.python.worker.table import MISSING, class_schema
 from charonia.server.backends.sklearn.features import EXAMPLE_ROWS, MATRIX, Features, parts_of, prepare, read_rows
 from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
 from charonia.server.backends.sklearn.methods import (
@@ -54,6 +53,7 @@ from charonia.server.backends.sklearn.options import (
     EstimatorPlan,
     read_plan,
 )
+from charonia.server.channel.tables import MISSING, class_schema
 from charonia.server.machine.memory import release_freed_memory
 
 _OF_OTHERS = "/torch/"

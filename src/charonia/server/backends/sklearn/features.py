@@ -18,8 +18,7 @@ from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
 from charonia.server.backends.boosters import are_named, xgboost_columns
-from charonia.server.backends.python.worker.service import BadRequest
-from charonia.server.backends.python.worker.table import DataColumn, DataTable, table_of
+from charonia.server.channel.tables import DataColumn, DataTable, TableError, table_of
 
 MATRIX = "X"
 """Name of the input of an estimator that takes one: the name of the argument in scikit-learn."""
@@ -134,7 +133,7 @@ class Features:
                 return self._of_columns(feed)
             matrix = np.column_stack([feed[name].reshape(-1) for name in self.names]).astype(float, copy=False)
             return require_pandas().DataFrame(matrix, columns=self.names, copy=False) if self.takes_frame else matrix
-        except BadRequest as error:
+        except TableError as error:
             raise invalid(str(error)) from None
 
     def _matrix(self, name: str, array: Array) -> Any:

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....channel.tables import TableError, class_schema, table_of
 from . import signature as signatures
-from .kinds import ImageKind, JsonKind, Kind
+from .kinds import ColumnKind, ImageKind, JsonKind, Kind
 from .records import made
 from .service import BadRequest, Request, Response
 from .signature import Port, Signature
-from .table import ColumnKind, DataTable, class_schema, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from ....channel.datatypes import Array
+    from ....channel.tables import DataTable
     from .model_config import ModelConfig
     from .service import Definition
 
@@ -230,7 +231,10 @@ class Function:
         record = self.signature.record
         if self.definition.is_object:
             if self._table is not None:
-                return (self._table.frame(values),), {}
+                try:
+                    return (self._table.frame(values),), {}
+                except TableError as error:
+                    raise BadRequest(str(error)) from None
             return (values[signatures.OBJECT_INPUT],), {}
         if record is None:
             return (), values

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....channel import datatypes
+from ....channel.tables import OBJECT
 from .records import Adapter, json_text, made_up
 from .service import BadRequest, Response
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ....channel.datatypes import Array
-
-OBJECT = np.dtype(np.object_)
+    from ....channel.tables import DataColumn
 
 _FRAME = typing.Union[typing.List[typing.Dict[str, typing.Any]], typing.Dict[str, typing.List[typing.Any]]]  # noqa: UP006,UP007
 
@@ -294,6 +294,25 @@ class FlatKind(ArrayKind):
 
     def write_batch(self, values: Any) -> Array:
         return self._checked(np.asarray(values, self.dtype).reshape(-1, 1), (-1, 1))
+
+
+class ColumnKind(FlatKind):
+    """A column of the data frame that an object gets."""
+
+    def __init__(self, column: DataColumn) -> None:
+        super().__init__(column.tensor)
+        self._column = column
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._column.schema
+
+    def read_batch(self, array: Array) -> Any:
+        """Return the elements, which `DataTable.frame` reads."""
+        return array.reshape(-1)
+
+    def write_batch(self, values: Any) -> Array:
+        return self._column.write(values).reshape(-1, 1)
 
 
 def _nested(schema: dict[str, Any], dims: tuple[int, ...]) -> dict[str, Any]:

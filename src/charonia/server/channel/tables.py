@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....channel import datatypes
-from .kinds import OBJECT, FlatKind
-from .service import BadRequest
+from . import datatypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    from ....channel.datatypes import Array
+    from .datatypes import Array
+
+OBJECT = np.dtype(np.object_)
 
 MISSING = b"\xff"
 """A missing text in a tensor: no text in UTF-8 has this byte."""
@@ -30,6 +30,10 @@ TRIALS_MAX = 500
 """Calls of a model that find out which columns may be missing."""
 
 _JSON_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
+
+
+class TableError(ValueError):
+    """A value cannot be one of its column."""
 
 
 class DataColumn:
@@ -84,7 +88,7 @@ class DataColumn:
         """Return the column of a data frame for a tensor.
 
         Raises:
-            BadRequest: A text is not UTF-8, or no time.
+            TableError: A text is not UTF-8, or no time.
         """
         column = self._texts(array) if array.dtype == OBJECT else self._numbers(array)
         if self.dtype is None:
@@ -121,7 +125,7 @@ class DataColumn:
             ]
         except UnicodeDecodeError as error:
             shown = repr(error.object[:20])
-            raise BadRequest(f"input '{self.name}': expected texts in UTF-8, got {shown}") from None
+            raise TableError(f"input '{self.name}': expected texts in UTF-8, got {shown}") from None
         return column
 
     def _numbers(self, array: Array) -> Array:
@@ -145,7 +149,7 @@ class DataColumn:
             return times.astype(self.dtype)
         except (ValueError, TypeError) as error:
             text = str(error).partition(". ")[0]
-            raise BadRequest(f"input '{self.name}': expected times in ISO 8601: {text}") from None
+            raise TableError(f"input '{self.name}': expected times in ISO 8601: {text}") from None
 
 
 class DataTable:
@@ -164,7 +168,7 @@ class DataTable:
         """Return the data frame of tensors by column; those that are left out are missing.
 
         Raises:
-            BadRequest: A column has a value that it cannot have.
+            TableError: A column has a value that it cannot have.
         """
         rows = len(next(iter(tensors.values()))) if tensors else 0
         flat = {name: array.reshape(rows, -1)[:, 0] for name, array in tensors.items()}
@@ -214,25 +218,6 @@ class DataTable:
             values = column.examples(2)
             tensors[column.name] = column.write([None] * absent + values[absent:] if column in columns else values)
         return self.frame(tensors)
-
-
-class ColumnKind(FlatKind):
-    """A column of the data frame that an object gets."""
-
-    def __init__(self, column: DataColumn) -> None:
-        super().__init__(column.tensor)
-        self._column = column
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return self._column.schema
-
-    def read_batch(self, array: Array) -> Any:
-        """Return the elements, which `DataTable.frame` reads."""
-        return array.reshape(-1)
-
-    def write_batch(self, values: Any) -> Array:
-        return self._column.write(values).reshape(-1, 1)
 
 
 def table_of(frame: Any) -> DataTable:
