@@ -3,7 +3,7 @@
 Headers are compressed as contents are: a tar of 1.6 kB may hold a name of 2 GiB. So a tar is read forward only, through
 a counter that knows whether a header or a content is read, and a zip through a file that refuses large reads.
 
-What a library allocates beyond that, such as the dictionary of an LZMA stream, is bounded by the memory limit of the
+Other memory of a library, such as the dictionary of an LZMA stream, is bounded by the memory limit of the
 process that unpacks: `limited` is its body, `failure` what its parent makes of its output.
 """
 
@@ -48,7 +48,7 @@ PADDING_BYTES_MAX = 1024 * 1024
 """What follows the last entry of a tar: zeros."""
 
 READ_BYTES = 64 * 1024
-"""What is read of a tar at a time."""
+"""Size of one read of a tar."""
 
 ERROR_CHARS_MAX = 2000
 """Longest message of a process that unpacks."""
@@ -67,7 +67,7 @@ class ArchiveLimits:
 
     Attributes:
         entries: Files, folders and links.
-        size_bytes: Their contents, those that are skipped among them.
+        size_bytes: Their contents, skipped members included.
     """
 
     entries: int
@@ -108,7 +108,7 @@ def tar_entries(path: Path, limits: ArchiveLimits) -> Iterator[tuple[tarfile.Tar
                 counted.header_end = counted.position + HEADER_BYTES_MAX
         counted.header_end = counted.position + PADDING_BYTES_MAX
         while counted.read(READ_BYTES):
-            pass  # to the end, where the checksum of what is compressed stands
+            pass  # to the end, where the checksum of the compressed data is
         if counted.position % tarfile.BLOCKSIZE:  # tarfile takes half a header for the end
             raise invalid("it ends in the middle of a block", hint="was it copied as a whole?")
 
@@ -127,7 +127,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
             archive = zipfile.ZipFile(file)
         except (OSError, ServingError, zipfile.BadZipFile):
             raise
-        except Exception as error:  # bytes of the directory decide what it raises
+        except Exception as error:  # bytes of the directory decide the exception
             raise zipfile.BadZipFile(f"its directory is damaged: {error}") from error
         with archive:
             allowed = unpacked_bytes_max(path)
@@ -163,7 +163,7 @@ def explained(hint: str = "") -> Iterator[None]:
     """Turn whatever a reader of archives raises into an error for users.
 
     Args:
-        hint: What was expected, for damaged archives.
+        hint: Expected contents, for damaged archives.
 
     Raises:
         TooLargeError: It needs too much memory.
@@ -182,7 +182,7 @@ def explained(hint: str = "") -> Iterator[None]:
 
 def limited(work: Callable[[], None]) -> int:
     """Do the work of a process that unpacks, with limited memory. Return the exit status and print why it failed."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # where the system has no such limit
+    with contextlib.suppress(ImportError, ValueError, OSError):  # where the system lacks the limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
@@ -202,7 +202,7 @@ def failure(what: str, output: str, kinds: Sequence[type[ServingError]] = (TooLa
 
     Args:
         what: The archive, for the message.
-        output: What the process has printed.
+        output: Output of the process.
         kinds: Errors that keep their class; others become `ServingError`.
     """
     try:
@@ -247,7 +247,7 @@ class _Counted(io.RawIOBase):
 
 
 class _ZipSource(io.FileIO):
-    """The file of a zip archive. Contents are read in small pieces, the directory at once."""
+    """The file of a zip archive. Contents are read in small pieces, the directory as a whole."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:

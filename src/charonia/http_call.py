@@ -11,11 +11,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 NO_ANSWER = (OSError, ValueError, HTTPException)
-"""What a call raises that gets no answer: there is no server, it ends or is silent, or the URL is not valid."""
+"""A call got no answer: the server is missing, ended or silent, or the URL is invalid."""
 
 
 class HttpAnswer(NamedTuple):
-    """An answer, with as much of its body as was asked for."""
+    """An answer, with its body up to the limit of the call."""
 
     status: int
     reason: str
@@ -39,10 +39,10 @@ def http_call(
         method: The method.
         url: Where, with `http://` or `https://`.
         headers: Headers to send.
-        body: What is sent.
+        body: Body of the request.
         timeout_s: Longest silence of the server.
         bytes_max: The rest of a longer body is not read; None for all.
-        context: Certificates to trust, None for those of the system.
+        context: Certificates to trust, None for the system's.
 
     Raises:
         OSError, ValueError, HTTPException: There is no answer. See `NO_ANSWER`.

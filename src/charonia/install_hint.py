@@ -1,4 +1,4 @@
-"""Commands that install what is missing, for hints: they fit how this package was installed, and what can install."""
+"""Commands that install missing packages, for hints: they fit how this package was installed, and the installer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Functions, classes and objects as models: what a file for `charonia serve FILE` imports.
+"""Functions, classes and objects as models: the names that a file for `charonia serve FILE` imports.
 
     import charonia
 

@@ -31,7 +31,7 @@ class ListeningEndpoint(Protocol):
 
 
 class StartedServer(Protocol):
-    """A server that has started, as far as it is described."""
+    """A server that has started, as far as the banner describes it."""
 
     @property
     def http(self) -> ListeningEndpoint | None:
@@ -89,7 +89,7 @@ def _shown(address: str, port: int) -> str:
 
 
 def _endpoints(options: ServerOptions, server: StartedServer) -> str:
-    """Return the further addresses, and who can reach them."""
+    """Return the other addresses, and who can reach them."""
     parts = []
     if server.grpc is not None:
         parts.append(f"gRPC {_shown(options.grpc.address, server.grpc.port)}")

@@ -321,7 +321,7 @@ _HINTS = {
 
 @contextmanager
 def served(options: PerfOptions) -> Iterator[PerfOptions]:
-    """Serve what the options say for the measurement, and yield options with the model and its server.
+    """Serve the model of the options for the measurement, and yield options with the model and its server.
 
     Raises:
         ServingError: It cannot be served, or has several models and none is named.

@@ -205,7 +205,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
         updates = knative_port(environment) | vertex_ai_options(environment, updates) | updates
     except ValueError as error:
         given.problems.append(str(error))
-    # Addresses that nobody gave depend on what is served.
+    # Default addresses depend on the kind of model.
     options = LINE.filled({"http.address": "", "grpc.address": ""} | updates, given)
     if not options.models.repositories and not given.problems:
         given.problems.append(

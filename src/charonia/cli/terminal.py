@@ -54,7 +54,7 @@ class WaitingLine:
 
     Args:
         stream: The terminal, None for nothing.
-        text: What is being done.
+        text: Name of the work.
     """
 
     def __init__(self, stream: TextIO | None, text: str) -> None:

@@ -126,7 +126,7 @@ def derive_backend(
 
 
 def _point_at_model(model_name: str, backend: str, file_names: Collection[str], installed: Collection[str]) -> None:
-    """Refuse a backend that is not there or has no file, if the version holds a model of another one.
+    """Refuse a backend that is missing or without a file, if the version holds a model of another backend.
 
     Raises:
         ServingError: INVALID_ARG with the file, and what to change.
@@ -363,9 +363,7 @@ def _tensor_problems(
         message = f"input '{tensor.name}' is optional in the configuration, but the model has no default for it"
         problems.append(Problem(f"{path}.optional", message))
     if isinstance(tensor, ModelInput) and own.optional and batches:
-        message = (
-            f"input '{tensor.name}' has a value of its own, which it may only be given one for if max_batch_size is 0"
-        )
+        message = f"input '{tensor.name}' has a fixed value, which requires max_batch_size 0"
         problems.append(Problem(f"{path}.name", message))
     return problems
 

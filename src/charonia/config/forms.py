@@ -1,6 +1,6 @@
 """What people have: the forms of models, how each is recognised, and how it comes to be served. Pure.
 
-The forms that are served are those of the backends' records. The others are recognised here, and their lines, to be
+Backends' records have the forms that are served. The others are recognised here, and their lines, to be
 pasted into a shell, lead to something that is served.
 """
 
@@ -207,10 +207,10 @@ _ARGUMENTS = {
     "object-detection": ("image", "Image"),
     "automatic-speech-recognition": ("audio", "bytes"),
 }
-"""What a task takes, and its type; others take text."""
+"""Input of a task, and its type; other tasks take text."""
 
 _RESULTS = {"feature-extraction": "list[list[list[float]]]", "automatic-speech-recognition": "dict"}
-"""Type of what a task gives; others give a list of records."""
+"""Type of a task's output; other tasks give a list of records."""
 
 
 def form_of(name: str, entries: Sequence[str] | None, start: bytes = b"") -> Form | None:

@@ -1,6 +1,6 @@
 """The JSON form of a configuration, in responses of configuration calls and in load requests.
 
-Field names are those of config.pbtxt. Every scalar and list is written even at its default, 64-bit integers are
+Fields have the names of config.pbtxt. Every scalar and list is written even at its default, 64-bit integers are
 numbers, enumerations are names, and messages and members of a "one of" are written only if set. Keys of maps are
 strings, because JSON has no others.
 
@@ -141,7 +141,7 @@ _LENIENT = re.compile(
 """A string, which stays; one in single quotes; an unquoted name; a comma before the end of an object or list."""
 
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)
-"""What is escaped, or a double quote, in a string in single quotes."""
+"""An escape or a double quote in a string in single quotes."""
 
 _WRAPPER = re.compile(r"Failed to parse (\S+) field: ")
 _AT_PATH = re.compile(r'^(?P<problem>.*) at (?P<path>"?ModelConfig\S*)$', re.DOTALL)

@@ -43,7 +43,7 @@ RECEIVED = "triton_http_request"
 """Request parameter with the HTTP request as JSON. Clients cannot set parameters of such names."""
 
 MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET = "MOUNTED_APP", "MOUNTED_AT", "MOUNTED_SOCKET"
-"""Parameters of what is no model but an application: its name in the file, its path, and the socket it serves at."""
+"""Parameters of an application beside the models: its name in the file, its path, and its socket."""
 
 TRY_EXAMPLE = "TRY_EXAMPLE"
 """Model parameter of a model served from a file: when it is loaded, an example request that it accepts is sought."""

@@ -6,7 +6,7 @@ become one sentence with line, column and, for a misspelt name, the nearest know
 
 Triton uses Protobuf's C++ parser, which reads some literals differently: Python's parser unescapes strings by Python's
 rules, and requires a minus sign directly before its number. `python_literals` rewrites such literals, so that a file
-means the same to both. Comments may contain any bytes; those that are not UTF-8 are lone surrogates here.
+means the same to both. Comments may contain any bytes; bytes outside UTF-8 are lone surrogates here.
 
 Source: the grammar of protobuf's text format.
 """

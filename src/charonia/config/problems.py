@@ -1,4 +1,4 @@
-"""Problems of a configuration, collected so that all are reported at once, and how their messages quote and suggest."""
+"""Problems of a configuration, collected to be reported together, and how their messages quote and suggest."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -128,7 +128,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def models_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for the unknown name of a model: a similar one of those that are ready, or some of these."""
+    """Return a hint for the unknown name of a model: a similar name of a ready model, or some ready models."""
     near = nearest(name, known)
     listed = f"models that are ready: {', '.join(known[:NAMES_SHOWN])}" if known else ""
     return f"did you mean '{near}'?" if near else listed

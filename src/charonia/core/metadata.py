@@ -26,7 +26,7 @@ class ServerMetadata:
 class TensorMetadata:
     """A model's input or output. `shape` has -1 for variable dimensions and includes the batch dimension.
 
-    `parameters` are further facts: the names of the "columns" of a matrix, the "values" that elements have, "examples".
+    `parameters` are other facts: the names of the "columns" of a matrix, the "values" that elements have, "examples".
     """
 
     name: str

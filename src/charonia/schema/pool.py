@@ -1,7 +1,7 @@
 """Message classes of the protocol, from a private descriptor pool.
 
 Protobuf's default pool is shared by the whole process and refuses a second file that defines `inference.ModelConfig`.
-With a private pool, a program can import `tritonclient`, or generated code of its own, beside Charonia.
+With a private pool, a program can import `tritonclient`, or its own generated code, beside Charonia.
 
 Classes of two pools are not compatible, and models are loaded by several threads. So the pool and the classes are made
 once, when this module is imported.
@@ -39,6 +39,6 @@ def message_class(full_name: str) -> type[Message]:
     """Return the class of a message by its full name, such as "inference.ModelConfig".
 
     Raises:
-        KeyError: The schema has no such message.
+        KeyError: The schema lacks the message.
     """
     return _CLASSES[full_name]

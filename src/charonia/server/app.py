@@ -158,7 +158,7 @@ class InferenceServer:
             front_ends: What takes requests; None for endpoints of this process.
             neighbours: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
-            callable_models: Returns the models that Python models can call, given those of this server; None for these.
+            callable_models: Returns the models that Python models can call, given this server's; None for the latter.
         """
         self._options, self._log, self._left_out = options, log, left_out
         self._tracing: TracingService | None = None

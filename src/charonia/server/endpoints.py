@@ -50,7 +50,7 @@ def _is_under_kserve(options: ServerOptions) -> bool:
 
 
 def mount_sockets(models: ModelOptions) -> dict[str, str]:
-    """Return the sockets of applications by path: they lie in the repository that is made for files, the last one."""
+    """Return the sockets of applications by path: they are in the repository made for files, the last one."""
     return {each.path: each.socket(models.repositories[-1]) for each in models.files.mounts}
 
 

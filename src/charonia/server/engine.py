@@ -72,7 +72,7 @@ class ModelEngine:
         self._connect()
 
     def _connect(self) -> None:
-        """Give the parts below, which were created first, what they call in this engine."""
+        """Connect the parts below, which were created first, to this engine."""
         ensembles = self._lifecycle.ensembles
         ensembles.infer, ensembles.infer_at_once = self.infer, self.infer_at_once
         if self.demand is not None:

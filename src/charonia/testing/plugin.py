@@ -1,6 +1,6 @@
 """The pytest plugin: a fixture that starts servers in the test's own process.
 
-pytest imports this module in every run on a machine that has this package, so it imports nothing but `pytest` and the
+pytest imports this module in every run on a machine that has this package, so it imports only `pytest` and the
 names of `charonia`; the server is imported by the first test that starts one. It has no hooks and no options.
 """
 

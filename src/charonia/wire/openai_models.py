@@ -84,7 +84,7 @@ def model_object(id: str, config: ModelConfig, created_s: int) -> dict[str, obje
 
 
 def models_list(configs: list[ModelConfig], created_s: int) -> dict[str, object]:
-    """Return the list of models: those of `configs` that have routes."""
+    """Return the list of the models in `configs` with routes."""
     served = [config for config in configs if routes_of(config)]
     data = [model_object(each, config, created_s) for config in served for each in model_ids(config)]
     return {"object": "list", "data": data}

@@ -118,7 +118,7 @@ def facts_of(schema: Schema) -> dict[str, object]:
 
 
 def with_missing(schema: Schema, datatype: DataType, value: object) -> object:
-    """Return a value of an input in the elements of its tensor: what is null is missing.
+    """Return a value of an input in the elements of its tensor; null elements are missing.
 
     Numbers of a matrix of texts become text; booleans and categories become numbers where the tensor has numbers.
     """

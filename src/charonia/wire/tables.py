@@ -67,7 +67,7 @@ def table_document(config: ModelConfig, document: Object) -> Object:
 
 
 def _are_tensors(value: object) -> bool:
-    """Whether it is what a body for infer has there: a mistake whose own error names it."""
+    """Whether it looks like the body of an infer request, which has an error of its own kind."""
     return type(value) is list and bool(value) and type(value[0]) is dict and value[0].keys() >= {"name", "datatype"}
 
 
@@ -91,7 +91,7 @@ def csv_columns(config: ModelConfig, body: bytes) -> Columns:
     """Return the table in CSV, whose first line has the names of the columns.
 
     Raises:
-        ServingError: INVALID_ARG for text that is no such table.
+        ServingError: INVALID_ARG for text in another form.
     """
     try:
         lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig")), strict=True) if line]
@@ -187,7 +187,7 @@ def _only(config: ModelConfig, subject: str) -> str:
 def _complete(
     config: ModelConfig, table: Columns, schemas: Mapping[str, Schema], optional: Collection[str]
 ) -> dict[str, Any]:
-    """Return the columns of a model in their order; those that may be null are, where they are left out.
+    """Return the columns of a model in their order; missing columns that may be null are null.
 
     Args:
         config: The model's configuration.

@@ -2,7 +2,7 @@
 
 `{"instances": [...]}` has a row for each element of the batch: the value of the only input, or an object with a value
 for each. `{"inputs": ...}` has columns: the whole tensor of the only input, or an object of tensors. `{"b64": "..."}`
-stands for bytes. `tables` has further forms. The answer is `{"predictions": ...}`, rows for rows and columns for
+stands for bytes. `tables` has other forms. The answer is `{"predictions": ...}`, rows for rows and columns for
 columns.
 
 Source: KServe's v1 protocol, "Predict"; for columns and `b64`, TensorFlow Serving's REST API.

@@ -159,11 +159,11 @@ class Admission:
 
 
 def _shape_hint(dims: tuple[int, ...], shape: tuple[int, ...], *, has_batch: bool) -> str:
-    """Return what is wrong with a shape.
+    """Return the problem of a shape.
 
     Args:
         dims: The expected one, with the batch; -1 for any size.
-        shape: What was sent.
+        shape: Shape in the request.
         has_batch: Whether the first dimension is that of a batch.
     """
     if has_batch and _fits(dims[1:], shape):

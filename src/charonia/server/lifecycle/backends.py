@@ -100,7 +100,7 @@ class Backends:
         """Return the settings that apply to a backend: its own over the global ones.
 
         Raises:
-            ServingError: INVALID_ARG for a `default-max-batch-size` that is no number.
+            ServingError: INVALID_ARG for a `default-max-batch-size` other than a number.
         """
         values = {**self._settings.get("", {}), **self._settings.get(name, {})}
         text = values.get("default-max-batch-size", "4")

@@ -59,7 +59,7 @@ class ConfigureOptions:
     """How configurations are completed.
 
     Attributes:
-        auto_complete: Whether backends fill in what is missing.
+        auto_complete: Whether backends fill in missing fields.
         config_name: Name of the configuration variant (`--model-config-name`), "" for config.pbtxt.
         gpu_count: GPUs of this machine.
     """
@@ -71,11 +71,11 @@ class ConfigureOptions:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A configuration ready to load, and what was inferred.
+    """A configuration ready to load, and its inferred fields.
 
     Attributes:
         completion: The configuration, completed from the highest version whose files permit it.
-        versions: The versions to load: those that the policy selects, without `unusable`.
+        versions: The versions to load, as the policy selects them, without `unusable`.
         unusable: Why the configuration cannot be completed from the higher ones, by version.
     """
 
@@ -178,7 +178,7 @@ async def _versions(folder: ModelFolder, config: ModelConfig) -> tuple[int, ...]
 
 
 def _with_problems(missing: ServingError, config: ModelConfig, options: ConfigureOptions) -> ServingError:
-    """Return the error of a model without a version, together with what is wrong in its configuration itself."""
+    """Return the error of a model without a version, together with the problems of its configuration itself."""
     with contextlib.suppress(ServingError):
         config, _ = derive_backend(config, config.name, ())
     config = normalise(config, name=config.name, gpu_count=0, default_instance_count=DEFAULT_INSTANCES)

@@ -162,6 +162,6 @@ class Ensembles:
         return loaded.get(version or max((v for v, there in loaded.items() if there is not None), default=0))
 
     def _failure(self, name: str) -> str | None:
-        """Return why a model could not be loaded, "" where nothing is known, None where there is no such model."""
+        """Return why a model could not be loaded, "" for an unknown reason, None for an unknown model."""
         model = self._models.get(name)
         return None if model is None or model.failure.startswith(AMBIGUOUS) else model.problem

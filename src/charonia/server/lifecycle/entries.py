@@ -27,11 +27,11 @@ AMBIGUOUS = "model appears in two or more repositories"
 
 @dataclass(frozen=True, slots=True)
 class VersionContent:
-    """What a version was loaded from; one that is equal need not be loaded again.
+    """Source of a loaded version; with an equal one, it need not be loaded again.
 
     Attributes:
         config: Its complete configuration.
-        files: Fingerprint of its files and of those that all versions share.
+        files: Fingerprint of its files and of the files that all versions share.
     """
 
     config: ModelConfig
@@ -113,7 +113,7 @@ class ModelEntry:
                 await each.ended()
 
     def note_unusable(self, reasons: Mapping[int, str]) -> None:
-        """Record versions that cannot be loaded, and why; one that answers goes on."""
+        """Record versions that cannot be loaded, and why; a version that answers still does."""
         for version, reason in reasons.items():
             entry = self.versions.setdefault(version, VersionEntry())
             if entry.loaded is None:

@@ -72,7 +72,7 @@ def make_room(
     Args:
         residents: The loaded models by key.
         budget: Bytes that all may take together.
-        needed: Bytes that are to be free.
+        needed: Bytes to free.
         held: Keys of models that must stay because the new model or its caller needs them, too.
     """
     limit = budget - needed

@@ -1,6 +1,6 @@
 """Whether models will run in front ends, as far as their files tell before any of them is loaded.
 
-Only a measurement says whether a model computes in microseconds (`in_front.py`). What is read here is a necessary
+Only a measurement says whether a model computes in microseconds (`in_front.py`). The files read here are a necessary
 condition: nothing in the configuration keeps the model in the engine, and its files are small.
 """
 
@@ -74,7 +74,7 @@ def _of_model(folder: ModelFolder, config_name: str, gpu_count: int) -> str:
 
 
 def _bytes(folder: Path) -> int:
-    """Return the size of all files in a folder; 0 if it has been removed meanwhile."""
+    """Return the size of all files in a folder; 0 if it has been removed."""
     try:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     except OSError:

@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class WhereRun:
-    """Where the requests of a version run, in a server whose front ends are processes of their own.
+    """Where the requests of a version run, in a server with front ends in processes of their own.
 
     Attributes:
         front_ends: Number of front ends that have the model, too.
@@ -155,7 +155,7 @@ def reason_to_stay(candidate: Candidate) -> str:
 
 
 def placing_text(config: ModelConfig) -> str:
-    """Return a line on where a model with a complete configuration runs if front ends are processes of their own."""
+    """Return a line on where a model with a complete configuration runs if front ends run in other processes."""
     reason = obstacle(config)
     if reason:
         return f"With --front-ends: in the engine only, as {reason}."

@@ -63,7 +63,7 @@ class LifecycleOptions:
 
     Attributes:
         repositories: Folders that hold model folders, and URIs of stores.
-        control_mode: Who decides what is loaded.
+        control_mode: Who decides which models are loaded.
         configure: How configurations are completed.
         cores: Cores that this process may use.
         load_threads: Models that load at the same time.
@@ -130,10 +130,10 @@ class Lifecycle:
     """The models of a server.
 
     Attributes:
-        table: Every model that was ever requested, and the routes to those that answer.
+        table: Every model that was ever requested, and the routes to the models that answer.
         ensembles: The models that are made of others.
         sources: The repositories.
-        found: What the last scan of them saw.
+        found: Result of the last scan of them.
         unread: Why the repositories could not be read at the start, "" from the first time that they could.
         is_complete: Whether all repositories, stores too, could be read since the start, and what they had loaded.
         bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
@@ -273,7 +273,7 @@ class Lifecycle:
         return left
 
     async def poll(self) -> bool:
-        """Scan the repositories, and load and unload what was added, changed or removed since the last scan.
+        """Scan the repositories, and load and unload the models added, changed or removed since the last scan.
 
         Returns:
             Whether a change was seen that the next scan has to confirm: poll again soon.
@@ -391,7 +391,7 @@ class Lifecycle:
                         _log.warning("loading '%s' failed, trying again: %s", model.name, error)
         finally:
             if model.provided is not None and not model.is_loaded:
-                provided, model.provided = model.provided, None  # of a former version, which was unloaded meanwhile
+                provided, model.provided = model.provided, None  # of a former version, which has been unloaded
                 await provided.ended()
             self.ensembles.follow(name)
 
@@ -464,7 +464,7 @@ class Lifecycle:
         model, folder, config = load.model, load.provided.folder, load.configured.config
         entry = model.versions.setdefault(version, VersionEntry())
         is_new = entry.loaded is None
-        if is_new:  # before anything is awaited: those that are ready first must know that this one comes
+        if is_new:  # before anything is awaited: models that are ready first must know that this one comes
             entry.state, entry.reason = ModelState.LOADING, ""
             self.table.notify()
         content: VersionContent | None = None

@@ -231,7 +231,7 @@ def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str
 
     Args:
         before: The version.
-        config: Its next configuration, which differs in nothing but its instance groups.
+        config: Its next configuration, which differs only in its instance groups.
     """
     runner = before.runner.inner if isinstance(before.runner, CachedRunner) else before.runner
     known = [replace(group, count=1) for group in runner.config.instance_group]

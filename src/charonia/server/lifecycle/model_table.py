@@ -1,7 +1,7 @@
-"""The models of a server: the state of each, the routes to those that answer, and the versions that retire.
+"""The models of a server: the state of each, the routes to the models that answer, and the versions that retire.
 
 1. Routes change in one step, on the event loop: a request sees the old version or the new one, never neither.
-2. A retired version finishes what it has in flight; only then are its instances closed.
+2. A retired version finishes its requests in flight; only then are its instances closed.
 """
 
 import asyncio
@@ -113,11 +113,11 @@ class ModelTable:
         return [self.retire(loaded, (model, version)) for loaded, version in leaving]
 
     def drop(self, model: ModelEntry, retirements: "list[asyncio.Task[None]]") -> None:
-        """Remove a model from the index after these retirements, unless it was requested again meanwhile."""
+        """Remove a model from the index after these retirements, unless it was requested again."""
         self.keep(asyncio.get_running_loop().create_task(self._drop(model, retirements)))
 
     def retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None = None) -> "asyncio.Task[None]":
-        """Close a version after what it has in flight.
+        """Close a version after its requests in flight.
 
         Args:
             loaded: The version, which no route leads to any more.

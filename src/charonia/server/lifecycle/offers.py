@@ -1,4 +1,4 @@
-"""The loaded versions that front ends in other processes load, too, and what they have counted."""
+"""The loaded versions that front ends in other processes load, too, and their counts."""
 
 import itertools
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from charonia.server.metrics.model_metrics import Increase, ModelMetrics
 from charonia.server.traffic.split import SplitRunner
 
 SPLIT = "its requests without a version are split among its versions"
-"""Why such requests stay in the engine; those that name a version need not."""
+"""Why such requests stay in the engine; requests that name a version need not."""
 
 
 class Judgement(NamedTuple):
@@ -27,7 +27,7 @@ class Judgement(NamedTuple):
 
 
 class Offers:
-    """What the engine offers to front ends, by the rule of `in_front.py`.
+    """The versions that the engine offers to front ends, by the rule of `in_front.py`.
 
     Args:
         table: Every model.
@@ -47,7 +47,7 @@ class Offers:
         return next((judged[target].reason for target, each in self._table.routes.items() if each is runner), "")
 
     def count(self, number: int, more: Increase) -> None:
-        """Count what a front end has counted for an offer, unless its version is gone."""
+        """Add the counts of a front end for an offer, unless its version is gone."""
         metrics = self._metrics.get(number)
         if metrics is not None:
             metrics.merge(more)

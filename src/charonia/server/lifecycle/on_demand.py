@@ -135,7 +135,7 @@ class DeferredRequests:
 def too_late(key: str) -> ServingError:
     """Return the error for a caller that has waited too long for a model."""
     message = f"Request timeout expired: model '{name_of(key)}' was not loaded in time"
-    return unavailable(message, hint="it goes on loading: a later request may find it")
+    return unavailable(message, hint="loading continues: a later request may find it")
 
 
 def _stop_waiting(deferred: DeferredRequest) -> None:
@@ -234,7 +234,7 @@ class OnDemandLoader:
         self._deferred = DeferredRequests(infer, options.waiting_max, options.wait_s)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._sizes: dict[str, int] = {}  # as measured at the last load
-        self._reserved: dict[str, int] = {}  # of those that are being loaded
+        self._reserved: dict[str, int] = {}  # of models that are being loaded
         self._loaded_ms: dict[str, int] = {}  # wall-clock time, as that of the last inference
         self._held: Counter[str] = Counter()
         self._deciding = asyncio.Lock()
@@ -335,7 +335,7 @@ class OnDemandLoader:
         await task
 
     async def load_all(self, keys: Sequence[str]) -> None:
-        """Load the models of an ensemble. The ensemble itself reports those that fail."""
+        """Load the models of an ensemble. The ensemble itself reports failures."""
         held = set(keys)
         missing = [key for key in keys if (key, "") not in self._lifecycle.table.routes and self._key(key) is not None]
         tasks = [self._begin(key, held) for key in missing if self._refusal(key) is None]

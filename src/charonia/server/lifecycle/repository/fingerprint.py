@@ -30,7 +30,7 @@ def fingerprint(folder: Path) -> Fingerprint:
     """Return a digest of the names, sizes and times in the folder. Blocks on the disk.
 
     Symbolic links are followed, except to folders that the path already goes through. An entry that cannot be read or
-    disappears meanwhile counts as unreadable. This never raises: the load of the model reports the error.
+    disappears during the scan counts as unreadable. This never raises: the load of the model reports the error.
     """
     digest = blake2b(digest_size=16)
     for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):

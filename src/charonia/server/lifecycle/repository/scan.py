@@ -127,7 +127,7 @@ def folder_at(path: str | Path) -> ModelFolder:
 def _model_names(repository: Path, notes: list[str]) -> list[str]:
     names: list[str] = []
     files: list[str] = []
-    suffixes = {form.suffix for form in formats() if not form.has_helpers}  # scripts may lie beside the models
+    suffixes = {form.suffix for form in formats() if not form.has_helpers}  # scripts may be beside the models
     try:
         with os.scandir(repository) as entries:
             for entry in entries:
@@ -178,7 +178,7 @@ def _unreadable(repository: Path, error: OSError) -> ServingError:
 
 
 def _nearest(path: Path) -> Path | None:
-    """Return what a path may be a misspelling of, None for nothing."""
+    """Return the path that this may be a misspelling of, or None."""
     try:
         near = get_close_matches(path.name, os.listdir(path.parent), n=1)
     except OSError:
