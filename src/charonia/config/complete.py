@@ -363,7 +363,7 @@ def _tensor_problems(
         message = f"input '{tensor.name}' is optional in the configuration, but the model has no default for it"
         problems.append(Problem(f"{path}.optional", message))
     if isinstance(tensor, ModelInput) and own.optional and batches:
-        message = f"input '{tensor.name}' has a fixed value, which requires max_batch_size 0"
+        message = f"input '{tensor.name}' has a default in the model: clients can send it only if max_batch_size is 0"
         problems.append(Problem(f"{path}.name", message))
     return problems
 
