@@ -1,6 +1,5 @@
 """The parts of a running platform, for the handlers of its calls."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,7 +31,7 @@ class Platform:
         deployments: The deployments.
         trials: Versions being tried.
         provider: Of single sign-on, None for none.
-        clusters: The targets `kubernetes` and `kserve`; none without a cluster.
+        cluster: The target `kubernetes`, None without a cluster.
     """
 
     settings: PlatformSettings
@@ -44,7 +43,7 @@ class Platform:
     deployments: Deployments
     trials: Trials
     provider: Provider | None = None
-    clusters: Sequence[KubernetesTarget] = ()
+    cluster: KubernetesTarget | None = None
 
 
 def _platform(request: Request) -> Platform:

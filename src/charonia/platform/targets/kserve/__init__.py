@@ -1,1 +1,0 @@
-"""The target `kserve`: deployments as InferenceServices, built on the target `kubernetes`."""

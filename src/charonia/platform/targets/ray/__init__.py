@@ -1,1 +1,0 @@
-"""The target `ray`: applications of a Ray cluster, through the REST API of its dashboard."""
