@@ -28,6 +28,7 @@ KINDS = {
     "deployments": "Deployment",
     "events": "Event",
     "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "inferenceservices": "InferenceService",
     "networkpolicies": "NetworkPolicy",
     "nodes": "Node",
     "persistentvolumeclaims": "PersistentVolumeClaim",
@@ -37,6 +38,7 @@ KINDS = {
     "secrets": "Secret",
     "serviceaccounts": "ServiceAccount",
     "services": "Service",
+    "servingruntimes": "ServingRuntime",
 }
 LIST_KEYS = ("name", "containerPort", "port", "topologyKey", "mountPath")
 TICK_S = 0.01

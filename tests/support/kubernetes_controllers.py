@@ -2,6 +2,8 @@
 
 A Deployment gets pods, one more at a time, and loses old ones only when new ones are ready. What becomes of a pod is
 its fate, which a test sets.
+
+An InferenceService gets a Deployment, as KServe makes it in standard mode.
 """
 
 import contextlib
@@ -33,17 +35,20 @@ class Controllers:
     Attributes:
         fate: Returns what becomes of a pod.
         refusal: Why no pods can be made, "" where they can.
+        invalid: Why KServe cannot make a Deployment for an InferenceService, "" where it can.
     """
 
     def __init__(self, api: KubernetesApi) -> None:
         self.api = api
         self.fate: Callable[[Plain], Fate] = lambda pod: Fate.READY
         self.refusal = ""
+        self.invalid = ""
         self._count = 0
 
     def step(self) -> None:
         """Do what is to be done now."""
         with self.api.lock:
+            self._serve()
             deployments = {each["metadata"]["uid"]: each for each in self.api.all("deployments")}
             for pod in self.api.all("pods"):
                 if pod["metadata"].get("deletionTimestamp"):
@@ -54,6 +59,32 @@ class Controllers:
                     self._live(pod)
             for each in deployments.values():
                 self._roll(each)
+
+    def _serve(self) -> None:
+        """Do what KServe does."""
+        services = {each["metadata"]["uid"]: each for each in self.api.all("inferenceservices")}
+        for each in self.api.all("deployments"):
+            owners = each["metadata"].get("ownerReferences")
+            if owners and owners[0]["uid"] not in services:
+                self.api.delete("deployments", each["metadata"]["name"])
+        for service in services.values():
+            name = service["metadata"]["name"]
+            if self.invalid:
+                failure = {"reason": "InvalidPredictorSpec", "message": self.invalid}
+                model = {"transitionStatus": "InvalidSpec", "lastFailureInfo": failure}
+                self.api.set_status("inferenceservices", name, {"modelStatus": model})
+                continue
+            deployment = _deployment(service, self.api)
+            present = self.api.get("deployments", deployment["metadata"]["name"])
+            made = self.api.put("deployments", deployment, (present or {}).get("status"), manager="kserve")
+            is_available = made.get("status", {}).get("availableReplicas", 0) > 0
+            ready = {"type": "Ready", "status": str(is_available)}
+            status: Plain = {
+                "conditions": [ready if is_available else ready | {"message": "MinimumReplicasUnavailable"}]
+            }
+            if is_available:
+                status["address"] = {"url": f"http://{name}-predictor.{NAMESPACE}.svc.cluster.local"}
+            self.api.set_status("inferenceservices", name, status)
 
     def _roll(self, deployment: Plain) -> None:
         uid, spec = deployment["metadata"]["uid"], deployment["spec"]
@@ -123,6 +154,29 @@ def controllers(api: KubernetesApi) -> Iterator[Controllers]:
     finally:
         ending.set()
         thread.join()
+
+
+def _deployment(service: Plain, api: KubernetesApi) -> Plain:
+    """Return the Deployment that KServe makes: its pods have all labels and annotations of the InferenceService."""
+    about, predictor = service["metadata"], service["spec"]["predictor"]
+    name = f"{about['name']}-predictor"
+    runtime = api.get("servingruntimes", predictor["model"]["runtime"])
+    assert runtime is not None
+    container = runtime["spec"]["containers"][0]
+    container = container | {"args": [*container["args"], predictor["model"]["storageUri"]]}
+    labels = about["labels"] | {"serving.kserve.io/inferenceservice": about["name"]}
+    notes = about["annotations"] | predictor.get("annotations", {})
+    present = api.get("deployments", name)
+    replicas = present["spec"]["replicas"] if present else 0
+    metadata = {
+        "name": name,
+        "labels": labels,
+        "annotations": notes,
+        "ownerReferences": [{"uid": about["uid"], "kind": "InferenceService", "name": about["name"]}],
+    }
+    template = {"metadata": {"labels": labels, "annotations": notes}, "spec": {"containers": [container]}}
+    bounded = min(max(replicas, predictor["minReplicas"]), predictor["maxReplicas"])
+    return {"apiVersion": "apps/v1", "metadata": metadata, "spec": {"replicas": bounded, "template": template}}
 
 
 def _is_ready(pod: Plain) -> bool:

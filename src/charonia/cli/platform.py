@@ -95,7 +95,7 @@ Keep models, environments and deployments, with pages, an API and the commands `
         ),
         "Kubernetes": (
             Option("--kubernetes", "kubernetes.config", _kubeconfig, "KUBECONFIG|in-cluster",
-                   "Enable deployments in a cluster: the target kubernetes"),
+                   "Enable deployments in a cluster: the targets kubernetes and kserve"),
             Option("--kubernetes-context", "kubernetes.context", filled, "NAME", "Context of the kubeconfig"),
             Option("--kubernetes-namespace", "kubernetes.namespace", filled, "NAME",
                    "Namespace of the deployments; default: the context's, or the one of the platform's pod"),
@@ -114,7 +114,19 @@ Keep models, environments and deployments, with pages, an API and the commands `
                    "PersistentVolumeClaim whose root is the folder of --artifacts"),
             Option("--kubernetes-proxy", "kubernetes.proxy", filled, "URL",
                    "Address of a `kubectl proxy`, for a platform outside of the cluster"),
+            Option("--kserve-mode", "kubernetes.kserve_mode", filled, "standard|knative",
+                   "How KServe runs deployments of the target kserve"),
             Option("--helm", "kubernetes.helm", _program, "PATH", "The program that renders the chart"),
+        ),
+        "Ray": (
+            Option("--ray", "ray.dashboard", filled, "URL", "Enable deployments in a Ray cluster: its dashboard"),
+            Option("--ray-token-file", "ray.token", _secret, "PATH", "File with the token that the dashboard requires"),
+            Option("--ray-http", "ray.http", filled, "URL",
+                   "URL of Ray's HTTP proxies for clients; default: the machine of the dashboard"),
+            Option("--ray-owner", "ray.owner", filled, "NAME",
+                   "Name of this platform in the cluster; default: generated, stored in the data folder"),
+            Option("--ray-artifacts", "ray.folder", filled, "PATH",
+                   "Path of the folder of --artifacts on the nodes of the cluster"),
         ),
         "Single sign-on": (
             Option("--oidc-issuer", "oidc.issuer", filled, "URL", "Address of an OpenID Connect provider"),

@@ -46,8 +46,10 @@ from charonia.platform.repeats import RepeatedCalls, RepeatedError
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.targets.kserve.opened import open_kserve
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
+from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials.trials import Trials
@@ -239,8 +241,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
-        if platform.cluster is not None:
-            platform.cluster.close()
+        for cluster in platform.clusters:
+            cluster.close()
         platform.database.close()
 
     app = AnsweringApp(
@@ -285,9 +287,12 @@ def make_platform(settings: PlatformSettings) -> Platform:
     local = LocalTarget(data / "deployments", settings.ports, isolation)
     isolation.sweep(local.temporary_folders())
     targets: dict[str, DeploymentTarget] = {local.name: local}
-    cluster = open_kubernetes(settings.kubernetes, artifacts, data) if settings.kubernetes.config else None
-    if cluster is not None:
-        targets[cluster.name] = cluster
+    opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
+    clusters = [each(settings.kubernetes, artifacts, data) for each in opens]
+    targets |= {each.name: each for each in clusters}
+    if settings.ray.dashboard:
+        ray = open_ray(settings.ray, artifacts, data)
+        targets[ray.name] = ray
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation),
         measurements.PERF: measurements.perf_handler(targets, database, isolation),
@@ -309,5 +314,5 @@ def make_platform(settings: PlatformSettings) -> Platform:
         Deployments(database, targets, workloads),
         Trials(database, workloads, data / "trials", isolation),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
-        cluster,
+        clusters,
     )

@@ -36,6 +36,8 @@ class Oidc:
     admins: tuple[str, ...] = ()
 
 
+KSERVE_MODES = ("standard", "knative")
+
 IN_CLUSTER = "in-cluster"
 """In place of a kubeconfig: the platform is a pod of the cluster, and calls it with its service account."""
 
@@ -58,6 +60,7 @@ class KubernetesSettings:
             of the pods opens it.
         claim: PersistentVolumeClaim with the artifact store, where that is a folder; "" for an object store.
         proxy: Address of a `kubectl proxy`, where the platform reaches servers through it; "" within the cluster.
+        kserve_mode: How KServe runs deployments of the target `kserve`, "standard" or "knative".
     """
 
     config: str = ""
@@ -72,6 +75,26 @@ class KubernetesSettings:
     store_secret: str = ""
     claim: str = ""
     proxy: str = ""
+    kserve_mode: str = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """A Ray cluster where deployments run.
+
+    Attributes:
+        dashboard: Address of its dashboard, "" for no cluster.
+        token: The token that it requires, "" for none.
+        http: Address of its HTTP proxies for clients, "" for their port on the machine of the dashboard.
+        owner: Name of this platform among all that use the cluster, "" for the one in the data folder.
+        folder: Where the nodes find the folder of the artifact store, where that is one; "" for an object store.
+    """
+
+    dashboard: str = ""
+    token: str = field(default="", repr=False)
+    http: str = ""
+    owner: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +115,7 @@ class PlatformSettings:
         readable: Files and folders of this machine that models may read, besides their own.
         oidc: Single sign-on.
         kubernetes: The cluster of the target `kubernetes`.
+        ray: The cluster of the target `ray`.
     """
 
     data: Path
@@ -107,6 +131,7 @@ class PlatformSettings:
     readable: tuple[str, ...] = ()
     oidc: Oidc = Oidc()
     kubernetes: KubernetesSettings = KubernetesSettings()
+    ray: RaySettings = RaySettings()
 
     def __post_init__(self) -> None:
         """Check them.
@@ -136,7 +161,7 @@ class PlatformSettings:
         issuer = urlsplit(self.oidc.issuer)
         if self.oidc.issuer and issuer.scheme != "https" and not listens_locally(issuer.hostname or ""):
             problems.append(f"--oidc-issuer: expected https://..., got '{self.oidc.issuer}'")
-        problems += _kubernetes_problems(self.kubernetes)
+        problems += [*_kubernetes_problems(self.kubernetes), *_ray_problems(self.ray)]
         if problems:
             raise invalid("\n".join(problems))
 
@@ -173,4 +198,20 @@ def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
         problems.append(f"--kubernetes-owner: expected up to 56 letters, digits and -, got '{settings.owner}'")
     if settings.proxy and urlsplit(settings.proxy).scheme not in ("http", "https"):
         problems.append(f"--kubernetes-proxy: expected http://HOST:PORT, got '{settings.proxy}'")
+    if settings.kserve_mode not in KSERVE_MODES:
+        problems.append(f"--kserve-mode: expected {' or '.join(KSERVE_MODES)}, got '{settings.kserve_mode}'")
+    return problems
+
+
+def _ray_problems(settings: RaySettings) -> list[str]:
+    if not settings.dashboard:
+        given = settings != RaySettings()
+        return ["--ray: expected the address of a dashboard with the options of the cluster"] if given else []
+    problems = [
+        f"{name}: expected http://HOST:PORT, got '{url}'"
+        for name, url in (("--ray", settings.dashboard), ("--ray-http", settings.http))
+        if url and urlsplit(url).scheme not in ("http", "https")
+    ]
+    if settings.owner and not _LABEL.fullmatch(settings.owner):
+        problems.append(f"--ray-owner: expected up to 63 letters, digits and -, got '{settings.owner}'")
     return problems

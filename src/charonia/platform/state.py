@@ -1,5 +1,6 @@
 """The parts of a running platform, for the handlers of its calls."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -31,7 +32,7 @@ class Platform:
         deployments: The deployments.
         trials: Versions being tried.
         provider: Of single sign-on, None for none.
-        cluster: The target `kubernetes`, None without a cluster.
+        clusters: The targets `kubernetes` and `kserve`; none without a cluster.
     """
 
     settings: PlatformSettings
@@ -43,7 +44,7 @@ class Platform:
     deployments: Deployments
     trials: Trials
     provider: Provider | None = None
-    cluster: KubernetesTarget | None = None
+    clusters: Sequence[KubernetesTarget] = ()
 
 
 def _platform(request: Request) -> Platform:

@@ -21,6 +21,9 @@ from charonia.platform.targets.api import DeploymentTarget
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
 
+CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
+"""Targets that need a cluster, and the option that configures it."""
+
 
 class DeploymentChanges:
     """Changes deployments. See `Deployments`.
@@ -158,7 +161,9 @@ class DeploymentChanges:
         if spec.target not in self._targets:
             raise invalid(
                 f"target: expected one of {', '.join(self._targets)}, got '{spec.target}'",
-                hint="`charonia platform --kubernetes` gives it a cluster" if spec.target == "kubernetes" else "",
+                hint=f"`charonia platform --{CLUSTERS[spec.target]}` gives it a cluster"
+                if spec.target in CLUSTERS
+                else "",
             )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)

@@ -154,7 +154,7 @@ class DeploymentTarget(Protocol):
     """A place where deployments run.
 
     Attributes:
-        name: As specifications name it: "local", "kubernetes".
+        name: As specifications name it: "local", "kubernetes", "kserve".
     """
 
     name: str

@@ -13,6 +13,7 @@ from tests.support.models import identity_pbtxt
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import PlacedModel, Workload, key_file
+from charonia.platform.targets.kserve.opened import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import keys_name, object_name
 from charonia.platform.targets.kubernetes.repositories import repository_folder
@@ -122,6 +123,11 @@ class ClusterStage:
         cluster = Cluster(KubernetesSettings(str(self.config)))
         addresses = ServiceAddresses(NAMESPACE, self.api.url)
         self.made.append(KubernetesTarget(cluster, owner, render, self.repositories, addresses))
+        return self.made[-1]
+
+    def kserve_target(self, owner: str = "platform", mode: str = "standard") -> KubernetesTarget:
+        settings = KubernetesSettings(str(self.config), proxy=self.api.url, store_secret="store", kserve_mode=mode)
+        self.made.append(kserve_target(Cluster(settings), settings, owner, self.repositories))
         return self.made[-1]
 
 

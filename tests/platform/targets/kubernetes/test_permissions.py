@@ -70,3 +70,11 @@ def test_everything_that_is_asked_is_permitted(stage: ClusterStage) -> None:
     assert {("watch", "pods"), ("get", "pods/log"), ("list", "nodes"), ("delete", "secrets")} <= asked
     others = {kind.plural for kind in APPLIED} - {what for _, what in asked}  # this chart has none of them
     assert {each for each in PERMITTED - asked if each[1] not in others} <= {("list", "events")}
+
+
+def test_everything_that_is_asked_for_kserve_is_permitted(stage: ClusterStage) -> None:
+    asked = lived_through(stage, stage.kserve_target())
+
+    assert asked - PERMITTED == set()
+    of_kserve = {each for each in PERMITTED if each[1] in ("inferenceservices", "servingruntimes")}
+    assert of_kserve <= asked

@@ -154,3 +154,26 @@ def test_a_platform_without_a_cluster_says_how_it_gets_one(admin: TestClient) ->
     assert answer.status_code == 400
     assert answer.json()["hint"] == "`charonia platform --kubernetes` gives it a cluster"
     assert other.json()["error"] == "target: expected one of local, got 'nomad'"
+
+
+def test_with_kserve_a_deployment_is_updated_stopped_and_removed(stage: ClusterStage, s3: S3, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with platform_of(stage, s3, data, helm="no-helm") as client:
+        database = client.app.state.platform.database  # type: ignore[attr-defined]
+        for content in (b"one", b"two"):
+            files = {"config.pbtxt": identity_pbtxt("identity", dims=(4,)).encode(), "1/model.bin": content}
+            add_version(database, data, "echo", files, artifacts=s3.uri)
+
+        assert client.post(AT, json=spec(1, cores=1) | {"target": "kserve"}).status_code == 201
+        assert len(until(client, state="ready", serving=1)["replicas"]) == 2
+        assert client.put(f"{AT}/reader", json=spec(2, cores=1) | {"target": "kserve"}).status_code == 200
+        until(client, state="ready", serving=2)
+        (service,) = stage.api.all("inferenceservices")
+        address = service["spec"]["predictor"]["model"]["storageUri"]
+        assert address.startswith(f"{s3.uri}/repositories/default/reader/")
+        answer = client.post(AT, json=spec(1, cores=1) | {"name": "other", "target": "nowhere"})
+        assert "expected one of local, kubernetes, kserve, got 'nowhere'" in answer.text
+
+        assert client.delete(f"{AT}/reader").status_code in (200, 202, 204)
+        left = ("inferenceservices", "servingruntimes", "deployments", "serviceaccounts", "secrets")
+        assert eventually(lambda: not any(map(stage.api.names, left)), WAIT_S)

@@ -18,7 +18,7 @@ OBJECT = "charonia.dev/deployment"
 """Label: name of the objects of a deployment."""
 
 RECORD = "charonia.dev/record"
-"""Label of the Secrets that record the objects of a revision."""
+"""Label of the Secrets that record the objects of a revision, or which one serves."""
 
 TITLE = "charonia.dev/title"
 """Annotation: "PROJECT/NAME"."""
@@ -67,6 +67,7 @@ class ObjectKind:
 
 
 DEPLOYMENT = ObjectKind("apps/v1", "Deployment", "deployments")
+INFERENCE_SERVICE = ObjectKind("serving.kserve.io/v1beta1", "InferenceService", "inferenceservices")
 POD = ObjectKind("v1", "Pod", "pods")
 SECRET = ObjectKind("v1", "Secret", "secrets")
 EVENT = ObjectKind("v1", "Event", "events")
@@ -89,6 +90,8 @@ APPLIED = (
     ObjectKind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     ObjectKind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"),
     DEPLOYMENT,
+    ObjectKind("serving.kserve.io/v1alpha1", "ServingRuntime", "servingruntimes"),
+    INFERENCE_SERVICE,
 )
 """Kinds of a deployment's objects in the order in which they are applied: the workload is last."""
 
@@ -122,6 +125,11 @@ def keys_name(name: str) -> str:
     return f"{name}-keys"
 
 
+def note_name(name: str) -> str:
+    """Return the name of the Secret that says which revision serves, where the workload cannot say it."""
+    return f"{name}-serves"
+
+
 def reference(found: Plain) -> Reference:
     """Return the reference of an object.
 
@@ -146,7 +154,7 @@ def in_order(objects: Sequence[Plain]) -> list[Plain]:
 
 def is_ended_by_stop(kind: ObjectKind) -> bool:
     """Return whether stopping a deployment removes objects of a kind; its Service and its Secrets stay."""
-    return kind == DEPLOYMENT or kind.kind in _SCALERS
+    return kind in (DEPLOYMENT, INFERENCE_SERVICE) or kind.kind in _SCALERS
 
 
 def labels(found: Plain) -> Plain:

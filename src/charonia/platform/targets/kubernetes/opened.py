@@ -51,7 +51,7 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
         render,
         open_repositories(store, settings.claim),
         ServiceAddresses(cluster.namespace, settings.proxy),
-        chart.problem,
+        lambda _: chart.problem(),
     )
 
 

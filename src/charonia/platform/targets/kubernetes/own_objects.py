@@ -9,6 +9,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.platform.targets.api import key_files
@@ -170,13 +171,6 @@ def _version(found: Plain) -> int:
 
 _log = logging.getLogger(__name__)
 
-_WATCHED: Mapping[str, tuple[ObjectKind, str]] = {
-    "workloads": (DEPLOYMENT, ""),
-    "pods": (POD, ""),
-    "records": (SECRET, f",{RECORD}=true"),
-}
-"""The watched kinds, and the labels that they need beside the owner's."""
-
 
 class OwnObjects:
     """Reads and writes the objects of deployments. Any thread may call; only one at a time may write a deployment's.
@@ -184,7 +178,16 @@ class OwnObjects:
     Args:
         cluster: Where they are.
         owner: Name of this platform among all that use the namespace.
+
+    Attributes:
+        watched: The watched kinds, and the labels that they need beside the owner's.
     """
+
+    watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+        "workloads": (DEPLOYMENT, ""),
+        "pods": (POD, ""),
+        "records": (SECRET, f",{RECORD}=true"),
+    }
 
     def __init__(self, cluster: Cluster, owner: str) -> None:
         self.owner = owner
@@ -268,9 +271,17 @@ class OwnObjects:
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
         """Return the state of a deployment: from the watches, or live from the API server."""
+        found = self._found(deployment, is_live=is_live)
+        return self._sight(next(iter(found["workloads"]), None), found)
+
+    def _sight(self, workload: Plain | None, found: Mapping[str, Sequence[Plain]]) -> Sight:
+        return Sight(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
+
+    def _found(self, deployment: str, *, is_live: bool) -> Mapping[str, Sequence[Plain]]:
+        """Return the objects of a deployment, by name of their watch."""
         name = object_name(deployment)
         found: dict[str, list[Plain]] = {}
-        for what, (kind, selector) in _WATCHED.items():
+        for what, (kind, selector) in self.watched.items():
             watched = self._watched(what)
             known = watched.all()
             if is_live:
@@ -278,13 +289,12 @@ class OwnObjects:
                 watched.put_all(listed, version, (OBJECT, name))
                 known = listed
             found[what] = [each for each in known if labels(each).get(OBJECT) == name]
-        records = tuple(from_secret(each) for each in found["records"])
-        return Sight(next(iter(found["workloads"]), None), found["pods"], records)
+        return found
 
     def _watched(self, what: str) -> WatchedObjects:
         """Return one of the watches, which starts on first use."""
         with self._beginning:
             if what not in self._watches:
-                kind, selector = _WATCHED[what]
+                kind, selector = self.watched[what]
                 self._watches[what] = WatchedObjects(self._cluster, kind, f"{OWNER}={self.owner}{selector}")
             return self._watches[what]

@@ -14,6 +14,9 @@ LOG_LINES = 5
 TEXT_CHARS_MAX = 600
 """Length limit of messages from Kubernetes."""
 
+KSERVE = "charonia.dev/kserve"
+"""Condition of a workload that KServe created: KServe's own message."""
+
 _OOM_EXIT = 137
 _PULL = ("ImagePullBackOff", "ErrImagePull", "RegistryUnavailable", "ImageInspectError")
 _NEVER = ("InvalidImageName", "ErrImageNeverPull")
@@ -70,6 +73,8 @@ def is_hopeless(pod: Plain) -> bool:
 def refusal(deployment: Plain) -> str:
     """Return why no pods can be created for a workload, "" if they can."""
     for condition in (deployment.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == KSERVE:
+            return f"KServe: {_said(condition)}"
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             said = _said(condition)
             if "exceeded quota" in said:

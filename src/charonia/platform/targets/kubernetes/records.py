@@ -10,6 +10,7 @@ from typing import Any
 from charonia.core.errors import invalid
 from charonia.platform.targets.kubernetes.marks import (
     FAILURE,
+    INFERENCE_SERVICE,
     OBJECT,
     OWNER,
     RECORD,
@@ -59,7 +60,11 @@ class RevisionRecord:
 
     def has_fixed_replicas(self) -> bool:
         """Return whether it sets the number of servers itself."""
-        return "replicas" in self.workload()["spec"]
+        workload = self.workload()
+        if reference(workload).kind == INFERENCE_SERVICE:
+            predictor = workload["spec"]["predictor"]
+            return bool(predictor["minReplicas"] == predictor["maxReplicas"])
+        return "replicas" in workload["spec"]
 
     def workload(self) -> Plain:
         """Return the object whose pods are its servers."""

@@ -16,13 +16,15 @@ class ServiceAddresses:
     Attributes:
         namespace: The namespace.
         proxy: Address of a `kubectl proxy`, "" if the platform runs in the cluster itself.
+        http_port: Port of pods.
     """
 
     namespace: str
     proxy: str = ""
+    http_port: int = HTTP
 
-    def http(self, name: str) -> str:
-        """Return the address of a deployment's HTTP endpoint."""
+    def http(self, name: str, workload: Plain) -> str:
+        """Return the address of a deployment's HTTP endpoint, from its name and its workload."""
         if self.proxy:
             return f"{self._proxied('services', name)}:http/proxy"
         return f"http://{name}.{self.namespace}.svc:{HTTP}"
@@ -39,7 +41,7 @@ class ServiceAddresses:
 
     def pod_http(self, pod: Plain) -> str:
         """Return the address of a pod's HTTP endpoint, "" while it has none."""
-        return self._pod(pod, HTTP)
+        return self._pod(pod, self.http_port)
 
     def pod_metrics(self, pod: Plain) -> str:
         """Return the address of a pod's metrics, "" while it has none."""
@@ -55,3 +57,24 @@ class ServiceAddresses:
 
     def _proxied(self, kind: str, name: str) -> str:
         return f"{self.proxy.rstrip('/')}/api/v1/namespaces/{self.namespace}/{kind}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class KserveAddresses(ServiceAddresses):
+    """Addresses of InferenceServices and their pods: only HTTP, as KServe reports it."""
+
+    http_port: int = 8080
+
+    def http(self, name: str, workload: Plain) -> str:
+        """Return the address in the status of an InferenceService, "" while it has none. See `ServiceAddresses`."""
+        if self.proxy:
+            return f"{self._proxied('services', name)}-predictor:80/proxy"
+        return str(workload["status"]["address"]).rstrip("/")
+
+    def grpc(self, name: str) -> str:
+        """Return "": KServe exposes one port."""
+        return ""
+
+    def metrics(self, name: str) -> str:
+        """Return "": only pods have metrics."""
+        return ""

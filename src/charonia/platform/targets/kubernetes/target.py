@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
@@ -28,6 +29,7 @@ from charonia.platform.targets.kubernetes.marks import (
     Reference,
     is_ended_by_stop,
     keys_name,
+    note_name,
     object_name,
     record_name,
 )
@@ -77,10 +79,11 @@ class KubernetesTarget:
         render: Creates objects.
         repositories: Where pods find models.
         addresses: How servers are reached.
-        problem: Returns why nothing can be rendered, "" if it can.
+        problem: Returns why a workload cannot be rendered, "" if it can.
+        name: As specifications name the target.
+        objects: Reads and writes the objects.
+        prepare: Puts labels and annotations on objects, as `prepared`.
     """
-
-    name = "kubernetes"
 
     def __init__(
         self,
@@ -89,11 +92,17 @@ class KubernetesTarget:
         render: Renderer,
         repositories: ModelRepositories,
         addresses: ServiceAddresses,
-        problem: Callable[[], str] = str,
+        problem: Callable[[Workload], str] = lambda _: "",
+        *,
+        name: str = "kubernetes",
+        objects: Callable[[Cluster, str], OwnObjects] = OwnObjects,
+        prepare: Callable[..., list[dict[str, Any]]] = prepared,
     ) -> None:
+        self.name = name
         self._problem = problem
         self._cluster = cluster
-        self._objects = OwnObjects(cluster, owner)
+        self._objects = objects(cluster, owner)
+        self._prepare_objects = prepare
         self._render = render
         self._repositories = repositories
         self._addresses = addresses
@@ -108,7 +117,7 @@ class KubernetesTarget:
         need, is_new = pod_need(workload), self._objects.look(workload.deployment).workload is None
         replicas = workload.spec.replicas_min if is_new else 1  # one more at a time
         return [
-            *filter(None, [self._repositories.problem(), self._problem()]),
+            *filter(None, [self._repositories.problem(), self._problem(workload)]),
             *asked_in_vain(workload),
             *node_misfits(need, self._readable(NODE)),
             *quota_misfits(need, replicas, self._readable(QUOTA)),
@@ -176,7 +185,7 @@ class KubernetesTarget:
             phase=_PHASES[seen.state],
             doing="" if is_failed else seen.said,
             reason=seen.said if is_failed else "",
-            http=self._addresses.http(name) if is_there else "",
+            http=self._addresses.http(name, sight.workload) if sight.workload is not None else "",
             grpc=self._addresses.grpc(name) if is_there else "",
             metrics=self._addresses.metrics(name) if is_there else "",
             key=record.key if record is not None else "",
@@ -206,7 +215,8 @@ class KubernetesTarget:
             self._repositories.forget(deployment, ())
             for which in {which for record in sight.records for which in record.references()}:
                 self._objects.delete(which)
-            self._objects.delete(Reference(SECRET, keys_name(object_name(deployment))))
+            for name in (keys_name(object_name(deployment)), note_name(object_name(deployment))):
+                self._objects.delete(Reference(SECRET, name))
             for record in sight.records:
                 self._objects.delete(_record_of(deployment, record.revision))
             self._objects.look(deployment, is_live=True)
@@ -252,7 +262,7 @@ class KubernetesTarget:
         address = self._repositories.address(workload)
         rendered = self._render(workload, address)
         present = before.objects if before is not None else ()
-        objects = prepared(rendered, self._objects.owner, workload.deployment, workload.revision, present)
+        objects = self._prepare_objects(rendered, self._objects.owner, workload.deployment, workload.revision, present)
         self._repositories.publish(workload)
         key = next((record.key for record in sight.records if record.key), "") or secrets.token_urlsafe(_KEY_BYTES)
         return RevisionRecord(

@@ -1,0 +1,1 @@
+"""The target `kserve`: deployments as InferenceServices, built on the target `kubernetes`."""

@@ -1,0 +1,1 @@
+"""The target `ray`: applications of a Ray cluster, through the REST API of its dashboard."""

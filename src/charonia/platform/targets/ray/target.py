@@ -1,0 +1,386 @@
+"""The target `ray`: for each deployment, an application of Ray Serve.
+
+State is kept in Ray: the names of applications contain the revision, and the application with the deployment's route
+serves. The reason of a failed revision is kept here, and by the caller.
+
+Ray Serve's REST API is on the dashboard of the cluster. A change declares all applications of the cluster: applications
+of other owners are passed on unchanged. Ray cannot refuse a change of an outdated state, so the state is read again
+right before each write.
+"""
+
+import hmac
+import json
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.http_call import NO_ANSWER, http_call
+from charonia.platform.artifacts.store import ArtifactStore
+from charonia.platform.data_folder import write_private
+from charonia.platform.settings import RaySettings
+from charonia.platform.targets.api import Observed, RevisionPhase, Workload
+from charonia.platform.targets.kubernetes.repositories import (
+    FOLDER,
+    ClaimRepositories,
+    ModelRepositories,
+    open_repositories,
+)
+from charonia.platform.targets.ray.applications import (
+    Plain,
+    Revisions,
+    application,
+    application_name,
+    asked_in_vain,
+    deployment_of,
+    doing,
+    reason,
+    replicas,
+    revisions,
+    route,
+    route_holder,
+    wanted_replicas,
+)
+
+APPLICATIONS = "/api/serve/applications/"
+LOG = "/api/v0/logs/file"
+
+CHANGE_TRIES = 5
+"""How often a change is retried because another client has changed applications in between."""
+
+ANSWER_S_MAX = 30.0
+"""Longest wait for an answer: a change may start Serve."""
+
+ANSWER_BYTES_MAX = 64 * 2**20
+
+KEPT_SETTINGS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
+"""Settings of Serve that are passed on with each change."""
+
+Configs = Mapping[str, Plain]
+"""Declared applications by name."""
+
+
+class Dashboard:
+    """The dashboard of a Ray cluster.
+
+    Args:
+        url: Its address.
+        token: The token, "" if the cluster requires none.
+    """
+
+    def __init__(self, url: str, token: str = "") -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._lock = threading.Lock()
+
+    def look(self) -> Plain:
+        """Return the state of Serve and of all applications.
+
+        Raises:
+            ServingError: UNAVAILABLE when it does not answer.
+        """
+        try:
+            found: Plain = json.loads(self._call(APPLICATIONS))
+        except ValueError as error:
+            raise unavailable(f"the dashboard of Ray at {self.url} does not answer with JSON: {error}") from None
+        return found
+
+    def change(self, make: Callable[[Configs], Configs]) -> None:
+        """Change the declared applications.
+
+        Args:
+            make: Returns the applications to declare, given the declared ones.
+
+        Raises:
+            ServingError: UNAVAILABLE when it does not answer, or other clients keep changing applications; INVALID_ARG
+                with Ray's message when it refuses.
+        """
+        with self._lock:
+            for _ in range(CHANGE_TRIES):
+                seen = self.look()
+                declared = declared_in(seen)
+                wanted = make(declared)
+                if wanted == declared:
+                    return
+                if declared_in(self.look()) == declared:
+                    kept = {name: seen[name] for name in KEPT_SETTINGS if seen.get(name) is not None}
+                    self._call(APPLICATIONS, {**kept, "applications": list(wanted.values())})
+                    return
+        raise unavailable(f"other clients changed the applications of Ray {CHANGE_TRIES} times", hint="try again")
+
+    def log(self, node: str, path: str, lines: int) -> str:
+        """Return the last lines of a log file of a node. Raises as `look`."""
+        query = urlencode({"node_id": node, "filename": path.lstrip("/"), "lines": lines})
+        return self._call(f"{LOG}?{query}").decode("utf-8", "replace")
+
+    def _call(self, path: str, body: Plain | None = None) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        method, data = ("GET", None) if body is None else ("PUT", json.dumps(body).encode())
+        try:
+            url = f"{self.url}{path}"
+            answer = http_call(method, url, headers, data, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
+        except NO_ANSWER as error:
+            raise unavailable(f"the dashboard of Ray at {self.url} does not answer: {error}") from None
+        text = answer.body.decode("utf-8", "replace").strip()
+        if answer.status == HTTPStatus.BAD_REQUEST:
+            raise invalid(f"Ray refuses it: {text}")
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise unavailable(f"the dashboard of Ray at {self.url} answers {answer.status}: {text}")
+        return answer.body
+
+
+def declared_in(seen: Plain) -> dict[str, Any]:
+    """Return the declared applications. Those started by `serve.run` are not declared, and stay in any case.
+
+    Raises:
+        ServingError: UNAVAILABLE for an application that cannot be passed on.
+    """
+    found = {}
+    for name, details in seen["applications"].items():
+        if details.get("source") != "declarative" or details["status"] == "DELETING":
+            continue
+        if details.get("deployed_app_config") is None:
+            raise unavailable(f"Ray does not say how its application '{name}' is declared: a change would end it")
+        found[name] = details["deployed_app_config"]
+    return found
+
+
+LOG_REPLICAS_MAX = 10
+"""Most servers whose logs are shown together."""
+
+HTTP_PORT = 8000
+"""Port of Ray's proxies where Ray does not say."""
+
+FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+
+
+class RayTarget:
+    """Deployments in a Ray cluster. See `DeploymentTarget`.
+
+    Args:
+        dashboard: The dashboard of the cluster.
+        owner: Name of this platform among all that use the cluster.
+        repositories: Where the nodes of the cluster find models.
+        settings: Of the cluster.
+        secret: From which the platform derives its API key of each deployment.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, dashboard: Dashboard, owner: str, repositories: ModelRepositories, settings: RaySettings, secret: str
+    ) -> None:
+        self._dashboard = dashboard
+        self._owner = owner
+        self._repositories = repositories
+        self._settings = settings
+        self._secret = secret
+        self._failures: dict[str, tuple[int, str]] = {}  # by deployment: the revision, and why it has failed
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def problems(self, workload: Workload) -> Sequence[str]:
+        return [
+            *self._cannot_be_declared(workload, self._dashboard.look()),
+            *asked_in_vain(workload),
+        ]
+
+    def apply(self, workload: Workload) -> None:
+        name, number = workload.deployment, workload.revision
+        with self._locks[name]:
+            seen = self._dashboard.look()
+            there = revisions(self._owner, name, seen["applications"])
+            if number in there.applying or (number in there.serving and not there.applying):
+                return
+            if there.applying:
+                raise unavailable(f"revision {next(iter(there.applying))} of '{name}' is still being applied")
+            if number in there.ending:
+                raise unavailable(f"revision {number} of '{name}' is stopping", hint="wait until it has stopped")
+            if problems := self._cannot_be_declared(workload, seen):
+                raise invalid(problems[0])
+            # A folder for each revision: its configurations are unaffected while others are tried.
+            own = replace(workload, deployment=f"{name}/{number}")
+            address = self._repositories.address(own)
+            self._repositories.publish(own)
+            self._repositories.configure(address, {model.name: model.config for model in workload.models})
+            if self._settings.folder:
+                address = f"{self._settings.folder.rstrip('/')}/{address}"
+            before = sum(map(wanted_replicas, there.serving.values()))
+            config = application(self._owner, workload, address, self._key(name), before)
+            self._dashboard.change(lambda configs: {**configs, config["name"]: config})
+            self._failures.pop(name, None)
+
+    def scale(self, deployment: str, replicas: int) -> str:
+        """Do nothing: Ray decides between the bounds of the revision. See `DeploymentTarget`."""
+        return ""
+
+    def abandon(self, deployment: str) -> None:
+        with self._locks[deployment]:
+            there = self._look(deployment)
+            for number in there.applying:
+                self._drop(deployment, number)
+
+    def observe(self, deployment: str) -> Observed:
+        """Give a running revision the route, delete a failed one, and return the state. See `DeploymentTarget`."""
+        seen = self._dashboard.look()
+        there = revisions(self._owner, deployment, seen["applications"])
+        is_over = any(each["status"] in ("RUNNING", *FAILED) for each in there.applying.values())
+        if is_over and self._locks[deployment].acquire(blocking=False):
+            try:
+                self._conclude(deployment)  # visible in the next observation: by then Ray's proxies know the route
+            finally:
+                self._locks[deployment].release()
+        serving, up = next(iter(there.serving.items()), (0, None))
+        applying, next_up = next(iter(there.applying.items()), (0, None))
+        failure = self._failures.get(deployment)
+        if next_up is not None:
+            phase = RevisionPhase.STARTING
+        elif failure is not None:
+            phase, applying = RevisionPhase.FAILED, failure[0]
+        elif up is not None:
+            phase = RevisionPhase.READY
+        elif there.ending:
+            return Observed(phase=RevisionPhase.ENDING, doing="Ray ends its servers")
+        else:
+            return Observed()
+        shown = up if up is not None else next_up
+        return Observed(
+            serving=serving,
+            applying=applying,
+            phase=phase,
+            doing=doing(next_up) if next_up is not None else "",
+            reason=failure[1] if failure is not None and next_up is None else "",
+            http=self._address(seen) + route(deployment) if up is not None else "",
+            key=self._key(deployment),
+            replicas=replicas(shown) if shown is not None else (),
+            wanted_replicas=wanted_replicas(shown) if shown is not None else 0,
+            scaled_by="Ray Serve" if shown is not None and _is_scaled(shown) else "",
+        )
+
+    def stop(self, deployment: str) -> None:
+        with self._locks[deployment]:
+            self._failures.pop(deployment, None)
+            self._dashboard.change(lambda configs: self._without(configs, deployment))
+
+    def remove(self, deployment: str) -> None:
+        with self._locks[deployment]:
+            there = self._look(deployment)
+            if there.serving or there.applying or there.ending:
+                raise unavailable(f"the servers of '{deployment}' still run")
+            self._failures.pop(deployment, None)
+            self._repositories.forget(deployment, ())
+
+    def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
+        """Do nothing: deployments with keys are refused. See `DeploymentTarget`."""
+
+    def deployments(self) -> Sequence[str]:
+        found = {deployment_of(self._owner, name)[0] for name in self._dashboard.look()["applications"]}
+        return sorted((found | self._failures.keys()) - {""})
+
+    def log(self, deployment: str, lines: int) -> str:
+        there, texts = self._look(deployment), []
+        for details in (*there.serving.values(), *there.applying.values()):
+            for each in details["deployments"].values():
+                for one in (each["replicas"] or each.get("recent_dead_replicas", []))[-LOG_REPLICAS_MAX:]:
+                    if one.get("log_file_path"):
+                        try:
+                            text = self._dashboard.log(one["node_id"], one["log_file_path"], lines)
+                        except ServingError as error:  # the node is gone
+                            text = f"{error}\n"
+                        texts.append(f"==> {one['replica_id']} <==\n{text}")
+        return "\n".join(texts)
+
+    def _key(self, deployment: str) -> str:
+        return hmac.new(self._secret.encode(), deployment.encode(), "sha256").hexdigest()
+
+    def _look(self, deployment: str) -> Revisions:
+        return revisions(self._owner, deployment, self._dashboard.look()["applications"])
+
+    def _cannot_be_declared(self, workload: Workload, seen: Plain) -> Sequence[str]:
+        problems = [_NO_STORE] if self._repositories.problem() else []
+        if holder := route_holder(self._owner, workload.deployment, seen["applications"]):
+            taken = route(workload.deployment)
+            problems.append(f"name: the application '{holder}' of the Ray cluster has the route '{taken}' already")
+        return problems
+
+    def _conclude(self, deployment: str) -> None:
+        """Give a revision that runs the route, or end one that has failed."""
+        there = self._look(deployment)
+        for number, details in there.applying.items():
+            if details["status"] == "RUNNING":
+                config = {**details["deployed_app_config"], "route_prefix": route(deployment)}
+
+                def with_route(configs: Configs, config: Plain = config) -> Configs:
+                    return {**self._without(configs, deployment), config["name"]: config}
+
+                self._dashboard.change(with_route)
+                self._forget(deployment, [number])
+            elif details["status"] in FAILED:
+                self._failures[deployment] = (number, reason(details))
+                self._drop(deployment, number)
+                self._forget(deployment, list(there.serving))
+
+    def _drop(self, deployment: str, number: int) -> None:
+        name = application_name(self._owner, deployment, number)
+        self._dashboard.change(lambda configs: {key: each for key, each in configs.items() if key != name})
+
+    def _without(self, configs: Configs, deployment: str) -> Configs:
+        return {name: each for name, each in configs.items() if deployment_of(self._owner, name)[0] != deployment}
+
+    def _forget(self, deployment: str, kept: Sequence[int]) -> None:
+        self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
+
+    def _address(self, seen: Plain) -> str:
+        """Return the address of Ray's proxies for clients: from the settings, or on the machine of the dashboard."""
+        if self._settings.http:
+            return self._settings.http.rstrip("/")
+        options = seen.get("http_options") or {}
+        host = urlsplit(self._dashboard.url).hostname or ""
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{options.get('port', HTTP_PORT)}{options.get('root_path', '')}"
+
+
+_NO_STORE = (
+    "artifact store: the nodes of Ray cannot read a folder of this machine: expected an object store "
+    "(--artifacts s3://..., gs://... or as://...), or a folder that they mount, too (--ray-artifacts)"
+)
+
+
+def _is_scaled(details: Plain) -> bool:
+    args = details["deployed_app_config"]["args"]
+    return bool(args["max_replicas"] > args["min_replicas"])
+
+
+OWNER_FILE = "ray-owner"
+"""File of the data folder with the name of this platform, if no setting has it."""
+
+SECRET_FILE = "ray-secret"
+"""File of the data folder from which the API keys of the platform in servers are derived."""
+
+
+def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
+    """Return the target, without contacting the cluster.
+
+    Args:
+        settings: Of the cluster.
+        store: The artifact store.
+        data: The data folder of the platform.
+    """
+    repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
+    owner = settings.owner or _kept(data / OWNER_FILE, 8)
+    secret = _kept(data / SECRET_FILE, 32)
+    return RayTarget(Dashboard(settings.dashboard, settings.token), owner, repositories, settings, secret)
+
+
+def _kept(path: Path, random_bytes: int) -> str:
+    """Return the random text of a file, which is created if it is missing."""
+    if not path.exists():
+        write_private(path, secrets.token_hex(random_bytes))
+    return path.read_text().strip()
