@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.files.given import sort_given
+from charonia.server.machine import memory
 from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
 
 OPTIONS = ServerOptions(http=HttpOptions(address="127.0.0.1"), metrics=MetricsOptions(enabled=False))
@@ -103,6 +105,42 @@ def test_an_expired_exit_timeout_is_a_failure_that_leaves_something_running() ->
     server = FakeServer(send(signal.SIGTERM), finishes=False)
 
     assert asyncio.run(command.serve(OPTIONS, server)) == (1, False)
+
+
+@pytest.mark.parametrize(("kind", "mib"), [("given", 1), ("container", 1)])
+def test_a_server_of_one_process_that_exceeds_its_memory_shuts_down(
+    kind: str, mib: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "MEMORY_S", 0)
+    monkeypatch.setattr(command, "limit_before_kill_mib", lambda: mib if kind == "container" else 0)
+    server = FakeServer()
+    options = OPTIONS if kind == "container" else replace(OPTIONS, memory_limit_mib=mib)
+
+    assert asyncio.run(command.serve(options, server)) == (1, True)
+    assert server.is_shut_down
+    assert "MiB of memory, more than --memory-limit-mib=1: shutting down" in caplog.text
+    assert ("memory.oom.group: the kernel would end all processes" in caplog.text) == (kind == "container")
+
+
+@pytest.mark.parametrize(
+    ("front_ends", "given", "limit_mib", "consequence"),
+    [(0, 0, 900, "the server shuts down"), (2, 0, 900, "the engine restarts"), (2, 100, 100, "")],
+)
+def test_where_the_kernel_ends_whole_containers_a_limit_acts_before(
+    front_ends: int,
+    given: int,
+    limit_mib: int,
+    consequence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(command, "limit_before_kill_mib", lambda: 900)
+
+    found = command.with_memory_limit(replace(OPTIONS, front_ends=front_ends, memory_limit_mib=given))
+
+    assert found.memory_limit_mib == limit_mib
+    assert consequence in caplog.text
+    assert bool(consequence) == bool(caplog.records)
 
 
 def test_a_signal_during_the_start_ends_it() -> None:

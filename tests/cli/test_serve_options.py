@@ -277,7 +277,6 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "trace.level": ("--trace-file=traces.json",),
         "log.access_file": ("--access-log=text",),
         "models.files.predictor": ("--predictor_host=other",),
-        "memory_limit_mib": ("--front-ends=1",),
         "replica_port": ("--front-ends=1",),
         "beside": ("--front-ends=1", "--replica-port=9000"),
     }.get(option.field, ())

@@ -1,8 +1,10 @@
 """Objects of KServe for models."""
 
+import re
 from typing import Any
 
 import pytest
+from tests.support.chart import CHART
 
 from charonia.cli.serve import parse
 from charonia.config.model import (
@@ -13,7 +15,7 @@ from charonia.config.model import (
     TransactionPolicy,
 )
 from charonia.core.errors import ServingError
-from charonia.export.kserve import ExportedModels, divided, kserve_objects
+from charonia.export.kserve import BUSY_SHARES, ExportedModels, divided, kserve_objects
 from charonia.export.options import KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
 
 URI = "s3://bucket/models"
@@ -117,6 +119,40 @@ def test_knative_scales_by_requests_and_divides_traffic() -> None:
         "scaleTarget": 4,
         "canaryTrafficPercent": 0,
     }
+
+
+def test_a_canary_in_standard_mode_is_a_second_predictor_with_its_own_models() -> None:
+    uri = "s3://bucket/next"
+    service = objects(mode=Mode.STANDARD, canary_percent=10, canary_uri=uri, replicas_min=4, replicas_max=8)["service"]
+    predictor, (canary,) = service["spec"]["predictor"], service["spec"]["canary"]
+
+    assert "canaryTrafficPercent" not in predictor
+    assert canary["trafficPercent"] == 10
+    # KServe scales it with its share of the predictor's replicas, and refuses bounds of its own.
+    assert canary["predictor"].keys() == {"name", "model"}
+    assert canary["predictor"]["model"] == predictor["model"] | {"storageUri": uri, "name": "kserve-container"}
+
+
+def test_in_standard_mode_replicas_follow_the_busy_share_of_their_own_pods() -> None:
+    options: dict[str, Any] = {"mode": Mode.STANDARD, "namespace": "prod", "replicas_max": 4}
+    service = objects(PIPELINE, transformer=True, scale_metric=ScaleMetric.BUSY, **options)["service"]
+
+    assert service["metadata"]["annotations"]["serving.kserve.io/autoscalerClass"] == "keda"
+    for kind in ("predictor", "transformer"):
+        component = service["spec"][kind]
+        assert not component.keys() & {"scaleMetric", "scaleTarget"}  # which KServe refuses beside KEDA
+        (metric,) = component["autoScaling"]["metrics"]
+        assert metric["external"]["target"] == {"type": "Value", "value": "0.7"}
+        query = metric["external"]["metric"]["query"]
+        pods = set(re.findall('namespace="prod",pod=~"([^"]*)"', query))
+        assert len(pods) == 1
+        assert re.fullmatch(pods.pop(), f"models-{kind}-5d78c9869b-x7k2p")
+
+
+def test_the_query_of_the_busy_share_is_that_of_the_chart() -> None:
+    template = (CHART / "templates" / "_helpers.tpl").read_text(encoding="utf-8")
+
+    assert BUSY_SHARES.replace("{0}", "{{ $pods }}") in template
 
 
 def test_by_cpu_knative_scales_with_another_class() -> None:
@@ -279,7 +315,16 @@ def test_names_of_folders_become_names_of_services() -> None:
         ({"model_memory": "much", "multi_model": True}, "--model-memory: expected a quantity"),
         ({"predictor": "x"}, "--predictor: only with --transformer"),
         ({"transformer": True, "multi_model": True}, "exclude each other"),
-        ({"mode": Mode.STANDARD, "canary_percent": 10}, "--canary-percent: a Deployment has no revisions"),
+        ({"mode": Mode.STANDARD, "canary_percent": 10}, "--canary-percent and --canary-uri"),
+        ({"mode": Mode.STANDARD, "canary_uri": "s3://b/c"}, "--canary-percent and --canary-uri"),
+        ({"canary_uri": "s3://b/c", "canary_percent": 10}, "--canary-uri: Knative keeps the previous revision"),
+        ({"canary_uri": "next"}, "--canary-uri: expected a URI"),
+        (
+            {"mode": Mode.STANDARD, "canary_uri": "s3://b/c", "canary_percent": 1, "transformer": True},
+            "--canary-uri: KServe divides traffic of predictors only",
+        ),
+        ({"scale_metric": ScaleMetric.BUSY}, "--scale-metric busy-share: KServe has KEDA in --mode standard"),
+        ({"mode": Mode.STANDARD, "scale_metric": ScaleMetric.BUSY, "replicas_max": 3}, "expected --namespace"),
         ({"mode": Mode.STANDARD, "replicas_min": 0}, "--min-replicas 0: only Knative"),
         ({"mode": Mode.STANDARD, "scale_metric": ScaleMetric.RPS}, "--scale-metric rps: only Knative counts"),
     ],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.export.test_kserve import IRIS, PIPELINE, model, objects, repository
+from tests.support.crds import needs_crds, problems_by_crd
 from tests.support.kserve_sdk import needs_sdk, through_the_models
 
 from charonia.export.kserve import ExportedModels
@@ -17,6 +18,13 @@ CANARY: dict[str, Any] = {
     "scale_metric": ScaleMetric.CONCURRENCY,
     "scale_target": 4,
 }
+STANDARD_CANARY: dict[str, Any] = {
+    "mode": Mode.STANDARD,
+    "canary_percent": 10,
+    "canary_uri": "s3://bucket/next",
+    "replicas_min": 2,
+}
+BUSY: dict[str, Any] = {"mode": Mode.STANDARD, "namespace": "prod", "scale_metric": ScaleMetric.BUSY, "replicas_max": 4}
 SIZED = {"cpu": "500m", "memory": "4Gi", "gpus": 1, "namespace": "prod", "arguments": ("--log-verbose=1",)}
 
 
@@ -28,16 +36,34 @@ EXPORTED: list[tuple[ExportedModels, dict[str, Any]]] = [
 ]
 
 
-@needs_sdk
-def test_kserve_knows_every_field_of_what_is_exported() -> None:
-    made = [
+def made() -> list[Any]:
+    found = [
         each
         for (models, options), mode, protocol in product(EXPORTED, Mode, Protocol)
         for each in objects(models, mode=mode, protocol=protocol, **options).values()
     ]
-    made += objects(**CANARY).values()
+    return [*found, *objects(**CANARY).values(), *objects(**STANDARD_CANARY).values()]
 
-    assert through_the_models(made) == made
+
+@needs_sdk
+def test_kserve_knows_every_field_of_what_is_exported() -> None:
+    assert through_the_models(made()) == made()
+
+
+@needs_crds
+def test_what_is_exported_fits_the_published_schemas_of_kserve() -> None:
+    # The SDK has no class for values of metrics.
+    found = [*made(), *objects(**BUSY).values()]
+
+    assert [problems for each in found if (problems := problems_by_crd(each))] == []
+
+
+@needs_crds
+def test_an_unknown_field_is_found_by_the_published_schemas() -> None:
+    service = objects()["service"]
+    service["spec"]["predictor"]["model"]["storageURI"] = 1
+
+    assert problems_by_crd(service)
 
 
 @needs_sdk

@@ -1,7 +1,8 @@
 """`charonia serve`: run a server until a signal stops it.
 
 Exit status: 0 after a graceful shutdown; 1 if the arguments are invalid, a model fails to load at start (unless
-`--exit-on-error=false`), an endpoint cannot be opened, or the exit timeout expires. A second signal exits immediately,
+`--exit-on-error=false`), an endpoint cannot be opened, the exit timeout expires, or a server of one process exceeds its
+memory limit. A second signal exits immediately,
 unless it comes within a second: supervisors, and GNU `timeout`, signal the child and its process group.
 """
 
@@ -28,7 +29,13 @@ from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.repository.scan import scan
-from charonia.server.machine.memory import collect_less_often, give_back_idle_memory, keep_freed_memory
+from charonia.server.machine.memory import (
+    collect_less_often,
+    exceeded,
+    give_back_idle_memory,
+    keep_freed_memory,
+    limit_before_kill_mib,
+)
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import ALL_INTERFACES, LOOPBACK, ServerOptions
 from charonia.stores.location import is_store
@@ -96,10 +103,9 @@ def run(arguments: Sequence[str]) -> int:
             return 1
     # Imported late, so that invalid arguments are reported before backends and front ends are imported.
     from charonia.server.app import InferenceServer, new_event_loop
-    from charonia.server.front_ends.processes import ServerProcesses, with_number
+    from charonia.server.front_ends.processes import ServerProcesses
 
     def make_server(options: ServerOptions) -> RunningServer:
-        options = with_number(options)
         if options.front_ends:
             return ServerProcesses(options, arguments=arguments, notifier=notifier)
         return InferenceServer(options, log=log)
@@ -237,8 +243,11 @@ async def serve(
     Returns:
         The exit status, and whether the shutdown was clean.
     """
+    from charonia.server.front_ends.processes import with_number  # late, as it imports backends
+
     stopped = _stop_event()
     try:
+        options = with_memory_limit(with_number(options))
         server = make_server(options)
     except ServingError as refused:
         _log.error("%s", refused)
@@ -264,7 +273,16 @@ async def serve(
             print(banner(options, server, show, style_of(sys.stdout)), flush=True)
         notifier.send(notify.READY, notify.status(summary(server.models())))
         giving_back = asyncio.create_task(give_back_idle_memory())
-        await waiting
+        exceeding = asyncio.ensure_future(exceeded(0 if options.front_ends else options.memory_limit_mib))
+        await asyncio.wait({waiting, exceeding}, return_when=asyncio.FIRST_COMPLETED)
+        if exceeding.done():
+            status = 1
+            _log.error(
+                "the server has %d MiB of memory, more than --memory-limit-mib=%d: shutting down",
+                exceeding.result(),
+                options.memory_limit_mib,
+            )
+        exceeding.cancel()
         giving_back.cancel()
     waiting.cancel()
     notifier.send(notify.STOPPING, notify.status("stopping: requests in flight are finished"))
@@ -273,6 +291,19 @@ async def serve(
     # Last, so that the messages of unloaded models do not hide it.
     _log_end(None if starting.cancelled() else starting.exception())
     return status if finished else 1, finished and is_clean
+
+
+def with_memory_limit(options: ServerOptions) -> ServerOptions:
+    """Return the options with a limit that acts before the kernel would end all processes of the container."""
+    if options.memory_limit_mib or not (limit_mib := limit_before_kill_mib()):
+        return options
+    _log.info(
+        "memory.oom.group: the kernel would end all processes of this container when its memory runs out. "
+        "At %d MiB, nine tenths of it, %s (--memory-limit-mib)",
+        limit_mib,
+        "the engine restarts" if options.front_ends else "the server shuts down, with exit status 1",
+    )
+    return replace(options, memory_limit_mib=limit_mib)
 
 
 def started_line(service: str, address: str, port: int) -> str:

@@ -252,7 +252,7 @@ SERVER = (
            "Processes that accept requests. 0: the process that runs the models; auto: chosen by cores and models"),
     Option(
         "--memory-limit-mib", "memory_limit_mib", integer(0, _MEMORY_MIB_MAX), "MIB",
-        "Memory of the engine, its workers and the front ends; an engine above it is restarted; 0 for no limit"
+        "Memory of all processes. Above it, the engine restarts; a server of one process exits with status 1"
     ),
     Option("--replica-port", "replica_port", integer(1, PORT_MAX), "PORT",
            "Additional HTTP port, on 127.0.0.1, of this server alone; others may share the HTTP and gRPC ports"),

@@ -6,6 +6,7 @@ Source: KServe's custom resources, `serving.kserve.io/v1alpha1` and `v1beta1`; K
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -13,7 +14,7 @@ from pathlib import PurePosixPath
 from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid, unsupported
-from charonia.export.options import NAME, REQUESTS, KserveOptions, Mode, Protocol, RuntimeScope
+from charonia.export.options import NAME, REQUESTS, KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
 
 Json = dict[str, object]
 
@@ -35,6 +36,15 @@ EXIT_SECS = {"--exit-delay-secs": 5, "--exit-timeout-secs": 30}
 
 FINALIZE_SECS = 15
 """Time for models to finalize."""
+
+BUSY_SHARES = (
+    "sum(max by (pod) (sum by (pod, model, version) (rate(charonia_load_seconds_total{0}[2m]))"
+    " / sum by (pod, model, version) (charonia_instances{0})))"
+)
+"""The busy shares of pods, summed: KEDA divides by their number. As in the Helm chart."""
+
+BUSY_PERCENT = 70
+"""Target of the busy share."""
 
 AGENT_SCHEMES = ("s3://", "gs://", "https://", "http://")
 """Stores that KServe's agent reads; its storage initializer reads others, too."""
@@ -129,6 +139,8 @@ def _service(name: str, exported: ExportedModels, options: KserveOptions) -> Jso
     }
     if options.mode is Mode.KNATIVE and options.scale_metric not in (None, *REQUESTS):
         annotations["autoscaling.knative.dev/class"] = "hpa.autoscaling.knative.dev"
+    elif options.scale_metric is ScaleMetric.BUSY:
+        annotations["serving.kserve.io/autoscalerClass"] = "keda"
     format_name, version = _formats(exported)[0]
     model: Json = {
         "modelFormat": {"name": format_name, "version": version},
@@ -139,7 +151,7 @@ def _service(name: str, exported: ExportedModels, options: KserveOptions) -> Jso
         model["resources"] = _resources(options)  # KServe compares the models' memory with this one, not the runtime's
     else:
         model["storageUri"] = options.storage_uri
-    spec: Json = {"predictor": {**_component(options), "model": model}}
+    spec: Json = {"predictor": {**_component(options, f"{name}-predictor"), "model": model}}
     if options.transformer:
         ensemble, step = divided(exported, options.predictor)
         model["args"] = _only(step)
@@ -150,11 +162,16 @@ def _service(name: str, exported: ExportedModels, options: KserveOptions) -> Jso
             {"name": "PROTOCOL", "value": options.protocol.value},
         ]
         container |= _reached(options)
-        spec["transformer"] = {**_component(options), "containers": [container]}
+        spec["transformer"] = {**_component(options, f"{name}-transformer"), "containers": [container]}
         model["protocolVersion"] = Protocol.V2.value  # that of the transformer's calls
         model |= _lived(options)
     else:
         model |= _reached(options)
+    if options.canary_uri:
+        # Its CustomResourceDefinition requires the container's name here alone.
+        changed = {"name": CONTAINER, "storageUri": options.canary_uri}
+        canary = {"name": "canary", "model": deepcopy(model) | changed}
+        spec["canary"] = [{"predictor": canary, "trafficPercent": options.canary_percent}]
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -331,16 +348,19 @@ def _resources(options: KserveOptions) -> Json:
     return {"requests": dict(resources), "limits": dict(resources)}
 
 
-def _component(options: KserveOptions) -> Json:
+def _component(options: KserveOptions, deployment: str) -> Json:
     """Return what predictor and transformer have in common: how many replicas there are, and how they end."""
-    component: Json = {
-        "minReplicas": options.replicas_min,
-        "maxReplicas": options.replicas_max,
-        "scaleMetric": options.scale_metric.value if options.scale_metric is not None else None,
-        "scaleTarget": options.scale_target,
-        "canaryTrafficPercent": options.canary_percent,
-    }
-    if options.mode is Mode.STANDARD:
+    component: Json = {"minReplicas": options.replicas_min, "maxReplicas": options.replicas_max}
+    if options.scale_metric is ScaleMetric.BUSY:
+        pods = f'{{namespace="{options.namespace}",pod=~"{deployment}-[a-z0-9]+-[a-z0-9]+"}}'
+        metric: Json = {"backend": "prometheus", "serverAddress": options.prometheus, "query": BUSY_SHARES.format(pods)}
+        target: Json = {"type": "Value", "value": str((options.scale_target or BUSY_PERCENT) / 100)}
+        component["autoScaling"] = {"metrics": [{"type": "External", "external": {"metric": metric, "target": target}}]}
+    elif options.scale_metric is not None:
+        component |= {"scaleMetric": options.scale_metric.value, "scaleTarget": options.scale_target}
+    if options.mode is Mode.KNATIVE:
+        component["canaryTrafficPercent"] = options.canary_percent
+    else:
         words = " ".join(options.arguments).replace("=", " ").split()
         given = {name: int(value) for name, value in pairwise(words) if name in EXIT_SECS and value.isdecimal()}
         component["terminationGracePeriodSeconds"] = SLEEP_SECS + sum((EXIT_SECS | given).values()) + FINALIZE_SECS

@@ -44,12 +44,13 @@ class ScaleMetric(Enum):
     RPS = "rps"
     CPU = "cpu"
     MEMORY = "memory"
+    BUSY = "busy-share"
 
 
 REQUESTS = (ScaleMetric.CONCURRENCY, ScaleMetric.RPS)
 """What only Knative counts."""
 
-USED = (ScaleMetric.CPU, ScaleMetric.MEMORY)
+USED = (ScaleMetric.CPU, ScaleMetric.MEMORY, ScaleMetric.BUSY)
 """What the target of is a percentage."""
 
 
@@ -72,7 +73,9 @@ class KserveOptions:
         replicas_max: Most replicas; None for KServe's default.
         scale_metric: What the number of replicas follows; None for KServe's default.
         scale_target: Value of the metric that a replica should have; None for KServe's default.
-        canary_percent: Share of the traffic for the latest revision; None for all of it.
+        prometheus: Where KEDA reads the busy share.
+        canary_percent: Share of the traffic for the latest revision, or for `canary_uri`; None for all of it.
+        canary_uri: In standard mode, where KServe finds the models of the canary.
         cpu: Cores of a replica.
         memory: Memory of a replica.
         gpus: NVIDIA GPUs of a replica.
@@ -97,7 +100,9 @@ class KserveOptions:
     replicas_max: int | None = None
     scale_metric: ScaleMetric | None = None
     scale_target: int | None = None
+    prometheus: str = "http://prometheus-operated.monitoring:9090"
     canary_percent: int | None = None
+    canary_uri: str = ""
     cpu: str = "1"
     memory: str = "2Gi"
     gpus: int = 0
@@ -125,8 +130,9 @@ class KserveOptions:
         for option, quantity in sizes:
             if quantity and not QUANTITY.fullmatch(quantity):
                 yield f"{option}: expected a quantity of Kubernetes, such as 500m or 2Gi, got '{quantity}'"
-        if self.storage_uri and "://" not in self.storage_uri:
-            yield f"--storage-uri: expected a URI, such as s3://bucket/iris, got '{self.storage_uri}'"
+        for option, uri in (("--storage-uri", self.storage_uri), ("--canary-uri", self.canary_uri)):
+            if uri and "://" not in uri:
+                yield f"{option}: expected a URI, such as s3://bucket/iris, got '{uri}'"
         if (self.replicas_min or 0) > (self.replicas_max or REPLICAS_MAX):
             yield f"--min-replicas {self.replicas_min} is more than --max-replicas {self.replicas_max}"
         if self.scale_target is not None and self.scale_metric is None:
@@ -141,10 +147,18 @@ class KserveOptions:
             yield "--transformer and --multi-model exclude each other"
         if self.mode is Mode.STANDARD:
             yield from self._problems_without_knative()
+        elif self.canary_uri:
+            yield "--canary-uri: Knative keeps the previous revision itself; --storage-uri is that of the new one"
+        elif self.scale_metric is ScaleMetric.BUSY:
+            yield "--scale-metric busy-share: KServe has KEDA in --mode standard only"
 
     def _problems_without_knative(self) -> Iterator[str]:
-        if self.canary_percent is not None:
-            yield "--canary-percent: a Deployment has no revisions to divide traffic between; use --mode knative"
+        if (self.canary_percent is None) is not (not self.canary_uri):
+            yield "--canary-percent and --canary-uri, where the new models are: expected both, or --mode knative"
+        if self.canary_uri and (self.transformer or self.multi_model):
+            yield "--canary-uri: KServe divides traffic of predictors only, without --transformer and --multi-model"
+        if self.scale_metric is ScaleMetric.BUSY and not (self.namespace and self.replicas_max):
+            yield "--scale-metric busy-share: expected --namespace, whose pods it measures, and --max-replicas, too"
         if self.replicas_min == 0:
             yield "--min-replicas 0: only Knative starts a replica for a request; use --mode knative"
         if self.scale_metric in REQUESTS:

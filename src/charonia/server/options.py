@@ -374,9 +374,8 @@ class ServerOptions:
         return self.metrics.address or self.http.address
 
     def _guard_problems(self) -> Iterator[str]:
-        for option, value in (("--replica-port", self.replica_port), ("--memory-limit-mib", self.memory_limit_mib)):
-            if value and self.front_ends < 1:
-                yield f"{option}: expected --front-ends=1 or more, too"
+        if self.replica_port and self.front_ends < 1:
+            yield "--replica-port: expected --front-ends=1 or more, too"
         if self.replica_port and not self.http.enabled:
             yield "--replica-port: expected an HTTP endpoint, got --allow-http=false"
         if self.beside and not self.replica_port:

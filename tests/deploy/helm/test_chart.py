@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tests.deploy.helm.crd_schemas import SCHEMAS
 from tests.support.chart import CHART, Manifest, objects, of_kind, pod_specs, rendered, server_of
+from tests.support.crds import needs_crds, problems_by_crd
 from tests.support.kubernetes_tools import tool
 from tests.support.pod_security import violations
 
@@ -60,6 +61,14 @@ def test_every_object_is_valid_for_three_releases_of_kubernetes(values: Path) ->
         found |= {f"{release} {name}": reason for release in RELEASES if (reason := problem(release, text))}
 
     assert found == {}
+
+
+@needs_crds
+@each
+def test_objects_of_other_controllers_fit_their_published_schemas(values: Path) -> None:
+    found = [manifest for manifest in objects(values) if manifest["kind"] in SCHEMAS]
+
+    assert [problems for manifest in found if (problems := problems_by_crd(manifest))] == []
 
 
 @each

@@ -19,6 +19,7 @@ from tests.support.linked_engine import ServedFake, linked
 from charonia.config.parameters import HTTP_REQUEST, HTTP_ROUTE, RECEIVED
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unavailable
+from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
 from charonia.server.access.rules import Api, Gate, KeyRing, Restriction, parse_keys
@@ -177,6 +178,16 @@ def test_a_configuration_is_returned() -> None:
     config = json.loads(get("/v2/models/identity/config").body)
 
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("identity", "identity", 8)
+
+
+def test_ready_models_are_listed_by_name() -> None:
+    entries = [
+        ModelIndexEntry(name, version, ModelState.READY) for name, version in (("b", "1"), ("a", "1"), ("a", "2"))
+    ]
+    entries.append(ModelIndexEntry("c", "1", ModelState.UNAVAILABLE))
+    (answer,) = ask(FakeEngine(index=entries), request("/v2/models", method="GET"))
+
+    assert json.loads(answer.body) == {"models": ["a", "b"]}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from charonia.server.http.routes import route_hint
         ("/v1/models/bert:predict", "POST /v2/models/bert/infer"),
         ("/v1/models/bert/versions/3:predict", "POST /v2/models/bert/infer"),
         ("/v1/models/bert", "POST /v2/models/bert/infer"),
-        ("/v1/models", "POST /v2/repository/index lists"),
+        ("/v1/models", "GET /v2/models lists"),
         ("/predictions/bert/2.0", "POST /v2/models/bert/infer"),
         ("/predictions/{0}", "POST /v2/models/{0}/infer"),
         ("/predict", "POST /v2/models/MODEL/infer"),

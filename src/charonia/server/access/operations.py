@@ -29,7 +29,12 @@ _TABLE = (
         ("/v2/health/live", "/v2/health/ready", f"{_MODEL}/ready", "/health"),
         ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
     ),
-    _Group(Api.METADATA, Scope.READ, ("/v2", _MODEL), ("ServerMetadata", "ModelMetadata", "ServerReflectionInfo")),
+    _Group(
+        Api.METADATA,
+        Scope.READ,
+        ("/v2", "/v2/models", _MODEL),
+        ("ServerMetadata", "ModelMetadata", "ServerReflectionInfo"),
+    ),
     _Group(Api.METADATA, Scope.READ, ("/openapi.json", "/samples/{model}"), ()),
     # The page is the same on every server: it fetches its content with other calls.
     _Group(Api.METADATA, None, ("/", "/page.css", "/page.js"), ()),

@@ -56,7 +56,6 @@ from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
 from charonia.server.listening import cannot_listen, check_address, every
 from charonia.server.machine.cores import cores_beside, usable_cores
 from charonia.server.machine.gpus import visible_gpus
-from charonia.server.machine.memory import limit_before_kill_mib
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, REPLICA_HOST, ServerOptions
 
@@ -219,13 +218,6 @@ class ServerProcesses:
         options = self._options
         engine, front_ends, shared = await self._bind(options)
         options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
-        if not options.memory_limit_mib and (limit_mib := limit_before_kill_mib()):
-            options = replace(options, memory_limit_mib=limit_mib)
-            _log.info(
-                "--memory-limit-mib: %d, nine tenths of the memory, as the kernel would end all processes of this "
-                "container (memory.oom.group)",
-                limit_mib,
-            )
         write_options(folder, options)
         specs = process_specs(folder, engine, front_ends, shared)
         specs[0] = replace(specs[0], memory_bytes_max=options.memory_limit_mib * 2**20)

@@ -12,12 +12,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
@@ -53,50 +51,12 @@ from charonia.server.guard.events import (
 )
 from charonia.server.guard.record_file import RECORD_VARIABLE, write_finish, write_record
 from charonia.server.guard.restarts import Restarts
+from charonia.server.machine.memory import MEMORY_S, memory_of
 
 _log = logging.getLogger(__name__)
 
-MEMORY_S = 1.0
-"""Interval of checks of the memory of engines."""
-
 ORPHANS_S = 5.0
 """Pause between two looks for orphans that have ended."""
-
-
-def memory_of(pids: Iterable[int], limit: int) -> dict[int, int]:
-    """Return the memory of processes and their descendants in bytes, by the number of the process.
-
-    Pages that several processes map are shared out among them (PSS). That takes the system long to find out for large
-    processes, so it is only asked where the resident memory, which counts such pages once for each, is above the limit.
-    """
-    trees = {pid: _tree(pid) for pid in pids}
-    sizes = {pid: sum(map(_resident, tree)) for pid, tree in trees.items()}
-    if sum(sizes.values()) > limit:
-        sizes = {pid: sum(map(_proportional, tree)) for pid, tree in trees.items()}
-    return sizes
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:  # it has ended
-        return []
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def _proportional(process: psutil.Process) -> int:
-    """Return the proportional set size, or the resident one where the system does not report it."""
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.Error, AttributeError):
-        return _resident(process)
 
 
 @dataclass(frozen=True, slots=True)

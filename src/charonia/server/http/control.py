@@ -50,6 +50,7 @@ class StatusHandlers:
             Route("/v2", {b"GET": self._server}),
             Route("/v2/health/live", {b"GET": self._live}),
             Route("/v2/health/ready", {b"GET": self._ready}),
+            Route("/v2/models", {b"GET": self._models}),
             Route("/v2/models/stats", {b"GET": self._statistics}),
             Route("/v2/ratelimit", {b"GET": self._rate_limits}),
             Route("/v2/load", {b"GET": self._load}),
@@ -87,6 +88,14 @@ class StatusHandlers:
 
     def _server(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, v2_control.server_metadata(self._engine.server_metadata()))
+
+    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
+        """Answer with the names of the ready models, as KServe's own servers do."""
+
+        async def document() -> Document:
+            return {"models": sorted({each.name for each in await self._engine.repository_index(ready_only=True)})}
+
+        self._document(exchange, document())
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, v2_control.model_metadata(self._engine.model_metadata(*target)))

@@ -297,7 +297,7 @@ def _load_line(load: LoadReports, form: bytes) -> bytes:
 
 
 _INFER = "POST /v2/models/{0}/infer takes tensors and /v2/models/{0}/generate plain JSON, as KServe v2 and Triton do"
-_LIST = "POST /v2/repository/index lists the models"
+_LIST = "GET /v2/models lists the models"
 _OWN = (
     "a model's routes end with infer, generate, generate_stream, ready, config, stats or explain: /v2/models/{0}/infer"
 )
@@ -314,7 +314,6 @@ _HINTS = tuple(
         (r"/(?:predictions|explanations)/([^/]+)(?:/.*)?", _INFER),  # TorchServe
         (r"/(?:predict|invocations|infer|generate)", _INFER),  # LitServe, BentoML, SageMaker, text-generation-inference
         (r"/(?:v1/)?models", _LIST),
-        (r"/v2/models", _LIST),
         (r"/v1/(?:chat/completions|completions|responses|embeddings)", f"--openai=true serves OpenAI's API; {_INFER}"),
         (r"/(?:ping|health|healthz|livez|live)", "GET /v2/health/live, GET /v2/health/ready"),
         (r"/(?:ready|readyz|readiness)", "GET /v2/health/ready"),

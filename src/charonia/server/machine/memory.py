@@ -8,11 +8,15 @@ soon finds most of it.
 import asyncio
 import ctypes
 import gc
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
+
+MEMORY_S = 1.0
+"""Interval of checks of memory limits."""
 
 BUDGET_SHARE = 0.8
 """Share of the usable memory that models may take where no budget is set."""
@@ -217,13 +221,51 @@ def _reclaimable(folder: Path) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
 
 
+def memory_of(pids: Iterable[int], limit: int) -> dict[int, int]:
+    """Return the memory of processes and their descendants in bytes, by the number of the process.
+
+    Pages that several processes map are shared out among them (PSS). That takes the system long to find out for large
+    processes, so it is only asked where the resident memory, which counts such pages once for each, is above the limit.
+    """
+    trees = {pid: _tree(pid) for pid in pids}
+    sizes = {pid: sum(map(_resident, tree)) for pid, tree in trees.items()}
+    if sum(sizes.values()) > limit:
+        sizes = {pid: sum(map(_proportional, tree)) for pid, tree in trees.items()}
+    return sizes
+
+
 def tree_bytes(pid: int | None = None) -> int:
     """Return the resident memory of a process, None for this one, and of all its descendants. Takes a few ms."""
-    process = psutil.Process(pid)
-    total = 0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            total += int(each.memory_info().rss)
-        except psutil.Error:  # it has exited
-            continue
-    return total
+    return sum(map(_resident, _tree(pid)))
+
+
+async def exceeded(limit_mib: int) -> int:
+    """Return the memory of this process and its descendants, in MiB, as soon as it exceeds the limit; never for 0."""
+    own, limit, used = os.getpid(), limit_mib * 2**20, 0
+    while not limit or used <= limit:
+        await asyncio.sleep(MEMORY_S)
+        used = (await asyncio.to_thread(memory_of, [own], limit))[own] if limit else 0
+    return used // 2**20
+
+
+def _tree(pid: int | None) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:  # it has ended
+        return []
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Return the proportional set size, or the resident one where the system does not report it."""
+    try:
+        return int(process.memory_full_info().pss)
+    except (psutil.Error, AttributeError):
+        return _resident(process)

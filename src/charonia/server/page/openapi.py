@@ -392,6 +392,7 @@ _SERVER_PATHS: Json = {
     "/v2": _get("Server", "Name, version and extensions"),
     "/v2/health/live": _get("Server", "Whether the server answers", has_body=False),
     "/v2/health/ready": _get("Server", "Whether the server is ready", has_body=False),
+    "/v2/models": _get("Server", "Names of the ready models"),
     "/v2/models/stats": _get("Server", "Statistics of all models"),
     "/v2/models/{model}": _get("Models", "Versions, inputs and outputs", of_model=True),
     "/v2/models/{model}/ready": _get("Models", "Whether a model is ready", of_model=True, has_body=False),

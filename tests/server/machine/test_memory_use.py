@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from charonia.server.guard.supervisor import memory_of
+from charonia.server.machine.memory import memory_of
 
 HOLDS = "import sys, mmap; block = bytearray(80 << 20); print('held', flush=True); sys.stdin.read()"
 FORKS = f"import os; os.fork() and os.wait() or exec({HOLDS!r})"
