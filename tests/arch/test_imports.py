@@ -135,7 +135,7 @@ INTERNAL = {
     | {"server.channel"}
     # What runs the models that a front end has itself.
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
-    | {"server.metrics.model_metrics", "server.metrics.traffic"},
+    | {"server.metrics.model_metrics", "server.metrics.processes"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"archives", "core", "config", "server.backends", "server.options"},
     # A command of its own: the forms that it reads are those of backends.

@@ -9,7 +9,7 @@ from charonia.cli.serve import parse
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.options import MetricsOptions
-from charonia.server.tracing.options import OtelOptions, TraceMode, TraceOptions
+from charonia.server.tracing.sampling import OtelOptions, TraceMode, TraceOptions
 
 
 def trace(*settings: str) -> TraceOptions:

@@ -21,7 +21,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.schema.pool import message_class
-from charonia.server.front_ends.load_sender import LOAD_AGE_NS
+from charonia.server.front_ends.link import LOAD_AGE_NS
 from charonia.wire.endpoint import parse_url
 from charonia.wire.grpc_codec import GrpcEncoder
 from charonia.wire.transport import RequestForm, WireOptions

@@ -7,8 +7,7 @@ import pytest
 from tests.support.simulation import Simulation
 
 from charonia.core.request import NO_FLOW, Flow
-from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState, Need, ResourcePool
-from charonia.server.rate_limiter.scheduler import LimitedScheduler
+from charonia.server.rate_limiter.resources import Arbiter, LimitedScheduler, Member, MemberState, Need, ResourcePool
 from charonia.server.scheduling.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Scheduler, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher
 

@@ -16,9 +16,9 @@ from charonia.core.response import InferResponse
 from charonia.server.directory import Directory, ModelRequests, Target
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Services
+from charonia.server.front_ends.calls import KeptTraffic
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
-from charonia.server.front_ends.served_engine import KeptTraffic
 from charonia.server.lifecycle.in_front import Offer
 from charonia.server.metrics.model_metrics import Increase
 
@@ -78,6 +78,10 @@ class ServedFake(FakeEngine):
     def directory(self) -> Directory:
         """Return `models`, each with version 1."""
         return Directory({(name, v): config for name, config in self.models.items() for v in ("", "1")})
+
+    def keep_changes(self, keeper: ModelRequests) -> None:
+        """Let the test see what is kept."""
+        self.requests = keeper
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Let the test report changes with `changed`."""

@@ -6,7 +6,7 @@ import pytest
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
-from charonia.server.traffic.configuration import configured, traffic_problems
+from charonia.server.traffic.state import configured, traffic_problems
 from charonia.wire.traffic import CanaryAction, CanaryPlan, Shadow, TrafficChange, TrafficSettings
 from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json
 

@@ -26,7 +26,11 @@ from charonia.server.front_ends.children import (
     EngineReport,
     ErrorRecord,
     FrontEndReport,
+    NewEngine,
+    ServeCommand,
     forget_report,
+    options_of,
+    read_new_engine,
     read_options,
     with_descriptors,
     write_options,
@@ -36,7 +40,6 @@ from charonia.server.front_ends.engine_process import EnginePlace, serve_engine
 from charonia.server.front_ends.front_end import serve_front_end
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.orders import NewEngine, ServeCommand, options_of, read_new_engine
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.machine.memory import keep_freed_memory

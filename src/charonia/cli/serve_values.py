@@ -16,7 +16,7 @@ from charonia.server.model_options import ControlMode, ReadyWhen
 from charonia.server.options import ALL_INTERFACES, FRONT_ENDS_AUTO, FRONT_ENDS_MAX, PORT_MAX
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.response_cache.options import cache_options
-from charonia.server.tracing.options import TraceMode
+from charonia.server.tracing.sampling import TraceMode
 from charonia.stores.location import is_store, parse_address
 
 CACHE_VARIABLE = "CHARONIA_CACHE"

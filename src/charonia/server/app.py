@@ -16,15 +16,14 @@ from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import make_busy_poll
-from charonia.server.execution.neighbours import Neighbours
+from charonia.server.execution.busy_poll import Neighbours, make_busy_poll
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer
 from charonia.server.explain.explanation import explanation_json
 from charonia.server.explain.load_reports import EngineLoad
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.grpc.frontend import GrpcFrontend
-from charonia.server.guard.record_file import read_record
+from charonia.server.guard.notify import read_record
 from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
@@ -48,9 +47,9 @@ from charonia.server.metrics.devices import (
     pinned_families,
 )
 from charonia.server.metrics.metric_families import Family
+from charonia.server.metrics.processes import Traffic, traffic_families
 from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
-from charonia.server.metrics.traffic import Traffic, traffic_families
 from charonia.server.model_options import AutoOptions, ControlMode, StoreSettings
 from charonia.server.options import MetricsOptions, ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
@@ -59,8 +58,8 @@ from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
 from charonia.server.scaling.instances import InstanceScaler
-from charonia.server.scaling.room import MEMORY_KEPT, FreeMemory, Room
-from charonia.server.sequences.overview import sequences_json
+from charonia.server.scaling.rule import MEMORY_KEPT, FreeMemory, Room
+from charonia.server.sequences.models import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService
 from charonia.version import __version__

@@ -45,7 +45,10 @@ class KnownModel(Protocol):
 
 
 class ModelRequests(Protocol):
-    """Observes the models that requests load and unload."""
+    """Observes the changes of models that requests make."""
+
+    def traffic_changed(self, model: str, text: str) -> None:
+        """The persistent state of a model's traffic has changed; "" for none."""
 
     def model_change(self, name: str) -> AbstractAsyncContextManager[None]:
         """Return what surrounds a change of a model by request, and telling of it.

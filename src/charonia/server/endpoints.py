@@ -18,7 +18,7 @@ from charonia.server.http.clouds import SageMaker, VertexAi
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
-from charonia.server.metrics.traffic import Traffic
+from charonia.server.metrics.processes import Traffic
 from charonia.server.model_options import ControlMode
 from charonia.server.options import EndpointTls, HttpOptions, ModelOptions, ServerOptions
 from charonia.wire.browsers import listens_locally
@@ -161,11 +161,7 @@ class Endpoints:
             _log.info("Started %s HTTPService at %s:%d", name, options.http.address, end.port)
 
     async def _predicted(self, engine: Engine) -> str:
-        """Return the model that Vertex AI's predictions run.
-
-        Raises:
-            ServingError: INVALID_ARG when it is not ready, or none is named and there are several.
-        """
+        """Return the model that Vertex AI's predictions run."""
         wanted = self._options.clouds.vertex_ai_model
         ready = {entry.name for entry in await engine.repository_index(ready_only=True)}
         if wanted and wanted not in ready:

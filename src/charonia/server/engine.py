@@ -31,8 +31,7 @@ from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
 from charonia.server.metrics.metric_families import Family, family
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.model_options import ReadyWhen
-from charonia.server.sequences.models import open_sequences, sequences_of
-from charonia.server.sequences.overview import ModelSequences
+from charonia.server.sequences.models import ModelSequences, open_sequences, sequences_of
 from charonia.server.traffic.split import unsplit
 
 
@@ -42,7 +41,6 @@ class ModelEngine:
     Attributes:
         demand: Loads models on demand, None in other control modes.
         offers: The models that front ends in other processes load, too.
-        requests: Observes loads and unloads by request before they are answered.
         traffic: How requests without a version are split.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
     """
@@ -57,7 +55,7 @@ class ModelEngine:
     ) -> None:
         self.demand = OnDemandLoader(lifecycle, demand, self.infer_loaded) if demand is not None else None
         self.offers = Offers(lifecycle.table)
-        self.requests: ModelRequests | None = None
+        self._requests: ModelRequests | None = None  # observes loads and unloads by request before they are answered
         self._lifecycle = lifecycle
         self._routes = lifecycle.table.routes
         self.traffic = lifecycle.table.traffic
@@ -78,6 +76,10 @@ class ModelEngine:
         if self.demand is not None:
             self._lifecycle.bring_steps = self.demand.load_all
             self.traffic.demand = self.demand.demand
+
+    def keep_changes(self, keeper: ModelRequests) -> None:
+        """Report the changes that requests make from now on, before they are answered."""
+        self._requests, self.traffic.keep = keeper, keeper.traffic_changed
 
     def started(self) -> None:
         """Turn ready: the models of the startup are loaded."""
@@ -204,19 +206,19 @@ class ModelEngine:
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
-        async with _change(self.requests, name):
+        async with _change(self._requests, name):
             await self._lifecycle.load(name, config, files)
-            if self.requests is not None:
-                await self.requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
+            if self._requests is not None:
+                await self._requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model, with `unload_dependents` also the models loaded only for this ensemble."""
-        async with _change(self.requests, name):
+        async with _change(self._requests, name):
             left = await self._lifecycle.unload(name, unload_dependents)
-            if self.requests is not None:
-                self.requests.model_unloaded(name, unload_dependents)
+            if self._requests is not None:
+                self._requests.model_unloaded(name, unload_dependents)
                 for step in left:  # nothing else would load them in an engine that follows
-                    await self.requests.model_loaded(step, None, None, False)
+                    await self._requests.model_loaded(step, None, None, False)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.

@@ -17,7 +17,7 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadat
 from charonia.core.request import FLOW_NAME_LENGTH_MAX, Flow, InferRequest
 from charonia.core.response import Reply, Ticket
 from charonia.core.statistics import ModelStatistics, TokenUsage
-from charonia.server.access.header_forward import HeaderForward
+from charonia.server.access.options import HeaderForward
 from charonia.server.access.rules import Gate
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing

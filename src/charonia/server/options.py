@@ -18,7 +18,7 @@ from charonia.server.machine.cores import HostPolicy
 from charonia.server.model_options import ALL_MODELS, AutoOptions, ControlMode, ReadyWhen, StoreSettings
 from charonia.server.rate_limiter.options import RateLimitOptions
 from charonia.server.response_cache.options import CacheOptions
-from charonia.server.tracing.options import TraceOptions
+from charonia.server.tracing.sampling import TraceOptions
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 from charonia.wire.orca import LOAD_METRICS
 

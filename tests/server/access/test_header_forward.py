@@ -3,7 +3,7 @@
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.access.header_forward import (
+from charonia.server.access.options import (
     NAME_BYTES_MAX,
     PATTERN_LENGTH_MAX,
     REMEMBERED_MAX,

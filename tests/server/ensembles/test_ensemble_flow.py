@@ -10,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.server.ensembles.flow import Branch, Command, DataFlow, Finish, Overflow, Respond, StartStep
-from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
+from charonia.server.ensembles.flow import (
+    Branch,
+    Command,
+    DataFlow,
+    EnsembleGraph,
+    Finish,
+    FlowStep,
+    Overflow,
+    Plan,
+    Respond,
+    StartStep,
+)
 
 
 def step(needs: str, gives: str, *, takes: str = "", decoupled: bool = False) -> FlowStep:

@@ -17,9 +17,8 @@ from charonia.core.errors import Code, ServingError, internal, invalid, unavaila
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, Flow, InferRequest, ParameterValue, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.tensor import Tensor
-from charonia.server.ensembles.call import EnsembleCall
+from charonia.server.ensembles.call import EnsembleCall, EnsembleRunner
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner
 from charonia.server.metrics.model_metrics import FailureReason
 
 Array = NDArray[np.generic]

@@ -22,8 +22,8 @@ from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree
 from charonia.server.backends.api import Execution, Outputs, Placement, Result
+from charonia.server.ensembles.call import EnsembleRunner, never_at_once
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner, never_at_once
 from charonia.server.execution.executor import BlockingExecutor, ExecutableBatch
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import ModelMetrics

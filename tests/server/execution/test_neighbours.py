@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from charonia.server.execution import busy_poll
-from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
-from charonia.server.execution.neighbours import AWAKE_NS, Neighbours, leaves_a_core
+from charonia.server.execution.busy_poll import ALONE_MIN, AWAKE_NS, BusyPoll, Neighbours, leaves_a_core
 
 NOW = 10**12
 

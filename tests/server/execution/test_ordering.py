@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from charonia.core.errors import internal
 from charonia.core.response import Outcome
-from charonia.server.execution.ordering import OrderedOutcomes
+from charonia.server.execution.in_flight import OrderedOutcomes
 
 PART = internal("a response that is not the last")
 

@@ -16,7 +16,7 @@ from charonia.core.request import CallFrame, InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Placement
-from charonia.server.execution import ordering
+from charonia.server.execution import in_flight
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
@@ -293,7 +293,7 @@ def test_responses_keep_the_order_of_their_requests_where_that_is_asked_for() ->
 
 
 def test_a_request_with_too_many_responses_out_of_turn_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "HELD_RESPONSES_MAX", 3)
+    monkeypatch.setattr(in_flight, "HELD_RESPONSES_MAX", 3)
 
     async def scenario() -> None:
         instance, answers = Instance(), Answers()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,7 @@ from tests.support.linked_engine import ServedFake
 from charonia.core.errors import ServingError, invalid
 from charonia.server.facade import Services
 from charonia.server.front_ends import keeper
-from charonia.server.front_ends.changes import ChangeLog, RequestedChange, RequestedLoad
-from charonia.server.front_ends.keeper import Keeper, read_changes
+from charonia.server.front_ends.keeper import ChangeLog, Keeper, RequestedChange, RequestedLoad, read_changes
 from charonia.server.front_ends.messages import MOVED
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.wire.log_settings import LogOptions
@@ -254,8 +253,6 @@ def test_traffic_is_restored_when_the_engine_takes_over(tmp_path: Path) -> None:
     class Traffic:
         """Traffic that notes what it is told."""
 
-        keep: Callable[[str, str], None] | None = None
-
         def __init__(self) -> None:
             self.told: list[str] = []
 
@@ -272,8 +269,9 @@ def test_traffic_is_restored_when_the_engine_takes_over(tmp_path: Path) -> None:
     for traffic, has_ended in ((handed, False), (crashed, True)):
         engine = ServedFake()
         engine.traffic = traffic  # type: ignore[assignment]
-        asyncio.run(Keeper(tmp_path).take_over(engine, Services(), has_ended=has_ended))
-        assert traffic.keep is not None
+        keeper = Keeper(tmp_path)
+        asyncio.run(keeper.take_over(engine, Services(), has_ended=has_ended))
+        assert engine.requests is keeper
 
     assert (handed.told, crashed.told) == (["m: half"], ["m: half", "ended"])
 

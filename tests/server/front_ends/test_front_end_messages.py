@@ -29,8 +29,9 @@ from charonia.server.front_ends.messages import (
     encode_outcome,
     encode_request,
     encode_trace,
+    plain,
+    record,
 )
-from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer
 from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions

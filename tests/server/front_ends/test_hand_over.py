@@ -185,7 +185,7 @@ def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         engine = bench.front_ends[0]._engine
         assert engine is not None
-        asked = asyncio.ensure_future(engine.ask("explain", "m", ""))
+        asked = asyncio.ensure_future(engine.ask("Services.explain", "m", ""))
         await until(bench.first.port.is_busy)
         await bench.first.hand_over()
         assert bench.first.port.is_busy()

@@ -19,10 +19,9 @@ from charonia.core.response import ANSWERED, InferResponse, Outcome, Reply, Tick
 from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll
+from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll, Neighbours
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import BlockingExecutor
-from charonia.server.execution.neighbours import Neighbours
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels

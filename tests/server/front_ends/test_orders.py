@@ -8,8 +8,7 @@ import pytest
 
 from charonia.cli.serve_process import parse_command
 from charonia.core.errors import Code, ServingError
-from charonia.server.front_ends.messages import PROTOCOL
-from charonia.server.front_ends.orders import (
+from charonia.server.front_ends.children import (
     NewEngine,
     ServeCommand,
     new_engine_path,
@@ -17,6 +16,7 @@ from charonia.server.front_ends.orders import (
     read_new_engine,
     write_new_engine,
 )
+from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.options import ServerOptions
 
 BEFORE = ("/models", "--front-ends=2", "--http-port=0", "--metrics-port=0")

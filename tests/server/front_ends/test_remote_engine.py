@@ -21,19 +21,19 @@ from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.channel.end import ChannelEnd
+from charonia.server.execution.busy_poll import AWAKE_NS, Neighbours
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.neighbours import AWAKE_NS, Neighbours
 from charonia.server.facade import Services
-from charonia.server.front_ends import engine_port, load_sender, reconnect, remote_engine
+from charonia.server.front_ends import engine_port, link, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.load_sender import LOAD_AGE_NS, LOAD_WANTED_NS
-from charonia.server.front_ends.records import plain
+from charonia.server.front_ends.link import LOAD_AGE_NS, LOAD_WANTED_NS
+from charonia.server.front_ends.messages import plain
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of, size_of
 from charonia.server.lifecycle.in_front import Offer
-from charonia.server.metrics.traffic import Traffic
+from charonia.server.metrics.processes import Traffic
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
-from charonia.server.tracing.options import TraceOptions
 from charonia.server.tracing.requests import EventNames, begin
+from charonia.server.tracing.sampling import TraceOptions
 from charonia.server.tracing.service import TracingService
 from charonia.wire.orca import Load
 from charonia.wire.shared_memory import SystemRegion
@@ -785,7 +785,7 @@ def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is_wante
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [now_ns()]
-    monkeypatch.setattr(load_sender, "now_ns", lambda: clock[0])
+    monkeypatch.setattr(link, "now_ns", lambda: clock[0])
 
     async def scenario(bench: Bench) -> None:
         load = bench.services[0].load

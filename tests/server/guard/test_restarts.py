@@ -7,12 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.guard.child import (
-    ENGINE_RESTART_DELAY_NS_MAX,
-    FRONT_END_RESTART_DELAY_NS_MAX,
-    HEALTHY_NS,
-    RESTART_DELAY_NS,
-)
 from charonia.server.guard.events import (
     Abort,
     BeginHandOver,
@@ -46,18 +40,24 @@ from charonia.server.guard.events import (
 )
 from charonia.server.guard.restarts import (
     BACK_SOON_NS_MAX,
+    ENGINE_RESTART_DELAY_NS_MAX,
     ENGINE_START_FAILURES_MAX,
     ENGINE_STOP_MARGIN_NS,
+    FINISH_NS,
+    FRONT_END_RESTART_DELAY_NS_MAX,
+    FRONT_END_STOP_MARGIN_NS,
     HAND_OVER_NS_MAX,
+    HEALTHY_NS,
     HUNG,
     HUNG_KILL_NS,
     NOT_STARTED,
     OVER_MEMORY,
+    RENEWED,
+    RESTART_DELAY_NS,
     TERMINATED,
     Restarts,
     ServerPhase,
 )
-from charonia.server.guard.succession import FINISH_NS, FRONT_END_STOP_MARGIN_NS, RENEWED
 from charonia.server.metrics.processes import ProcessRecord
 
 S = 1_000_000_000

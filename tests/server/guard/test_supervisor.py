@@ -18,7 +18,7 @@ from tests.support.process import wait_until_ended
 
 from charonia.server.app import new_event_loop
 from charonia.server.guard.events import ProcessRole
-from charonia.server.guard.record_file import RECORD_VARIABLE, read_record
+from charonia.server.guard.notify import RECORD_VARIABLE, read_record
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.metrics.processes import ProcessRecord, from_text
 

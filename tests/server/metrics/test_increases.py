@@ -7,9 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.front_ends.records import plain, record
-from charonia.server.metrics.model_metrics import FailureReason, Increase, ModelMetrics
-from charonia.server.metrics.summaries import SUMMARIES
+from charonia.server.front_ends.messages import plain, record
+from charonia.server.metrics.model_metrics import SUMMARIES, FailureReason, Increase, ModelMetrics
 from charonia.server.scheduling.api import CloseReason
 
 START_NS = 10**12

@@ -6,9 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.metrics.model_metrics import BATCH_SIZE, FIRST_RESPONSE, REQUEST_DURATION, ModelMetrics
+from charonia.server.metrics.model_metrics import (
+    BATCH_SIZE,
+    FIRST_RESPONSE,
+    REQUEST_DURATION,
+    SLOT_NS,
+    SLOTS,
+    SUMMARIES,
+    ModelMetrics,
+    Summary,
+)
 from charonia.server.metrics.prometheus import ModelSample, PageView, render
-from charonia.server.metrics.summaries import SLOT_NS, SLOTS, SUMMARIES, Summary
 from charonia.server.scheduling.api import CloseReason
 
 US = 1000

@@ -1,7 +1,7 @@
 """What endpoints have taken in, on the metrics page."""
 
+from charonia.server.metrics.processes import Traffic, traffic_families
 from charonia.server.metrics.prometheus import render
-from charonia.server.metrics.traffic import Traffic, traffic_families
 
 
 def test_the_metrics_page_shows_connections_and_requests_by_process_and_protocol() -> None:

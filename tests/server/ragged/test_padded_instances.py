@@ -19,8 +19,7 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.ragged.configuration import padding_plan
-from charonia.server.ragged.padded import PADDED_BYTES_MAX, PaddingStrategy, pad_instance
-from charonia.server.ragged.padding import PaddingPlan
+from charonia.server.ragged.padding import PADDED_BYTES_MAX, PaddingPlan, PaddingStrategy, pad_instance
 from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 

@@ -1,8 +1,7 @@
 """A scheduler whose slots need resources."""
 
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.resources import Arbiter, Member, MemberState, Need, ResourcePool
-from charonia.server.rate_limiter.scheduler import LimitedScheduler
+from charonia.server.rate_limiter.resources import Arbiter, LimitedScheduler, Member, MemberState, Need, ResourcePool
 from charonia.server.scheduling.api import (
     BatchPolicy,
     Cancel,

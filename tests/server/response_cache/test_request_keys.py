@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest, ParameterValue, RequestedOutput
 from charonia.core.tensor import Array, Tensor
-from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
+from charonia.server.response_cache.api import is_private, request_digest, tensor_bytes
 
 FP32 = DataType.FP32
 BYTES = DataType.BYTES

@@ -3,7 +3,7 @@
 import pytest
 
 from charonia.core.statistics import MemoryUsage, WorkerState
-from charonia.server.scaling.room import Demand, FreeMemory, Room, demand_of, idle_cores, obstacle, threads_of
+from charonia.server.scaling.rule import Demand, FreeMemory, Room, demand_of, idle_cores, obstacle, threads_of
 
 MIB = 2**20
 ROOMY = Room(4, 2.0, (FreeMemory("memory", 1000 * MIB, 100 * MIB), FreeMemory("GPU 1", 500 * MIB, 50 * MIB, 1)))

@@ -24,8 +24,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.scaling import instances
-from charonia.server.scaling.room import Room
-from charonia.server.scaling.rule import BACK_OFF_NS, GROW_AFTER_NS, SAMPLE_NS, SHRINK_AFTER_NS
+from charonia.server.scaling.rule import BACK_OFF_NS, GROW_AFTER_NS, SAMPLE_NS, SHRINK_AFTER_NS, Room
 
 TEXT = """
 name: "m" backend: "held"

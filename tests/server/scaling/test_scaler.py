@@ -9,7 +9,7 @@ import pytest
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.scaling import instances as scaler
 from charonia.server.scaling.instances import MEASURE_NS, InstanceScaler, ScaledInstances
-from charonia.server.scaling.room import Room
+from charonia.server.scaling.rule import Room
 
 
 class Greedy:

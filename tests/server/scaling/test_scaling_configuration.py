@@ -9,7 +9,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.parameters import InstanceBounds, bounds_of
 from charonia.config.pbtxt import parse
 from charonia.config.problems import Problem
-from charonia.server.scaling.configuration import scaling_problems
+from charonia.server.scaling.rule import scaling_problems
 
 
 def complete(text: str, backend: str = "backend: 'identity'") -> ModelConfig:

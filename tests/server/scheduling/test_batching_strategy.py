@@ -18,8 +18,7 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.strategy import JoinDecision, all_of
+from charonia.server.scheduling.dynamic import DynamicBatcher, JoinDecision, all_of
 
 MS = 1_000_000
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.resources import Arbiter, Member, Need, ResourcePool
-from charonia.server.rate_limiter.scheduler import LimitedScheduler
+from charonia.server.rate_limiter.resources import Arbiter, LimitedScheduler, Member, Need, ResourcePool
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
     BatchPolicy,

@@ -26,9 +26,8 @@ from charonia.core.trace import (
 )
 from charonia.install_hint import extra_hint
 from charonia.server.tracing import otel
-from charonia.server.tracing.options import OtelOptions
 from charonia.server.tracing.otel import OtelExport
-from charonia.server.tracing.sampling import Sampling
+from charonia.server.tracing.sampling import OtelOptions, Sampling
 from charonia.wire.trace_settings import TraceSettings
 
 SAMPLING = Sampling(TraceSettings(TraceLevel.TIMESTAMPS), allows_remote=True)

@@ -8,7 +8,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.core.trace import REQUEST_START, TraceLevel, TraceTree
-from charonia.server.tracing.options import OtelOptions, TraceMode, TraceOptions
+from charonia.server.tracing.sampling import OtelOptions, TraceMode, TraceOptions
 from charonia.server.tracing.service import TracingService
 
 ON = TraceLevel.TIMESTAMPS

@@ -16,10 +16,10 @@ from charonia.server.traffic.canary import (
     Looked,
     ReadyVersions,
     Replaced,
+    RequestWindow,
     Say,
     SetShare,
 )
-from charonia.server.traffic.figures import RequestWindow
 from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState
 
 S = 1_000_000_000

@@ -5,7 +5,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
-from charonia.server.traffic.shadowing import differs
+from charonia.server.traffic.split import differs
 from charonia.wire.traffic import Shadow
 
 SHADOW = Shadow(relative_tolerance=0.01, absolute_tolerance=0.001)

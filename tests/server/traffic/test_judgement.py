@@ -5,8 +5,7 @@ from math import comb, inf
 import numpy as np
 import pytest
 
-from charonia.server.traffic.canary import ODDS, ErrorTest, LatencyTest, RateTest, rank_above, rank_below
-from charonia.server.traffic.figures import RequestWindow
+from charonia.server.traffic.canary import ODDS, ErrorTest, LatencyTest, RateTest, RequestWindow, rank_above, rank_below
 
 
 def window(requests: int, errors: int = 0, latencies: object = ()) -> RequestWindow:

@@ -19,7 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import ModelFiles
 from charonia.server.traffic import canary as canary_module
-from charonia.server.traffic import shadowing
+from charonia.server.traffic import split
 from charonia.server.traffic.service import TrafficService
 
 ALL = CONFIG + "version_policy: { all { } }\n"
@@ -310,7 +310,7 @@ def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) 
 
 
 def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "COPIES_MAX", 100)  # all of them may wait while the requests are answered
+    monkeypatch.setattr(split, "COPIES_MAX", 100)  # all of them may wait while the requests are answered
 
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 50, "3": 50}, shadow={"2": 0.5, "3": {"share": 1, "absolute_tolerance": 5}})
@@ -329,7 +329,7 @@ def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path, monk
 
 
 def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "COPIES_MAX", 5)
+    monkeypatch.setattr(split, "COPIES_MAX", 5)
 
     async def scenario(served: Served) -> None:
         gate, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -376,7 +376,7 @@ def submit_of(instead: Callable[[InferRequest, Any], Any], runner: object) -> An
 
 
 def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "COMPARED_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(split, "COMPARED_AT_ONCE_BYTES", 0)
 
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1}, shadow={"2": 1})
@@ -387,7 +387,7 @@ def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pyt
 
 
 def test_answers_are_part_of_the_bytes_that_copies_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadowing, "COPIES_BYTES_MAX", 7)  # an input of 4 bytes, and not its answer, too
+    monkeypatch.setattr(split, "COPIES_BYTES_MAX", 7)  # an input of 4 bytes, and not its answer, too
 
     async def scenario(served: Served) -> None:
         await served.change(weights={"1": 1}, shadow={"2": 1})

@@ -9,8 +9,7 @@ from charonia.core.metadata import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
 from charonia.server.ensembles.configuration import composed, scheduling_of
-from charonia.server.ensembles.flow import DataFlow, StartStep
-from charonia.server.ensembles.graph import EnsembleGraph, FlowStep, Plan
+from charonia.server.ensembles.flow import DataFlow, EnsembleGraph, FlowStep, Plan, StartStep
 
 ROUTES_MAX = 256
 """Most cached routes: one for each combination of given inputs and requested outputs."""

@@ -159,13 +159,7 @@ class Admission:
 
 
 def _shape_hint(dims: tuple[int, ...], shape: tuple[int, ...], *, has_batch: bool) -> str:
-    """Return the problem of a shape.
-
-    Args:
-        dims: The expected one, with the batch; -1 for any size.
-        shape: Shape in the request.
-        has_batch: Whether the first dimension is that of a batch.
-    """
+    """Return the problem of a shape."""
     if has_batch and _fits(dims[1:], shape):
         return f"the first dimension is the batch: {_dims((1, *shape))} is one row"
     if len(dims) != len(shape):

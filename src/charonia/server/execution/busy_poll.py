@@ -4,13 +4,72 @@ When one client sends one short request after the other, the server would sleep 
 more than a short execution: the core has to leave its idle state, and its caches are cold. So the event loop and the
 workers of Python models poll for the next message for a short while. With several concurrent clients there is always
 work, and no polling.
+
+A process that polls occupies a core, which a neighbour may need: with clients at several processes, each process would
+see a lone caller, and all would poll.
 """
 
 import asyncio
+import mmap
 import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
 
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.neighbours import Neighbours
+
+PAGE_NAME = "requests"
+"""File with the time of the latest request of each process, in the private folder of the server."""
+
+PAGE_BYTES = 8192
+"""Its size: 8 bytes for each of 1024 processes."""
+
+AWAKE_NS = 20_000_000
+"""Time after a request for which a process needs a core: long enough for one that had to wait for it."""
+
+_TIME = struct.Struct("@q")
+
+
+def leaves_a_core(latest_ns: Iterable[int], now_ns: int, cores: int) -> bool:
+    """Whether a core is left if this process polls. Pure.
+
+    With one process, two cores are enough; each neighbour that had a request lately needs one more.
+    """
+    return 1 + sum(bool(at_ns) and now_ns - at_ns <= AWAKE_NS for at_ns in latest_ns) < cores
+
+
+class Neighbours:
+    """The processes of a server, as one of them sees them.
+
+    Args:
+        folder: The private folder of the server.
+        own: The number of this process, from 0 on.
+        count: Number of processes.
+        cores: Cores that they share.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+
+    def __init__(self, folder: Path, own: int, count: int, cores: int) -> None:
+        file = os.open(folder / PAGE_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(file, PAGE_BYTES)  # each process does; it has to be the same size for all
+            self._page = mmap.mmap(file, PAGE_BYTES)
+        finally:
+            os.close(file)
+        self._own = own * _TIME.size
+        self._others = [at for at in range(0, count * _TIME.size, _TIME.size) if at != self._own]
+        self._cores = cores
+
+    def note(self, now_ns: int) -> None:
+        _TIME.pack_into(self._page, self._own, now_ns)
+
+    def leave_a_core(self, now_ns: int) -> bool:
+        """Whether a core is left if this process polls."""
+        latest_ns = (_TIME.unpack_from(self._page, at)[0] for at in self._others)
+        return leaves_a_core(latest_ns, now_ns, self._cores)
+
 
 ALONE_MIN = 32
 """Requests in a row of a single client, in quick succession, after which polling starts."""
@@ -18,9 +77,6 @@ ALONE_MIN = 32
 
 class LoneCallerRule:
     """Decides from the times of requests whether to poll for the next one. Pure.
-
-    Args:
-        limit_ns: Longest interval between two requests for which polling pays, 0 for never.
 
     Attributes:
         is_open: Whether to poll.

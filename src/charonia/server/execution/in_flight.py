@@ -10,27 +10,173 @@ Invariants:
 import asyncio
 import logging
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import is_language_model, repeats_text
-from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.classification import classify
+from charonia.core.errors import Code, ServingError, internal, invalid, turned_away, unavailable
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.statistics import ResponseKind
+from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
+from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector, WaitingRequest
 from charonia.server.execution.executor import Executor
-from charonia.server.execution.ordering import HELD_RESPONSES_MAX, OrderedOutcomes
-from charonia.server.execution.outcomes import selected
 from charonia.server.metrics.model_metrics import BatchNote, FailureReason, ModelMetrics
 from charonia.server.metrics.options import chosen_buckets
 from charonia.server.metrics.tokens import TokenMetrics, TokenStream
-from charonia.server.scheduling.api import CloseReason
+from charonia.server.scheduling.api import CloseReason, DropReason
+
+_NOT_REJECTED = {
+    DropReason.STOPPING: FailureReason.OTHER,
+    DropReason.SCHEDULER_FAILED: FailureReason.OTHER,
+    DropReason.NO_SEQUENCE: FailureReason.OTHER,
+    DropReason.STRATEGY_FAILED: FailureReason.BACKEND,
+    DropReason.STATE_LOST: FailureReason.BACKEND,
+    DropReason.CANCELLED: FailureReason.CANCELED,
+}
+"""Drops for other reasons than capacity or time."""
+
+
+def selected(
+    request: InferRequest, tensors: Sequence[Tensor], config: ModelConfig, labels_of: Mapping[str, tuple[str, ...]]
+) -> list[Tensor]:
+    """Return the requested outputs that are there, in their form and in the order in which the model gave them."""
+    wanted = {output.name: output for output in request.outputs}
+    chosen = []
+    for tensor in tensors:
+        output = wanted.pop(tensor.name, None)
+        if output is None:
+            continue
+        if output.classification:
+            labels = labels_of.get(output.name, ())
+            tensor = classify(tensor, output.classification, labels, batched=config.max_batch_size > 0)
+        chosen.append(tensor)
+    return chosen
+
+
+def drop_failure(reason: DropReason) -> FailureReason:
+    """Return how a dropped request is counted: REJECTED if there was no room or no time for it."""
+    return _NOT_REJECTED.get(reason, FailureReason.REJECTED)
+
+
+def drop_error(reason: DropReason, request: InferRequest, model: str) -> ServingError:
+    """Return the error for a dropped request."""
+    # A request that a model made is a part of one that has begun.
+    refuse = turned_away if request.caller is None else unavailable
+    match reason:
+        case DropReason.QUEUE_FULL:
+            return refuse(
+                f"Exceeds maximum queue size of model '{model}'",
+                hint="retry later, or raise max_queue_size or the number of instances",
+            )
+        case DropReason.OVERLOADED:
+            return refuse(
+                f"Model '{model}' is overloaded: the request would wait longer than clients of the model do",
+                hint="retry later, or add instances; max_queue_size in the queue policy sets a fixed limit instead",
+            )
+        case DropReason.TIMEOUT:
+            return refuse("Request timeout expired", hint="the request waited longer than its queue timeout")
+        case DropReason.STOPPING:
+            return refuse(f"Server is stopping, scheduler for model '{model}' has stopped accepting new requests")
+        case DropReason.STRATEGY_FAILED:
+            return internal(
+                f"the batching strategy of model '{model}' failed on the request", hint="the server's log says how"
+            )
+        case DropReason.SCHEDULER_FAILED:
+            return internal(
+                f"the scheduler of model '{model}' failed", hint="the server's log says how; load the model again"
+            )
+        case DropReason.NO_SEQUENCE:
+            return invalid(
+                f"inference request for sequence {request.correlation_id} to model '{model}' must specify the START "
+                "flag on the first request of the sequence",
+                hint="a sequence is over if it was idle for max_sequence_idle_microseconds, or if its engine has ended",
+            )
+        case DropReason.SEQUENCE_TIMEOUT:
+            return unavailable(
+                "timeout of the corresponding sequence has been expired",
+                hint="no slot became free in time for the sequence",
+            )
+        case DropReason.STATE_LOST:
+            error = internal(
+                f"sequence {request.correlation_id} of model '{model}' is over: "
+                "the process that remembered it has ended",
+                hint="start it again; the server keeps states that `state` of sequence_batching declares",
+            )
+            return with_request_id(error, request)
+        case DropReason.CANCELLED:
+            return ServingError(Code.CANCELLED, "the request was cancelled: another one of its sequence was")
+
+
+HELD_RESPONSES_MAX = 1024
+"""Most responses of one request that are held back until its turn."""
+
+_T = TypeVar("_T")
+
+
+class OrderedOutcomes(Generic[_T]):
+    """Holds outcomes back until every request that arrived earlier is over.
+
+    Outcomes of the oldest request that is not over are delivered immediately. Every request, even if refused or
+    cancelled, needs a final outcome, or the requests behind it wait forever. Requests are opaque, and known by an id.
+    """
+
+    __slots__ = ("_due", "_is_passing_on", "_open")
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, tuple[_T, list[tuple[Outcome, bool]]]] = OrderedDict()  # with held-back outcomes
+        self._due: deque[tuple[_T, Outcome, bool]] = deque()
+        self._is_passing_on = False
+
+    def submitted(self, id: int, request: _T) -> None:
+        """Add a request that arrived. Ids may not repeat."""
+        self._open[id] = (request, [])
+
+    def holds(self, id: int) -> bool:
+        """Return whether a request arrived and its final outcome is not due yet."""
+        return id in self._open
+
+    def is_full(self, id: int) -> bool:
+        """Whether no more responses of a request can be held back."""
+        return len(self._open[id][1]) >= HELD_RESPONSES_MAX
+
+    def pass_on(self, id: int, outcome: Outcome, final: bool, deliver: Callable[[_T, Outcome, bool], None]) -> None:
+        """Take in an outcome and deliver all due outcomes, in order: request, outcome, whether it is final.
+
+        Outcomes that a delivery causes, such as of requests that it cancels, are delivered after the outcomes that
+        were already due.
+
+        Raises:
+            KeyError: The request did not arrive, or had its final outcome.
+        """
+        self._open[id][1].append((outcome, final))
+        self._collect_due()
+        if self._is_passing_on:
+            return
+        self._is_passing_on = True
+        try:
+            while self._due:
+                deliver(*self._due.popleft())
+        finally:
+            self._is_passing_on = False
+
+    def _collect_due(self) -> None:
+        while self._open:
+            oldest, (request, held) = next(iter(self._open.items()))
+            self._due.extend((request, outcome, final) for outcome, final in held)
+            if not held or not held[-1][1]:
+                held.clear()
+                return
+            del self._open[oldest]
+
 
 _log = logging.getLogger(__name__)
 

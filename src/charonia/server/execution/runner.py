@@ -35,8 +35,9 @@ from charonia.server.execution.in_flight import (
     PendingRequest,
     RunningBatch,
     StreamingBatch,
+    drop_error,
+    drop_failure,
 )
-from charonia.server.execution.outcomes import drop_error, drop_failure
 from charonia.server.execution.tracing import BatchKind
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.rate_limiter.limiter import Claim

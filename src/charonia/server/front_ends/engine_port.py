@@ -17,29 +17,31 @@ from typing import Any, TypeVar
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
-from charonia.core.statistics import TokenUsage
 from charonia.core.trace import TraceTree
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import Target
 from charonia.server.execution.version_runner import Runner
-from charonia.server.facade import Services
+from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
-from charonia.server.front_ends.hand_over import CHANGES, SOCKET_NAME, HandOver, Listener
+from charonia.server.front_ends.calls import CALLS, LOG_CHANGE, OFFERED, Call, Effect, ServedEngine
+from charonia.server.front_ends.hand_over import SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
-from charonia.server.front_ends.link import Link
-from charonia.server.front_ends.load_sender import LoadSender
-from charonia.server.front_ends.messages import decode_parent, decode_request, encode_error, encode_outcome
-from charonia.server.front_ends.records import plain, record
-from charonia.server.front_ends.served_engine import ServedEngine
+from charonia.server.front_ends.link import Link, LoadSender
+from charonia.server.front_ends.messages import (
+    decode_parent,
+    decode_request,
+    encode_error,
+    encode_outcome,
+    plain,
+    record,
+)
 from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.metrics.model_metrics import Increase
-from charonia.server.metrics.traffic import Traffic
+from charonia.server.metrics.processes import Traffic
 from charonia.server.shared_memory.registry import RegionRegistry
-from charonia.server.tracing.requests import NO_TRACING
-from charonia.wire.log_settings import LogOptions
-from charonia.wire.shared_memory import CudaRegion, SystemRegion, disabled
+from charonia.server.tracing.requests import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -53,39 +55,6 @@ COLLECT_S = 1.0
 
 COLLECT_S_MAX = 1.0
 """Time in which a front end hands it over; what comes later is counted then."""
-
-
-async def change_regions(
-    regions: RegionRegistry | None, tell_all: Callable[..., Awaitable[None]], question: str, arguments: list[Any]
-) -> None:
-    """Register or unregister a region, here and in all front ends.
-
-    Args:
-        regions: The regions of the engine; None where shared memory is off.
-        tell_all: Tells all front ends; raises the first refusal.
-        question: Name of the front end's call, such as "register_system".
-
-    Raises:
-        ServingError: It is refused. Then it is refused everywhere.
-    """
-    if regions is None:
-        raise disabled()
-    match question:
-        case "unregister_system":
-            await regions.unregister_system(*arguments)
-        case "unregister_cuda":
-            await regions.unregister_cuda(*arguments)
-        case "register_system":
-            await regions.register_system(SystemRegion(*arguments))
-        case _:
-            await regions.register_cuda(CudaRegion(*arguments))
-    try:
-        await tell_all(question, *arguments)
-    except ServingError:
-        undo = question.replace("register", "unregister")
-        if question != undo and not question.startswith("un"):
-            await change_regions(regions, tell_all, undo, arguments[:1])
-        raise
 
 
 class EnginePort:
@@ -197,7 +166,7 @@ class EnginePort:
         """Answer a question of a front end. Raises ServingError."""
         self._answering += 1
         try:
-            if question not in CHANGES:
+            if question not in CALLS or CALLS[question].effect is Effect.NOTHING:
                 return await self._answer(peer, question, arguments, blobs)
             async with self.hand_over.change():
                 return await self._answer(peer, question, arguments, blobs)
@@ -205,82 +174,60 @@ class EnginePort:
             self._answering -= 1
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
-        engine = self.engine
-        match question:
-            case "hello":
-                return await self._welcome(peer)
-            case "model_ready":
-                return await engine.model_ready(*arguments)
-            case "collect":
-                await self.collect()
-            case "statistics":
-                await self.collect()
-                return plain(await engine.model_statistics(*arguments))
-            case "index":
-                return plain(await engine.repository_index(*arguments))
-            case "load":
-                name, config, names = arguments
-                files = None if names is None else dict(zip(names, blobs, strict=True))
-                await self._then_published(engine.load_model(name, config, files))
-            case "unload":
-                await self._then_published(engine.unload_model(*arguments))
-            case _:
-                return await self._answer_of_services(question, arguments)
-        return None
-
-    async def _answer_of_services(self, question: str, arguments: list[Any]) -> object:
-        services = self.services
-        match question:
-            case "demand" if services.demand is not None:
-                await self._then_published(services.demand(*arguments))
-            case "rate_limits" if services.rate_limits is not None:
-                return await services.rate_limits()
-            case "sequences" if services.sequences is not None:
-                return await services.sequences(*arguments)
-            case "folders" if services.folders is not None:
-                return await services.folders(*arguments)
-            case "count_tokens" if services.count_tokens is not None:
-                await services.count_tokens(arguments[0], TokenUsage(*arguments[1:]))
-            case "explain" if services.explain is not None:
-                return await services.explain(*arguments)
-            case "load_report" if services.load is not None:
-                return dict(services.load.latest())
-            case "split" if services.traffic is not None:
-                return await services.traffic.show(*arguments)
-            case "change_split" if services.traffic is not None:
-                return await self._then_published(services.traffic.change(*arguments))
-            case "reset_split" if services.traffic is not None:
-                return await self._then_published(services.traffic.reset(*arguments))
-            case "trace_settings" | "change_trace":
-                return await self._trace(question, arguments)
-            case "log" if services.log is not None:
-                async with self._changing:
-                    options = record(LogOptions, arguments[0])
-                    await services.log.change(options)
-                    await self._tell_all("log", arguments[0])
-                    self._keeper.log_changed(options)
-            case "register_system" | "register_cuda" | "unregister_system" | "unregister_cuda":
-                async with self._changing:
-                    await change_regions(services.regions, self._tell_all, question, arguments)
+        if question == "hello":
+            return await self._welcome(peer)
+        if question == "collect":
+            await self.collect()
+            return None
+        call, services = CALLS.get(question), self.services
+        owners: dict[type, object] = {
+            Engine: self.engine,
+            Services: services,
+            TrafficControl: services.traffic,
+            Tracing: services.tracing,
+            LoadReports: services.load,
+            LogControl: services.log,
+            RegionRegistry: services.regions,
+        }
+        method = getattr(owners[call.owner], call.method, None) if call is not None else None
+        if call is None or method is None:
+            raise unsupported(f"'{question}' is not offered by this server")
+        values = call.read(arguments, blobs)
+        if call.counts:
+            await self.collect()
+        if call.effect is Effect.EVERYWHERE:
+            async with self._changing:
+                await self._everywhere(call, method, values)
+                if call.owner is LogControl:
+                    self._keeper.log_changed(*values)
+                else:
                     self._keeper.regions_changed(services)
-            case _:
-                raise unsupported(f"'{question}' is not offered by this server")
-        return None
+            return None
+        try:
+            work = method(*values)
+            result = plain(await work) if work is not None else None
+            if call.owner is Tracing and call.effect is Effect.ENGINE:
+                self._keeper.trace_changed(*values)
+            return result
+        finally:
+            if call.effect is Effect.ENGINE:  # front ends know of a change before the answer, even if it has failed
+                await self._publish()
 
     # Inside.
 
+    async def _everywhere(self, call: Call, method: Callable[..., Awaitable[None]], values: list[Any]) -> None:
+        """Make a change here and in all front ends. Raises ServingError if one refuses; then nothing has changed."""
+        await method(*values)
+        try:
+            await self._tell_all(call.question, *call.plain(values)[0])
+        except ServingError:
+            if call.undo is not None:
+                undo = getattr(self.services.regions, call.undo.method)
+                await self._everywhere(call.undo, undo, [values[0].name])
+            raise
+
     async def _welcome(self, peer: "_Peer") -> object:
-        services, tracing = self.services, self.services.tracing
-        offered = {
-            "tracing": tracing is not None,
-            "traces": tracing is not None and tracing.can_trace,
-            "demand": services.demand is not None,
-            "rate_limits": services.rate_limits is not None,
-            "sequences": services.sequences is not None,
-            "explain": services.explain is not None,
-            "folders": services.folders is not None,
-            "split": services.traffic is not None,
-        }
+        services = self.services
         async with self._changing:
             self.hand_over.check()
             if self._is_due_to_catch_up:
@@ -288,10 +235,12 @@ class EnginePort:
             peer.is_welcome = True
             await peer.publish(self._state())
             if services.log is not None:
-                await peer.ask("log", plain(services.log.options))
+                await peer.ask(LOG_CHANGE, plain(services.log.options))
             if services.regions is not None:
                 await peer.ask("regions", plain(services.regions.system()), plain(services.regions.cuda()))
-        names = [name for name, is_there in offered.items() if is_there]
+        names = [name for name in OFFERED if getattr(services, name) is not None]
+        if services.tracer is not None:
+            names.append("tracer")
         return [plain(self.engine.server_metadata()), names, self._software]
 
     async def _catch_up(self) -> None:
@@ -305,24 +254,6 @@ class EnginePort:
             raise
         self._is_due_to_catch_up = False
         self._listener.path = self._folder / SOCKET_NAME  # by the engine that hands over
-
-    async def _then_published(self, work: Awaitable[T] | None) -> T | None:
-        """Wait for a change of the models, and until all front ends know of it, even if it failed."""
-        try:
-            return await work if work is not None else None
-        finally:
-            await self._publish()
-
-    async def _trace(self, question: str, arguments: list[Any]) -> object:
-        tracing = self.services.tracing
-        if tracing is None:
-            raise unsupported(NO_TRACING)
-        if question == "trace_settings":
-            return await tracing.settings(*arguments)
-        await tracing.change(*arguments)
-        self._keeper.trace_changed(*arguments)
-        await self._publish()
-        return None
 
     def _state(self) -> EngineState:
         engine, tracing = self.engine, self.services.tracing

@@ -11,15 +11,14 @@ from typing import Any
 
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
-from charonia.server.execution.neighbours import Neighbours
+from charonia.server.execution.busy_poll import Neighbours
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecord, number_of
+from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecord, number_of, read_order
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
 from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.messages import encode_error
-from charonia.server.front_ends.orders import read_order
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions

@@ -11,66 +11,73 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, unavailable
-from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.metadata import ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
-from charonia.core.statistics import ModelStatistics
 from charonia.server.app import SWITCH_INTERVAL_S
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
-from charonia.server.execution.busy_poll import make_busy_poll
-from charonia.server.execution.neighbours import Neighbours
+from charonia.server.execution.busy_poll import Neighbours, make_busy_poll
 from charonia.server.facade import LogControl
+from charonia.server.front_ends.calls import CALLS
 from charonia.server.front_ends.children import front_end_name, number_of
 from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.link import Blobs
 from charonia.server.front_ends.local_models import LocalModels, software_of
-from charonia.server.front_ends.messages import MOVED
+from charonia.server.front_ends.messages import MOVED, plain
 from charonia.server.front_ends.reconnect import Sequence
-from charonia.server.front_ends.records import plain, record
-from charonia.server.front_ends.remote_engine import RemoteEngine, SharedLog, SharedRegions, services_of
+from charonia.server.front_ends.remote_engine import RemoteCalls, RemoteEngine, SharedLog, SharedRegions, services_of
 from charonia.server.front_ends.state import EngineState
-from charonia.server.guard.record_file import read_finish
-from charonia.server.guard.succession import FINISH_NS
+from charonia.server.guard.notify import read_finish
+from charonia.server.guard.restarts import FINISH_NS
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import ServerOptions
-from charonia.wire.log_settings import LogOptions
 from charonia.wire.orca import Load
 
 T = TypeVar("T")
 
 
-class CurrentEngine:
-    """Calls to a replaceable engine, except requests.
+class Engines(RemoteCalls):
+    """An `Engine` that may be replaced.
+
+    Args:
+        make: Makes an engine that is not connected yet; its argument is called with the reason when the engine is gone.
+        ended: Called with the reason when the present engine has gone; `connect` connects the next one.
 
     Attributes:
         current: The engine that gets new requests.
     """
 
-    current: RemoteEngine
+    def __init__(self, make: Callable[[Callable[[str], None]], RemoteEngine], ended: Callable[[str], None]) -> None:
+        self._make = make
+        self._ended = ended
+        self._next: RemoteEngine | None = None
+        self._former: RemoteEngine | None = None
+        self._staying: set[int | str] = set()  # ids of sequences of the previous engine
+        self.current = self._new()
 
     @property
-    def state(self) -> EngineState:
+    def state(self) -> EngineState:  # type: ignore[override] # read only
         return self.current.state
 
     @property
-    def load(self) -> Load:
+    def load(self) -> Load:  # type: ignore[override] # read only
         return self.current.load
 
     def want_load(self) -> None:
         self.current.want_load()
 
-    def is_live(self) -> bool:
-        return self.current.is_live()
+    def lend(self, size: int) -> memoryview | None:
+        return self.current.lend(size)
 
     def is_ready(self) -> bool:
         return self.current.is_ready()
@@ -81,62 +88,15 @@ class CurrentEngine:
     def server_metadata(self) -> ServerMetadata:
         return self.current.server_metadata()
 
-    def model_config(self, name: str, version: str = "") -> ModelConfig:
-        return self.current.model_config(name, version)
-
-    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        return self.current.model_metadata(name, version)
-
-    def models_at(self, path: str) -> Mapping[bytes, str]:
-        return self.current.models_at(path)
-
-    def lend(self, size: int) -> memoryview | None:
-        return self.current.lend(size)
-
-    async def ask(self, question: str, *arguments: object) -> Any:
-        return await self._asked(lambda engine: engine.ask(question, *arguments))
-
-    async def model_ready(self, name: str, version: str = "") -> bool:
-        return await self._asked(lambda engine: engine.model_ready(name, version))
-
-    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        return await self._asked(lambda engine: engine.model_statistics(name, version))
-
-    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        return await self._asked(lambda engine: engine.repository_index(ready_only))
-
-    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        await self._asked(lambda engine: engine.load_model(name, config, files))
-
-    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        await self._asked(lambda engine: engine.unload_model(name, unload_dependents))
-
-    async def _asked(self, ask: Callable[[RemoteEngine], Awaitable[T]]) -> T:
+    async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> Any:
         """Ask the engine; one that has been replaced before it began with the answer refers to the next one."""
         while True:
             engine = self.current
             try:
-                return await ask(engine)
+                return await engine.ask(question, *arguments, blobs=blobs)
             except ServingError as error:
                 if error.message != MOVED or engine is self.current:
                     raise
-
-
-class Engines(CurrentEngine):
-    """An `Engine` that may be replaced.
-
-    Args:
-        make: Makes an engine that is not connected yet; its argument is called with the reason when the engine is gone.
-        ended: Called with the reason when the present engine has gone; `connect` connects the next one.
-    """
-
-    def __init__(self, make: Callable[[Callable[[str], None]], RemoteEngine], ended: Callable[[str], None]) -> None:
-        self._make = make
-        self._ended = ended
-        self._next: RemoteEngine | None = None
-        self._former: RemoteEngine | None = None
-        self._staying: set[int | str] = set()  # ids of sequences of the previous engine
-        self.current = self._new()
 
     async def connect(self, sock: socket.socket) -> frozenset[str]:
         """Meet the engine. See `RemoteEngine.connect`."""
@@ -366,8 +326,8 @@ class FrontEnd:
                 return plain(await self.endpoints.collect(front_end_name(self._number)))
             case "meet" | "move" | "pause" | "sequence" | "part":
                 await self._upgrade(change, arguments)
-            case "log" if self._log is not None:
-                await self._log.change(record(LogOptions, arguments[0]))
+            case "LogControl.change" if self._log is not None:
+                await self._log.change(*CALLS[change].read(arguments))
             case _ if self._regions is not None:
                 await self._regions.take(change, arguments)
         return None

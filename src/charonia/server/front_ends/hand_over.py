@@ -38,21 +38,9 @@ SOCKET_NAME = "engine.sock"
 BACKLOG = 64
 """Front ends that may wait to be accepted."""
 
-CHANGES = frozenset(
-    {
-        "load", "unload", "demand", "change_trace", "log", "change_split", "reset_split",
-        "register_system", "register_cuda", "unregister_system", "unregister_cuda",
-    }
-)  # fmt: skip
-"""The questions that change something."""
-
 
 class StayingSequences:
-    """The sequences of an engine that has handed over, as its front ends know them.
-
-    Args:
-        sequences: The sequences open at the hand-over.
-    """
+    """The sequences of an engine that has handed over, as its front ends know them."""
 
     def __init__(self, sequences: Iterable[Sequence]) -> None:
         self._known = set(sequences)

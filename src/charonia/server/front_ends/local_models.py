@@ -21,13 +21,12 @@ from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.server.directory import Target
-from charonia.server.ensembles.call import Infer
+from charonia.server.ensembles.call import EnsembleRunner, Infer
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
-from charonia.server.front_ends.records import plain
+from charonia.server.front_ends.messages import plain
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Offer, for_front_end
 from charonia.server.lifecycle.loader import LoadedVersion, load_version

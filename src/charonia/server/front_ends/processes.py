@@ -78,21 +78,7 @@ Address = tuple[int, Any]
 
 
 async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> list[tuple[socket.socket, ...]]:
-    """Bind the sockets of an endpoint.
-
-    Args:
-        host: The address, or a name, which may stand for several.
-        port: The port, 0 for any free one.
-        count: Number of the processes that listen.
-        stack: Closes the sockets.
-
-    Returns:
-        The sockets of each process: its own ones, among which the kernel distributes connections, or the same for all
-        where the system does not let several sockets share a port.
-
-    Raises:
-        ServingError: UNAVAILABLE when the address is not available.
-    """
+    """Bind the sockets of an endpoint."""
     can_share = hasattr(socket, "SO_REUSEPORT")
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -137,13 +123,7 @@ class Chosen(NamedTuple):
 
 
 def how_many(cores: int, stays: str, largest_bytes: int = 0) -> Chosen:
-    """Return the number of front ends for a machine and its models.
-
-    Args:
-        cores: Cores that the server may use.
-        stays: Why a model runs in the engine only, "" if every model may run in front ends.
-        largest_bytes: Files of the largest model that computes on these cores, 0 if that is not known.
-    """
+    """Return the number of front ends for a machine and its models."""
     have = f"{cores} core{'s' if cores > 1 else ''}"
     if cores == 1:
         return Chosen(0, have)

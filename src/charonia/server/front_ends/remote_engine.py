@@ -11,28 +11,26 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, unavailable
-from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
+from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import ANSWERED, Outcome, Reply, Ticket
-from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import models_at
+from charonia.server.execution.busy_poll import Neighbours
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.neighbours import Neighbours
-from charonia.server.facade import Document, LogControl, Services
+from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.bursts import BurstReader, RequestWriter
-from charonia.server.front_ends.link import Link
-from charonia.server.front_ends.load_sender import LOAD_AGE_NS
+from charonia.server.front_ends.calls import CALLS, Asked, asked, service
+from charonia.server.front_ends.link import LOAD_AGE_NS, Blobs, Link
 from charonia.server.front_ends.local_models import LocalModels
-from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, take_events
+from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, record, take_events
 from charonia.server.front_ends.reconnect import (
     Cancel,
     Connected,
@@ -46,14 +44,12 @@ from charonia.server.front_ends.reconnect import (
     Tick,
     interrupted,
 )
-from charonia.server.front_ends.records import plain, record
 from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
+from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
 from charonia.wire.orca import Load
 from charonia.wire.shared_memory import CudaRegion, SystemRegion
-from charonia.wire.tensors import Lend
-from charonia.wire.trace_settings import Change
 
 IN_FLIGHT_MAX = 65_536
 """Requests of one front end that the engine has not answered; more are refused."""
@@ -63,25 +59,52 @@ _FULL_HINT = "try again later, or send fewer concurrent requests; more front end
 _log = logging.getLogger(__name__)
 
 
-class Asked(Protocol):
-    """An engine in another process, as far as services need it."""
+class RemoteCalls:
+    """An engine in another process, without the requests: queries of its state, and calls.
+
+    Attributes:
+        state: Its last received state.
+        load: Its latest report of its load.
+    """
+
+    state: EngineState
+    load: Load
+
+    @property
+    def engine(self) -> "RemoteCalls":
+        """What `asked` asks."""
+        return self
+
+    async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> Any:
+        """Ask it. Raises as `Link.ask`."""
+        raise NotImplementedError
 
     def lend(self, size: int) -> memoryview | None:
-        """Return memory to receive a request in. See `RemoteEngine.lend`."""
-
-    @property
-    def state(self) -> EngineState:
-        """The last received state."""
-
-    @property
-    def load(self) -> Load:
-        """Its latest report of its load."""
-
-    async def ask(self, question: str, *arguments: object) -> Any:
-        """Ask it. Raises as `Link.ask`."""
+        """Return memory to receive a request in that the engine then reads."""
+        raise NotImplementedError
 
     def want_load(self) -> None:
-        """Let it report its load now, and with responses. See `RemoteEngine.want_load`."""
+        """Let it report its load now, then with responses; see `LoadSender`."""
+        raise NotImplementedError
+
+    def is_live(self) -> bool:
+        """Whether the server can answer at all. During a restart of the engine, it will."""
+        return self.state.readiness.is_live
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        return self.state.directory.model_config(name, version)
+
+    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
+        return self.state.directory.model_metadata(name, version)
+
+    def models_at(self, path: str) -> Mapping[bytes, str]:
+        return models_at(path, self.state.directory.configs.items())
+
+    model_ready = asked(Engine.model_ready)
+    model_statistics = asked(Engine.model_statistics)
+    repository_index = asked(Engine.repository_index)
+    load_model = asked(Engine.load_model)
+    unload_model = asked(Engine.unload_model)
 
 
 class SharedRegions(RegionRegistry):
@@ -89,36 +112,20 @@ class SharedRegions(RegionRegistry):
 
     def __init__(self, bytes_max: int, engine: Asked) -> None:
         super().__init__(bytes_max)
-        self._engine = engine
+        self.engine = engine
 
-    async def register_system(self, region: SystemRegion) -> None:
-        await self._engine.ask("register_system", *region)
-
-    async def register_cuda(self, region: CudaRegion) -> None:
-        await self._engine.ask("register_cuda", *region)
-
-    async def unregister_system(self, name: str = "") -> None:
-        await self._engine.ask("unregister_system", name)
-
-    async def unregister_cuda(self, name: str = "") -> None:
-        await self._engine.ask("unregister_cuda", name)
+    register_system = asked(RegionRegistry.register_system)
+    register_cuda = asked(RegionRegistry.register_cuda)
+    unregister_system = asked(RegionRegistry.unregister_system)
+    unregister_cuda = asked(RegionRegistry.unregister_cuda)
 
     async def take(self, change: str, arguments: list[Any]) -> None:
         """Apply a change here that the engine applies in every process."""
-        match change:
-            case "register_system":
-                await super().register_system(SystemRegion(*arguments))
-            case "register_cuda":
-                await super().register_cuda(CudaRegion(*arguments))
-            case "unregister_system":
-                await super().unregister_system(*arguments)
-            case "regions":
-                system, cuda = arguments
-                await self._follow([SystemRegion(*each) for each in system], [CudaRegion(*each) for each in cuda])
-            case "unregister_cuda":
-                await super().unregister_cuda(*arguments)
-            case _:
-                raise internal(f"there is no change '{change}'")
+        if change == "regions":
+            await self._follow(*record(tuple[list[SystemRegion], list[CudaRegion]], arguments))
+        else:
+            call = CALLS[change]
+            await getattr(super(), call.method)(*call.read(arguments))
 
     async def _follow(self, system: list[SystemRegion], cuda: list[CudaRegion]) -> None:
         """Replace the regions by these. Regions that are already here stay mapped: requests may be using them."""
@@ -150,14 +157,13 @@ class SharedLog:
 
     def __init__(self, own: LogControl, engine: Asked) -> None:
         self.own = own
-        self._engine = engine
+        self.engine = engine
 
     @property
     def options(self) -> LogOptions:
         return self.own.options
 
-    async def change(self, options: LogOptions) -> None:
-        await self._engine.ask("log", plain(options))
+    change = asked(LogControl.change)
 
 
 class _NoIds:
@@ -173,66 +179,55 @@ class _NoIds:
 class RemoteTracing:
     """Tracing by the engine: it picks the requests, and a trace here only collects the events of this front end."""
 
-    def __init__(self, engine: Asked, *, can_trace: bool) -> None:
+    def __init__(self, engine: RemoteCalls, *, can_trace: bool) -> None:
         self.can_trace = can_trace
-        self._engine = engine
+        self.engine = engine
         self._ids = _NoIds()
 
     @property
     def sampler(self) -> "RemoteTracing | None":
         """What makes traces; None while the engine would trace no request."""
-        return self if self._engine.state.readiness.is_tracing else None
+        return self if self.engine.state.readiness.is_tracing else None
 
     def sample(self, model: str, remote: RemoteParent | None = None) -> TraceTree:
         return TraceTree(TraceLevel.TIMESTAMPS, self._ids, _dropped, remote)
 
-    async def settings(self, model: str = "") -> dict[str, list[str]]:
-        return cast(dict[str, list[str]], await self._engine.ask("trace_settings", model))
-
-    async def change(self, model: str, change: Change) -> None:
-        """Change the settings of a model, or with "" of the server."""
-        numbers = {name: None if value is None else int(value) for name, value in change.items()}
-        await self._engine.ask("change_trace", model, numbers)
+    settings = asked(Tracing.settings)
+    change = asked(Tracing.change)
 
 
 class RemoteTraffic:
     """Traffic between versions, which the engine divides."""
 
-    def __init__(self, engine: Asked) -> None:
-        self._engine = engine
+    def __init__(self, engine: RemoteCalls) -> None:
+        self.engine = engine
 
     @property
     def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
-        return self._engine.state.sticky
+        return self.engine.state.sticky
 
-    async def show(self, model: str) -> Document:
-        return cast(Document, await self._engine.ask("split", model))
-
-    async def change(self, model: str, document: dict[str, object]) -> Document:
-        return cast(Document, await self._engine.ask("change_split", model, document))
-
-    async def reset(self, model: str) -> Document:
-        return cast(Document, await self._engine.ask("reset_split", model))
+    show = asked(TrafficControl.show)
+    change = asked(TrafficControl.change)
+    reset = asked(TrafficControl.reset)
 
 
 class RemoteLoad:
     """The load of an engine in another process, as it reports it with its responses."""
 
-    def __init__(self, engine: Asked) -> None:
-        self._engine = engine
+    def __init__(self, engine: RemoteCalls) -> None:
+        self.engine = engine
         self._wanted_ns = 0
 
     def want(self) -> None:
         now_ns = time.monotonic_ns()
         if now_ns - self._wanted_ns >= LOAD_AGE_NS:
             self._wanted_ns = now_ns
-            self._engine.want_load()
+            self.engine.want_load()
 
     def latest(self) -> Load:
-        return self._engine.load
+        return self.engine.load
 
-    async def report(self) -> Load:
-        return cast(Load, await self._engine.ask("load_report"))
+    report = asked(LoadReports.report)
 
 
 def _dropped(tree: TraceTree) -> None:
@@ -240,7 +235,7 @@ def _dropped(tree: TraceTree) -> None:
 
 
 def services_of(
-    engine: Asked, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
+    engine: RemoteCalls, offers: frozenset[str], regions: SharedRegions | None, log: LogControl | None
 ) -> Services:
     """Return the services that the engine offers.
 
@@ -249,38 +244,27 @@ def services_of(
         regions: The regions of all front ends; None where shared memory is off.
         log: The log of all processes; None where it cannot be changed.
     """
-
-    async def rate_limits() -> Document:
-        return cast(Document, await engine.ask("rate_limits"))
-
-    async def sequences(name: str, version: str) -> Document:
-        return cast(Document, await engine.ask("sequences", name, version))
-
-    async def explain(name: str, version: str) -> Document:
-        return cast(Document, await engine.ask("explain", name, version))
-
-    async def folders(name: str, version: str) -> list[str]:
-        return cast(list[str], await engine.ask("folders", name, version))
-
-    async def count_tokens(name: str, usage: TokenUsage) -> None:
-        await engine.ask("count_tokens", name, *usage)
+    load = service(engine, "demand")
 
     def demand(name: str, version: str) -> Awaitable[None] | None:
         configs = engine.state.directory.configs
-        return None if (name, "") in configs or (name, version) in configs else engine.ask("demand", name, version)
+        return None if (name, "") in configs or (name, version) in configs else load(name, version)
+
+    def offered(name: str) -> Callable[..., Awaitable[Any]] | None:
+        return service(engine, name) if name in offers else None
 
     return Services(
         keeps_results=False,
         regions=regions,
-        tracing=RemoteTracing(engine, can_trace="traces" in offers) if "tracing" in offers else None,
+        tracing=RemoteTracing(engine, can_trace="tracer" in offers) if "tracing" in offers else None,
         log=log,
-        rate_limits=rate_limits if "rate_limits" in offers else None,
+        rate_limits=offered("rate_limits"),
         demand=demand if "demand" in offers else None,
-        sequences=sequences if "sequences" in offers else None,
-        explain=explain if "explain" in offers else None,
-        folders=folders if "folders" in offers else None,
-        count_tokens=count_tokens,
-        traffic=RemoteTraffic(engine) if "split" in offers else None,
+        sequences=offered("sequences"),
+        explain=offered("explain"),
+        folders=offered("folders"),
+        count_tokens=service(engine, "count_tokens"),
+        traffic=RemoteTraffic(engine) if "traffic" in offers else None,
         lend=engine.lend,
         load=RemoteLoad(engine),
     )
@@ -288,9 +272,6 @@ def services_of(
 
 class HeldRequests:
     """Requests that wait for the engine.
-
-    Args:
-        send: Sends a request, given with its number, to the engine.
 
     Attributes:
         is_away: Whether the engine is being started again.
@@ -368,7 +349,7 @@ class _Ticket:
         self._engine.cancel(self._number)
 
 
-class RemoteEngine:
+class RemoteEngine(RemoteCalls):
     """An `Engine` in another process.
 
     Args:
@@ -383,12 +364,7 @@ class RemoteEngine:
         local: The models that this process runs itself, None for none.
         neighbours: The other processes of the server, None where they do not matter.
         load: The engine's latest report of its load, empty until `want_load`.
-        want_load: Lets the engine report its load now, then with responses; see `LoadSender`. Set by `connect`.
-        lend: Lends memory to receive requests in that the engine then reads. Set by `connect`.
     """
-
-    lend: Lend
-    want_load: Callable[[], None]
 
     def __init__(self, *, take: Callable[[str, list[object]], Awaitable[object]], ended: Callable[[str], None]) -> None:
         self.state = EngineState()
@@ -425,8 +401,6 @@ class RemoteEngine:
         self._link = Link(
             sock, "the engine", RequestWriter(), take=self._received, answer=self._told, ended=self._lost
         )  # fmt: skip
-        self.lend = self._link.lend
-        self.want_load = partial(self._link.send, ("want_load",))
         try:
             metadata, offers, self.software = cast(list[Any], await self.ask("hello"))
         except ServingError:
@@ -436,8 +410,14 @@ class RemoteEngine:
         self.held.engine_back()
         return frozenset(offers)
 
-    async def ask(self, question: str, *arguments: object) -> Any:
-        return await self._link.ask(question, *arguments)
+    async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> Any:
+        return await self._link.ask(question, *arguments, blobs=blobs)
+
+    def lend(self, size: int) -> memoryview | None:
+        return self._link.lend(size)
+
+    def want_load(self) -> None:
+        self._link.send(("want_load",))
 
     def close(self) -> None:
         """Leave the engine: it cancels the requests in flight."""
@@ -486,10 +466,6 @@ class RemoteEngine:
         else:
             self.held.cancel(number)
 
-    def is_live(self) -> bool:
-        """Whether the server can answer at all. During a restart of the engine, it will."""
-        return self.state.readiness.is_live
-
     def is_ready(self) -> bool:
         return not self.held.is_away and self.state.readiness.is_ready and not self._is_leaving
 
@@ -498,33 +474,6 @@ class RemoteEngine:
 
     def server_metadata(self) -> ServerMetadata:
         return self._metadata
-
-    def model_config(self, name: str, version: str = "") -> ModelConfig:
-        return self.state.directory.model_config(name, version)
-
-    def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        return self.state.directory.model_metadata(name, version)
-
-    def models_at(self, path: str) -> Mapping[bytes, str]:
-        return models_at(path, self.state.directory.configs.items())
-
-    # Questions to the engine
-
-    async def model_ready(self, name: str, version: str = "") -> bool:
-        return bool(await self.ask("model_ready", name, version))
-
-    async def model_statistics(self, name: str = "", version: str = "") -> list[ModelStatistics]:
-        return record(list[ModelStatistics], await self.ask("statistics", name, version))
-
-    async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        return record(list[ModelIndexEntry], await self.ask("index", ready_only))
-
-    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        names = None if files is None else list(files)
-        await self._link.ask("load", name, config, names, blobs=list((files or {}).values()))
-
-    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        await self.ask("unload", name, unload_dependents)
 
     # The end
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from charonia.config.model import ModelConfig
 from charonia.server.directory import Directory, ModelView, Target
-from charonia.server.front_ends.records import plain, record
+from charonia.server.front_ends.messages import plain, record
 from charonia.server.lifecycle.in_front import Offer
 
 

@@ -19,29 +19,27 @@ from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.server.front_ends.children import (
     ENGINE,
     EngineReport,
+    HandOverOrder,
+    NewEngine,
+    ServeCommand,
     Sockets,
     error_of,
+    new_engine_path,
     number_of,
     process_spec,
     read_options,
     read_report,
     take_options,
-)
-from charonia.server.front_ends.hand_over import SOCKET_NAME
-from charonia.server.front_ends.messages import PROTOCOL
-from charonia.server.front_ends.orders import (
-    HandOverOrder,
-    NewEngine,
-    ServeCommand,
-    new_engine_path,
     write_new_engine,
     write_order,
 )
+from charonia.server.front_ends.hand_over import SOCKET_NAME
+from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.guard import notify
 from charonia.server.guard.control import Message
 from charonia.server.guard.events import ProcessRole, ReportUpgrade, Stage
 from charonia.server.guard.notify import Notifier
-from charonia.server.guard.succession import FINISH_NS
+from charonia.server.guard.restarts import FINISH_NS
 from charonia.server.guard.supervisor import Supervisor
 from charonia.server.machine.memory import available_memory, tree_bytes
 from charonia.server.options import ServerOptions
@@ -182,11 +180,7 @@ class Upgrades:
             tell({"error": f"it cannot continue: {error}", "hint": "the log of the server has the details"})
 
     async def _run(self, wanted: Wanted, step: Callable[[str], None]) -> None:
-        """Upgrade.
-
-        Raises:
-            ServingError: The upgrade is refused or has failed. The previous engine continues, or runs again.
-        """
+        """Upgrade."""
         if not self.guard.may_upgrade:
             raise unavailable(
                 "the server cannot be upgraded now: another upgrade is under way, or its processes are not ready",
@@ -307,11 +301,7 @@ def _socket_of(name: str) -> str:
 
 
 def _check_memory(pid: int) -> None:
-    """Check that there is room for a second engine.
-
-    Raises:
-        ServingError: UNAVAILABLE when there is not.
-    """
+    """Check that there is room for a second engine."""
     needed, free = tree_bytes(pid), available_memory()
     if needed > free:
         raise unavailable(

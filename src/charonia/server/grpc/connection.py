@@ -258,19 +258,7 @@ class Intake:
         self.has_more = False
 
     def next_events(self, room: int, cancelled: Callable[[StreamReset], bool]) -> tuple[Sequence[Event], int]:
-        """Return up to `room` events, in order, and the room that is left.
-
-        Args:
-            room: Most events.
-            cancelled: Counts a call that was cancelled before it began; returns whether the connection continues.
-
-        Returns:
-            The events, and how many more may be handled in this round: none after a piece with more events
-            than `room`, even if all of them are of cancelled calls.
-
-        Raises:
-            Http2Error: A protocol error that ends the connection.
-        """
+        """Return up to `room` events, in order, and the room that is left."""
         waiting = self._events
         if not waiting:
             size = self._piece_bytes
@@ -658,12 +646,7 @@ class GrpcConnection(asyncio.Protocol):
             self.abort()
 
     def _close(self, *, client_first: bool = False) -> None:
-        """Close after the output that has been written.
-
-        Args:
-            client_first: Whether to half-close and let the client close: a close while the client still sends could
-                discard output that is in transit.
-        """
+        """Close after the output that has been written."""
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
             self._intake.clear()

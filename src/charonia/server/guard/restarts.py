@@ -10,7 +10,7 @@ over, completes its requests and exits. A second engine that exits before that c
 for two, the engine hands over to none and stops first; if the new one fails, it is replaced by one with the previous
 arguments.
 
-Then the front ends are renewed (`succession.py`).
+Then the front ends are renewed.
 
 The guard has the listening sockets, too, so connections wait in them until the next process accepts. If none will
 soon, the guard lets the sockets refuse.
@@ -18,13 +18,16 @@ soon, the guard lets the sockets refuse.
 A replica shares its listening sockets with other servers. When its engine exits, its front ends leave them to
 the others, and their successors listen when the engine is back. When it stops, its front ends serve until their clients
 have left.
+
+A renewal replaces one after the other: it starts the successor, and when that is ready, it stops the previous one,
+which accepts no more connections, completes its requests, and exits. A successor that cannot start changes nothing. A
+front end that leaves without an order of the guard gets a successor immediately.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from charonia.server.guard.child import NS_PER_S, RESTART_DELAY_NS, Child, State
 from charonia.server.guard.events import (
     Abort,
     BeginHandOver,
@@ -50,13 +53,247 @@ from charonia.server.guard.events import (
     Start,
     StopAsked,
     StopListening,
+    Succeed,
     Terminate,
     Tick,
     UpgradeAsked,
     UpgradeCancelled,
 )
-from charonia.server.guard.succession import FINISH_NS_MIN, FRONT_END_STOP_MARGIN_NS, Succession
 from charonia.server.metrics.processes import ProcessRecord
+
+NS_PER_S = 1_000_000_000
+
+RESTART_DELAY_NS = NS_PER_S // 20
+"""Back-off before the first restart."""
+
+ENGINE_RESTART_DELAY_NS_MAX = 30 * NS_PER_S
+FRONT_END_RESTART_DELAY_NS_MAX = NS_PER_S
+
+HEALTHY_NS = 60 * NS_PER_S
+"""A process that was ready for this long begins with the first back-off again."""
+
+
+class State(Enum):
+    """State of a process."""
+
+    IDLE = "not started"
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting to restart"
+    DONE = "done"
+
+
+class Child:
+    """A process: its state, and its times in ns."""
+
+    __slots__ = (
+        "again_ns",
+        "ends",
+        "heartbeat_ns",
+        "is_asked_to_stop",
+        "is_hung",
+        "is_leaving",
+        "is_too_large",
+        "kill_ns",
+        "last_exit",
+        "name",
+        "number",
+        "pid",
+        "ready_ns",
+        "restarts",
+        "role",
+        "slot",
+        "start_failures",
+        "started_ns",
+        "state",
+    )
+
+    def __init__(self, name: str, role: ProcessRole, slot: str = "", number: int = 1) -> None:
+        self.name = name
+        self.role = role
+        self.slot = slot or (ProcessRole.ENGINE.value if role is ProcessRole.ENGINE else name)
+        self.number = number
+        self.state = State.IDLE
+        self.pid = 0  # while it runs
+        self.started_ns = self.ready_ns = self.heartbeat_ns = self.again_ns = 0
+        self.kill_ns: int | None = None
+        self.ends = 0  # since the last healthy stretch
+        self.start_failures = 0  # in a row
+        self.is_hung = self.is_too_large = self.is_asked_to_stop = False
+        self.is_leaving = False  # it accepts no more connections
+        self.restarts: dict[str, int] = {}
+        self.last_exit = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not exited."""
+        return self.state in (State.STARTING, State.READY)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it accepts connections, or is about to."""
+        return self.is_alive and not self.is_leaving
+
+    def successor(self) -> "Child":
+        """Return a front end for the same sockets."""
+        number = self.number + 1
+        made = Child(f"{self.slot}_{number}", self.role, self.slot, number)
+        made.restarts, made.last_exit = self.restarts, self.last_exit
+        return made
+
+    def restart_delay_ns(self) -> int:
+        """Return the back-off before its restart."""
+        limit = ENGINE_RESTART_DELAY_NS_MAX if self.role is ProcessRole.ENGINE else FRONT_END_RESTART_DELAY_NS_MAX
+        return min(RESTART_DELAY_NS << min(self.ends, 32), limit)
+
+    def begin(self, now_ns: int) -> None:
+        """It is about to be started."""
+        if self.state is State.WAITING:
+            self.restarts[self.last_exit] = self.restarts.get(self.last_exit, 0) + 1
+        self.state = State.STARTING
+        self.started_ns = now_ns
+        self.is_hung = self.is_too_large = self.is_leaving = False
+
+    def end(self, reason: str, now_ns: int) -> int:
+        """It has ended; return its uptime."""
+        was_ready = self.state is State.READY
+        if was_ready and now_ns - self.ready_ns >= HEALTHY_NS:
+            self.ends = 0
+        self.start_failures = 0 if was_ready else self.start_failures + 1
+        self.state = State.DONE
+        self.pid = 0
+        self.kill_ns = None
+        self.last_exit = reason
+        return now_ns - self.started_ns
+
+
+FRONT_END_STOP_MARGIN_NS = 5 * NS_PER_S
+"""Time beyond the exit timeout after which the guard kills a stopping front end."""
+
+FINISH_NS = 300 * NS_PER_S
+"""Default of the time that a replaced process has to complete its requests."""
+
+FINISH_NS_MIN = 2 * NS_PER_S
+"""Shortest time for a front end: clients have to learn that they must reconnect."""
+
+RENEWED = "renewed"
+"""Reason for which a front end was started in the place of another one."""
+
+
+@dataclass(slots=True)
+class _Renewal:
+    """A renewal under way."""
+
+    slots: list[str]  # those to come
+    finish_ns: int
+
+
+class Succession:
+    """The front ends among the processes of a server."""
+
+    def __init__(self, children: dict[str, Child], exit_timeout_ns: int) -> None:
+        self._children = children
+        self._slots = [child.slot for child in self.all()]
+        self._exit_timeout_ns = exit_timeout_ns
+        self._renewal: _Renewal | None = None
+
+    @property
+    def are_renewed(self) -> bool:
+        return self._renewal is not None
+
+    def all(self) -> list[Child]:
+        return [child for child in self._children.values() if child.role is ProcessRole.FRONT_END]
+
+    def renew(self, finish_ns: int) -> None:
+        """Begin a renewal with the next `step`; the previous front ends have this time to finish."""
+        self._renewal = _Renewal(list(self._slots), max(finish_ns, FINISH_NS_MIN))
+
+    def step(self, now_ns: int) -> list[Command]:
+        """Renew the next front end when all others are ready. One that is about to be started again is new then."""
+        renewal, front_ends = self._renewal, self.all()
+        if renewal is None or any(child.state is State.STARTING for child in front_ends):
+            return []
+        while renewal.slots:
+            slot = renewal.slots.pop(0)
+            for child in front_ends:
+                if child.slot == slot and child.accepts:
+                    return self._succeed(child, now_ns)
+        if any(child.is_leaving for child in front_ends):
+            return []
+        self._renewal = None
+        return [ReportUpgrade(Stage.SETTLED, "", 0)]
+
+    def take_over(self, child: Child, now_ns: int) -> list[Command]:
+        """Stop the previous front end: its successor is ready for the first time."""
+        child.restarts[RENEWED] = child.restarts.get(RENEWED, 0) + 1
+        child.last_exit = RENEWED
+        finish_ns = self._renewal.finish_ns if self._renewal is not None else FINISH_NS
+        commands: list[Command] = []
+        for former in self._beside(child):
+            if former.accepts:
+                self._leaves(former, finish_ns, now_ns)
+                commands.append(Terminate(former.name, finish_ns))
+        if self._renewal is not None:
+            commands.append(ReportUpgrade(Stage.RENEWED, child.name, child.pid))
+        return commands
+
+    def left(self, child: Child, now_ns: int, *, may_succeed: bool) -> list[Command]:
+        """A front end accepts no more connections without an order of the guard: it needs a successor."""
+        if not may_succeed:  # the stop kills it in time
+            child.is_leaving = True
+            return []
+        self._leaves(child, FINISH_NS, now_ns)
+        return [] if self._is_succeeded(child) else self._succeed(child, now_ns)
+
+    def leave_all(self, now_ns: int) -> list[Command]:
+        """Stop all front ends that accept connections; their successors listen when there is an engine again."""
+        commands: list[Command] = []
+        for child in self.all():
+            if child.accepts and child.state is State.READY:
+                self._leaves(child, FINISH_NS, now_ns)
+                commands.append(Terminate(child.name, FINISH_NS))
+                if not self._is_succeeded(child):
+                    commands += self._succeed(child, now_ns)
+        return commands
+
+    def ended(self, child: Child, pid: int) -> list[Command]:
+        """Remove a front end that has exited beside its successor, or before it could take over.
+
+        Returns:
+            Nothing if it is neither, and has to be started again.
+        """
+        commands: list[Command] = [Forget(child.name)]
+        if not self._is_succeeded(child):
+            if not any(former.accepts for former in self._beside(child)):
+                return []
+            self._renewal = None
+            commands.append(ReportUpgrade(Stage.NOT_RENEWED, child.name, pid, child.last_exit))
+        del self._children[child.name]
+        return commands
+
+    def shown(self, child: Child) -> str:
+        """Return the name of a front end in the record: that of the first one with its sockets, if it is the one."""
+        if child.is_leaving and self._is_succeeded(child):
+            return f"former_{child.name}"
+        is_next = any(other.number < child.number and other.accepts for other in self._beside(child))
+        return f"next_{child.slot}" if is_next else child.slot
+
+    def _succeed(self, former: Child, now_ns: int) -> list[Command]:
+        following = former.successor()
+        self._children[following.name] = following
+        following.begin(now_ns)
+        return [Succeed(following.name, former.name), Start(following.name)]
+
+    def _leaves(self, former: Child, finish_ns: int, now_ns: int) -> None:
+        former.is_leaving = True
+        former.kill_ns = now_ns + finish_ns + self._exit_timeout_ns + FRONT_END_STOP_MARGIN_NS
+
+    def _is_succeeded(self, child: Child) -> bool:
+        return any(other.number > child.number for other in self._beside(child))
+
+    def _beside(self, child: Child) -> list[Child]:
+        return [other for other in self.all() if other.slot == child.slot and other is not child]
+
 
 ENGINE_START_FAILURES_MAX = 10
 """Starts of the engine in a row that may fail. Front ends have no limit: the others serve."""

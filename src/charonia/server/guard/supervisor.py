@@ -49,7 +49,7 @@ from charonia.server.guard.events import (
     UpgradeAsked,
     UpgradeCancelled,
 )
-from charonia.server.guard.record_file import RECORD_VARIABLE, write_finish, write_record
+from charonia.server.guard.notify import RECORD_VARIABLE, write_finish, write_record
 from charonia.server.guard.restarts import Restarts
 from charonia.server.machine.memory import MEMORY_S, memory_of
 

@@ -303,11 +303,7 @@ def as_sagemaker(response: Reshaped) -> Reshaped:
 
 
 def archive_of(url: object) -> Path:
-    """Return the folder of an archive that SageMaker has extracted.
-
-    Raises:
-        ServingError: INVALID_ARG for another folder.
-    """
+    """Return the folder of an archive that SageMaker has extracted."""
     root = f"{ARCHIVES}/"
     if not isinstance(url, str) or not url.startswith(root) or not _ARCHIVE.fullmatch(url[len(root) :].rstrip("/")):
         raise invalid(f"Invalid \"url\" '{url}': expected a path of the form {ARCHIVES}/<hash>/model[/<subdir>]")
@@ -318,9 +314,6 @@ def links_of(folder: Path, name: str) -> tuple[dict[str, Path], str]:
     """Return the models of an archive by their names in the repository, and the configuration of the one to load.
 
     An archive is one model, or a folder of models; of several, the ensemble is the one to load, which gets the name.
-
-    Raises:
-        ServingError: INVALID_ARG when the folder holds no model or a configuration cannot be read.
     """
     models = [folder] if (folder / "config.pbtxt").exists() else sorted(p for p in folder.glob("*") if p.is_dir())
     if not models:

@@ -85,18 +85,7 @@ class HttpEndpoint:
         is_exiting: Callable[[], bool] = lambda: False,
         further: Callable[[str], dict[bytes, Handler]] = nothing_at,
     ) -> None:
-        """Create an endpoint.
-
-        Args:
-            limits: Limits of requests and connections.
-            hint: Returns the hint in the error for an unknown path.
-            versions: Returns the versions of a model that are ready.
-            gate: Authorizes calls; None to allow all.
-            browsers: Decides about requests of browsers.
-            access_log: The access log, None for none.
-            is_exiting: Whether requests are refused because the server is shutting down.
-            further: As of `Router`.
-        """
+        """Create an endpoint."""
         self.limits = limits
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.now_s = time.monotonic()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
+from charonia.config.model import ModelConfig
 from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import ServingError, not_found
 from charonia.server.access.operations import operation_of_route
@@ -19,10 +20,11 @@ from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import json_size_of
 from charonia.server.http.limits import JSON_SIZE, HttpLimits
 from charonia.server.http.routes import Handler, Route, RouteTarget
-from charonia.server.page.edited_request import edited_request
 from charonia.server.page.openapi import ServedModel, openapi_document, samples
+from charonia.wire.example_request import ExampleRequest
 from charonia.wire.http_status import REFUSED
-from charonia.wire.json_text import dump
+from charonia.wire.json_text import dump, parse_object, string_at
+from charonia.wire.v2_request import InferDecoder
 
 HTML_TYPE = b"text/html; charset=utf-8"
 CSS_TYPE = b"text/css; charset=utf-8"
@@ -172,3 +174,35 @@ def _content(*names: str) -> bytes:
     """Return files of the page, one after the other."""
     folder = files("charonia.server.page") / "assets"
     return b"".join((folder / name).read_bytes() for name in names)
+
+
+FILE = "file"
+"""Parameter of an input whose value is a file of the user: the file's name."""
+
+
+def edited_request(
+    config: ModelConfig, body: bytes, json_size: int, *, version: str, url: str, has_key: bool, tensor_bytes_max: int
+) -> ExampleRequest:
+    """Return the request of a body of `infer`, whose inputs may be names of files."""
+    document = parse_object(body[:json_size])
+    entries, files = document.get("inputs"), dict[str, str]()
+    if isinstance(entries, list):
+        named = [entry for entry in entries if _file_of(entry) is not None]
+        files = {string_at(entry, "name", required=True): str(_file_of(entry)) for entry in named}
+        entries = [entry for entry in entries if entry not in named]
+    parameters = document.get("parameters", {})
+    head = dump({"inputs": entries, "parameters": parameters}, literals=True)
+    call = InferDecoder(tensor_bytes_max).decode(config.name, "", head + body[json_size:], len(head))
+    return ExampleRequest(
+        config, call.request.inputs, version,
+        url=url,
+        files=files,
+        parameters=parameters if isinstance(parameters, dict) else {},
+        has_key=has_key,
+    )  # fmt: skip
+
+
+def _file_of(entry: object) -> object:
+    """Return the name of an input's file, None for other inputs."""
+    parameters = entry.get("parameters") if isinstance(entry, dict) else None
+    return parameters.get(FILE) if isinstance(parameters, dict) else None

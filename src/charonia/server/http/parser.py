@@ -468,11 +468,7 @@ class RequestParser:
         self._move(_IDLE if request.keep_alive else _ENDED)
 
     def _refuse_body(self, size: int) -> None:
-        """Drop the body, so that the client can finish sending it and then read the error.
-
-        Raises:
-            _RefusedError: There is too much to drop, or the client waits for 100 Continue.
-        """
+        """Drop the body, so that the client can finish sending it and then read the error."""
         if self._refusal is None:
             announced = f" of {self._length} bytes" if self._length else ""
             self._refusal = too_large(

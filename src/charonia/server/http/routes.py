@@ -185,11 +185,7 @@ class Router:
         return self._gate.check(operation, request.headers.get)
 
     def _match(self, url: bytes) -> Match:
-        """Return the match of a URL, and cache it.
-
-        Raises:
-            ServingError: NOT_FOUND for an unknown path, INVALID_ARG for one that is not UTF-8 or has a NUL character.
-        """
+        """Return the match of a URL, and cache it."""
         path = url.partition(b"?")[0]
         if path.startswith(OPENAI_PATHS):  # whose clients join base URLs and paths in different ways
             path = path.rstrip(b"/")

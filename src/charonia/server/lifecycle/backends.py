@@ -9,8 +9,8 @@ from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory, device_metric_names
+from charonia.server.metrics.processes import traffic_metric_names
 from charonia.server.metrics.prometheus import metric_names
-from charonia.server.metrics.traffic import traffic_metric_names
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.scheduling.api import Scheduler

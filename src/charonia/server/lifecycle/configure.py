@@ -143,11 +143,7 @@ async def configure(
 async def _complete_from(
     folder: ModelFolder, version: int, config: ModelConfig, backends: Backends, options: ConfigureOptions
 ) -> Completion:
-    """Return the configuration as the files of a version complete it.
-
-    Raises:
-        ServingError: They do not permit it; a `ConfigurationError` where they are not the reason.
-    """
+    """Return the configuration as the files of a version complete it."""
     files = await asyncio.to_thread(version_files, folder, version)
     config, derived = derive_backend(config, folder.name, files, backends.names)
     notes = tuple(derived)
@@ -203,11 +199,7 @@ def _refusal(error: ServingError, config: ModelConfig, problems: Sequence[Proble
 def _complete(
     config: ModelConfig, folder: ModelFolder, options: ConfigureOptions, *, uses_gpus: bool = False
 ) -> ModelConfig:
-    """Return the configuration with its defaults.
-
-    Raises:
-        ServingError: With all of its problems.
-    """
+    """Return the configuration with its defaults."""
     config = normalise(
         config,
         name=folder.name,

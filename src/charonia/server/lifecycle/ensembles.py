@@ -7,9 +7,8 @@ from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelState, name_of
 from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
-from charonia.server.ensembles.call import Infer, InferAtOnce
+from charonia.server.ensembles.call import EnsembleRunner, Infer, InferAtOnce, never_at_once
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.ensembles.runner import EnsembleRunner, never_at_once
 from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, plan_of
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace

@@ -518,11 +518,7 @@ class Lifecycle:
         return set() if is_own else self.ensembles.culprits(name)
 
     async def _prepare(self, model: ModelEntry, folder: ModelFolder, configured: Configured) -> None:
-        """Record the composition of an ensemble, and load the models that are missing.
-
-        Raises:
-            ServingError: The ensemble contains itself.
-        """
+        """Record the composition of an ensemble, and load the models that are missing."""
         config = configured.config
         if config.platform != ENSEMBLE:
             model.composition = None

@@ -32,21 +32,20 @@ from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import model_files
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
-from charonia.server.lifecycle.repository.content import content_digest
 from charonia.server.lifecycle.repository.data_files import read_labels, read_state_files, read_warmup_files
+from charonia.server.lifecycle.repository.model_folder import content_digest
 from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.lifecycle.warmup import WarmupBatch, samples, warm
 from charonia.server.machine.cores import policy_name, share
 from charonia.server.ragged.configuration import as_padded, padding_plan
-from charonia.server.ragged.padded import PaddingStrategy, pad_instance
+from charonia.server.ragged.padding import PaddingStrategy, pad_instance
 from charonia.server.rate_limiter.limiter import Claim
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.response_cache.runner import CachedRunner
 from charonia.server.scaling.instances import MakeInstance, ScaledInstances
-from charonia.server.scaling.room import Demand, demand_of, threads_of
-from charonia.server.scaling.rule import InstanceRule
+from charonia.server.scaling.rule import Demand, InstanceRule, demand_of, threads_of
+from charonia.server.scheduling.dynamic import all_of
 from charonia.server.scheduling.schedulers import make_scheduler
-from charonia.server.scheduling.strategy import all_of
 from charonia.server.sequences.models import make_sequence_runner
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.tensors import initial_states
@@ -67,13 +66,7 @@ TRIAL_SECONDS_MAX = 5.0
 
 
 async def with_example(config: ModelConfig, version: str, executor: Executor) -> ModelConfig:
-    """Return the configuration of a model with an example that it accepts, or with its error if it refuses all.
-
-    Args:
-        config: The complete configuration; without the parameter `TRY_EXAMPLE` it is returned unchanged.
-        version: The version that is loaded.
-        executor: Runs the requests, as for a warm-up.
-    """
+    """Return the configuration of a model with an example that it accepts, or with its error if it refuses all."""
     if TRY_EXAMPLE not in config.parameters:
         return config
     config = replace(config, parameters={k: v for k, v in config.parameters.items() if k != TRY_EXAMPLE})
@@ -228,10 +221,6 @@ def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str
 
     None where the model must be loaded again: the groups differ in more than their counts, their number follows the
     load, or sequences have fixed slots, whose states the model may keep.
-
-    Args:
-        before: The version.
-        config: Its next configuration, which differs only in its instance groups.
     """
     runner = before.runner.inner if isinstance(before.runner, CachedRunner) else before.runner
     known = [replace(group, count=1) for group in runner.config.instance_group]

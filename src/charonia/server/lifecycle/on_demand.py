@@ -52,13 +52,7 @@ class DeferredRequest:
 
 
 class DeferredRequests:
-    """A queue of requests for each model that is being loaded.
-
-    Args:
-        infer: Runs a request of a model that is loaded.
-        waiting_max: Requests that may wait for one model.
-        wait_s: Longest time that a request waits.
-    """
+    """A queue of requests for each model that is being loaded."""
 
     def __init__(self, infer: Callable[[InferRequest, Reply], Ticket], waiting_max: int, wait_s: float) -> None:
         self._infer = infer
@@ -162,14 +156,7 @@ class ResidencyCounts:
 def on_demand_families(
     counts: ResidencyCounts, *, budget: int, sizes: Mapping[str, int], waiting: Mapping[str, int]
 ) -> list[Family]:
-    """Return the metrics of `auto` control mode.
-
-    Args:
-        counts: What happened so far.
-        budget: Bytes that the loaded models may take together.
-        sizes: Bytes that each loaded model takes.
-        waiting: Requests that wait for each model to be loaded.
-    """
+    """Return the metrics of `auto` control mode."""
     by_model = (
         ("charonia_model_loads_total", "counter", "Loads on demand", counts.loads),
         ("charonia_model_load_failures_total", "counter", "Loads on demand that failed", counts.failures),
@@ -351,11 +338,7 @@ class OnDemandLoader:
         return task
 
     async def _load(self, key: str, held: set[str]) -> None:
-        """Load a model and answer the requests that wait for it.
-
-        Raises:
-            ServingError: Why it cannot be loaded.
-        """
+        """Load a model and answer the requests that wait for it."""
         model = self._lifecycle.table.models.get(key)
         holds = {key, *held, *(model.composition.models if model is not None and model.composition is not None else ())}
         self._held.update(holds)
@@ -379,11 +362,7 @@ class OnDemandLoader:
             self._loads.pop(key, None)
 
     async def _bring(self, key: str) -> None:
-        """Load a model, and count the load or the failure.
-
-        Raises:
-            ServingError: UNAVAILABLE: the load failed.
-        """
+        """Load a model, and count the load or the failure."""
         try:
             await self._measured(key)
         except ServingError as error:
@@ -410,11 +389,7 @@ class OnDemandLoader:
         await self._evict(room.evict)
 
     async def _make_room(self, key: str, held: set[str]) -> None:
-        """Evict idle models until one fits, and reserve its memory.
-
-        Raises:
-            ServingError: It does not fit beside the models that stay, or none has become idle in time.
-        """
+        """Evict idle models until one fits, and reserve its memory."""
         needed = self._sizes.get(key)
         if needed is None:
             needed = await asyncio.to_thread(self._lifecycle.sources.size, self._lifecycle.found.models[key])

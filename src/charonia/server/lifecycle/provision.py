@@ -32,15 +32,7 @@ OVERRIDE_BYTES_MAX = 8 * 1024**3
 
 
 def write_override(files: Mapping[str, bytes]) -> PrivateFolder:
-    """Write the files into a new private folder and return it. Blocks on the disk.
-
-    Args:
-        files: Content by path relative to the model's folder, with "/" between names.
-
-    Raises:
-        ServingError: INVALID_ARG for a path that is not accepted or for too many or too large files, INTERNAL when
-            writing fails. Nothing is left behind.
-    """
+    """Write the files into a new private folder and return it. Blocks on the disk."""
     contents = _checked(files)
     try:
         folder = PrivateFolder()

@@ -26,7 +26,7 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array
 from charonia.server.execution.in_flight import PendingRequest
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.scheduling.strategy import JoinDecision
+from charonia.server.scheduling.dynamic import JoinDecision
 
 LIBRARY = "batchstrategy.so"
 """A strategy that Triton takes from a model's or a version's folder."""

@@ -21,9 +21,9 @@ from charonia.server.ensembles.configuration import ensemble_problems
 from charonia.server.lifecycle.in_front import front_end_problems
 from charonia.server.metrics.options import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
-from charonia.server.scaling.configuration import scaling_problems
+from charonia.server.scaling.rule import scaling_problems
 from charonia.server.scheduling.configuration import scheduling_problems
-from charonia.server.traffic.configuration import traffic_problems
+from charonia.server.traffic.state import traffic_problems
 
 INSTANCE_COUNT_MAX = 1024
 """Limit of instances of one group; each is a thread or a process."""

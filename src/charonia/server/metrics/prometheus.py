@@ -13,13 +13,15 @@ from charonia.server.metrics.custom import CustomFamily, CustomMetrics
 from charonia.server.metrics.metric_families import Family, Histogram
 from charonia.server.metrics.model_metrics import (
     BATCH_SIZE,
+    CACHE_SUMMARIES,
     COMPUTE_DURATION,
     FIRST_RESPONSE,
     QUEUE_DURATION,
     REQUEST_DURATION,
+    REQUEST_SUMMARY,
+    SUMMARIES,
     ModelMetrics,
 )
-from charonia.server.metrics.summaries import CACHE_SUMMARIES, REQUEST_SUMMARY, SUMMARIES
 from charonia.server.metrics.tokens import (
     BETWEEN_TOKENS,
     CACHED_TOKENS,

@@ -63,15 +63,7 @@ def _text(content: object) -> str:
 
 
 def read_template(config: ModelConfig, folders: Sequence[Path]) -> Render:
-    """Return what makes the prompts of a model.
-
-    Args:
-        config: Its configuration.
-        folders: Where its files may lie, the first that has one counts.
-
-    Raises:
-        ServingError: A template cannot be read or used.
-    """
+    """Return what makes the prompts of a model."""
     settings = _json_file(folders, TOKENIZER_CONFIG)
     given = config.parameters.get(CHAT_TEMPLATE, "")
     text = _file(folders, given) if given.endswith(".jinja") else given

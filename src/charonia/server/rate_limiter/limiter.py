@@ -7,8 +7,7 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.server.backends.api import Placement
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.overview import InstanceState, PoolState, RateLimitView, Shortage
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, Member, Need, ResourcePool
-from charonia.server.rate_limiter.scheduler import LimitedScheduler
+from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, LimitedScheduler, Member, Need, ResourcePool
 from charonia.server.scheduling.api import Scheduler
 
 

@@ -19,9 +19,6 @@ _T = TypeVar("_T")
 class LruEntries(Generic[_T]):
     """A map that evicts the least recently used entries to stay within a number of bytes.
 
-    Args:
-        byte_size_max: Largest total size of the entries.
-
     Attributes:
         byte_size: Their total size.
         evictions: Number of evicted entries.

@@ -5,14 +5,19 @@ Invariants:
 1. Every request gets exactly one final reply, from `_deliver`.
 2. A cached response was computed for a request with the same key, by this load of the model, from immutable inputs, and
    it was copied before it left the runner. Errors are never cached.
-3. Identical requests in flight are coalesced (`single_flight`), except requests of a model that occupies an instance:
+3. Identical requests in flight are coalesced (`SingleFlight`), except requests of a model that occupies an instance:
    waiting for another request could deadlock.
 4. A response that was not computed for a request counts as a hit, not as an execution.
+
+A flight is a request that is being looked up or computed, with the requests identical to it. Its first call is the
+leader, which runs. If the leader is cancelled or fails, the next call becomes the leader; after `FAILURES_MAX`
+failures the remaining calls run individually.
 """
 
 import asyncio
 import logging
 from functools import partial
+from typing import Generic, TypeVar
 
 from charonia.config.backends import record_of
 from charonia.config.model import ModelConfig
@@ -21,15 +26,95 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
 from charonia.server.execution.clock import now_ns
-from charonia.server.execution.ordering import OrderedOutcomes
+from charonia.server.execution.in_flight import OrderedOutcomes
 from charonia.server.execution.tracing import begin
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.model_metrics import FailureReason
-from charonia.server.response_cache.api import CachedResponse, CacheKey, ResponseCache, own_copy
-from charonia.server.response_cache.key import is_private, request_digest, tensor_bytes
-from charonia.server.response_cache.single_flight import Flight, SingleFlight
+from charonia.server.response_cache.api import (
+    CachedResponse,
+    CacheKey,
+    ResponseCache,
+    is_private,
+    own_copy,
+    request_digest,
+    tensor_bytes,
+)
 from charonia.server.scheduling.queue import NS_PER_US, queue_timeout_ns
 from charonia.server.scheduling.schedulers import batch_policy
+
+FAILURES_MAX = 2
+"""Failed calls of a flight after which the remaining ones run individually."""
+
+FOLLOWERS_MAX = 16_384
+"""Most calls of a flight; later calls run individually."""
+
+_C = TypeVar("_C")
+
+
+class Flight(Generic[_C]):
+    """Identical requests in flight.
+
+    Attributes:
+        key: Their key.
+        priority: Their priority.
+        calls: Calls without a response yet, in order of arrival.
+        leader: The running call, None while none runs.
+        response: The response, while the cache stores it.
+        lookup_ns: Duration of the look-up.
+        failures: How many of its calls failed.
+    """
+
+    __slots__ = ("calls", "failures", "key", "leader", "lookup_ns", "priority", "response")
+
+    def __init__(self, key: CacheKey, priority: int, call: _C) -> None:
+        self.key = key
+        self.priority = priority
+        self.calls: dict[_C, None] = {call: None}
+        self.leader: _C | None = None
+        self.response: CachedResponse | None = None
+        self.lookup_ns = 0
+        self.failures = 0
+
+    def lead(self) -> _C | None:
+        """Choose and return the next leader, None if no call is left."""
+        self.leader = next(iter(self.calls), None)
+        return self.leader
+
+    def leave(self, call: _C) -> None:
+        """A call was answered or cancelled, or runs individually."""
+        self.calls.pop(call, None)
+        if self.leader is call:
+            self.leader = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.failures >= FAILURES_MAX
+
+
+class SingleFlight(Generic[_C]):
+    """The flights of one model version, by key and priority."""
+
+    def __init__(self) -> None:
+        self._flights: dict[tuple[CacheKey, int], Flight[_C]] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def join(self, key: CacheKey, priority: int, call: _C) -> tuple[Flight[_C], bool]:
+        """Return the flight for a call, and whether it is new. Requests of different priorities share none."""
+        flight = self._flights.get((key, priority))
+        if flight is None:
+            flight = self._flights[key, priority] = Flight(key, priority, call)
+            return flight, True
+        if len(flight.calls) >= FOLLOWERS_MAX:
+            return Flight(key, priority, call), True
+        flight.calls[call] = None
+        return flight, False
+
+    def end(self, flight: Flight[_C]) -> None:
+        if self._flights.get((flight.key, flight.priority)) is flight:
+            del self._flights[flight.key, flight.priority]
+
 
 _log = logging.getLogger(__name__)
 

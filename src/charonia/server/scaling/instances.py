@@ -16,16 +16,20 @@ from charonia.server.execution.executor import Executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.prometheus import InstanceCount
-from charonia.server.scaling.room import Demand, Room, idle_cores, obstacle, threads_of
 from charonia.server.scaling.rule import (
     SAMPLE_NS,
     Change,
     ChangeReason,
     Closed,
+    Demand,
     InstanceRule,
     InstanceSample,
+    Room,
     Started,
     StartFailed,
+    idle_cores,
+    obstacle,
+    threads_of,
 )
 
 _log = logging.getLogger(__name__)

@@ -3,20 +3,30 @@
 Every `SAMPLE_NS` it gets a sample of the instances, and answers with at most one change at a time:
 
 1. One is added when, in every sample of the last `GROW_AFTER_NS`, a request waited and no instance was free; but not
-   while the machine has no room for it (see `room`), nor while another one is starting.
+   while the machine has no room for it (see `Room`), nor while another one is starting.
 2. One is closed when, in every sample of the last `idle_for_ns`, an instance had nothing to do. That is
    `SHRINK_AFTER_NS`, and at least `START_FACTOR` times as long as an instance takes to start: one that is expensive
    stays for longer.
 3. Where one is added within `idle_for_ns` after one was closed, that was too early: the time doubles, up to
    `SHRINK_AFTER_NS_MAX`. It returns to its first value when load was steady for `STEADY_FACTOR` times as long.
 4. After one that fails to start, the next is tried after `BACK_OFF_NS`, which doubles with each failure that follows.
+
+An instance helps only where something is idle that it could use. While one computes on the CPU, that is a core; while
+instances wait for something else, such as a GPU, a disk or another server, the cores are idle, too. So a core that
+the server may use and nothing uses is the room, whatever the instances do.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from charonia.config.parameters import InstanceBounds
+from charonia.config.backends import ENSEMBLE, record_of
+from charonia.config.kinds import InstanceKind
+from charonia.config.model import ModelConfig
+from charonia.config.parameters import INSTANCES_MAX, INSTANCES_MIN, InstanceBounds
+from charonia.config.problems import Problem
+from charonia.core.statistics import MemoryUsage, WorkerState
 
 _NS_PER_S = 1_000_000_000
 
@@ -240,3 +250,168 @@ def _time(ns: int) -> str:
     if ns >= _NS_PER_S:
         return f"{ns / _NS_PER_S:.0f} s"
     return f"{max(1, round(ns / 1e6))} ms"
+
+
+CORE_ROOM = 0.5
+"""Idle cores, at least, for one more instance."""
+
+MEMORY_KEPT = 0.05
+"""Share of a memory that stays free."""
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """A memory that instances use.
+
+    Attributes:
+        name: Its name in messages.
+        free: Free bytes.
+        kept: Bytes of it that stay free.
+        gpu: Number of the GPU, None for memory of the machine.
+    """
+
+    name: str
+    free: int
+    kept: int
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The free capacity of the machine.
+
+    Attributes:
+        cores: Cores that the server may use.
+        idle_cores: The idle ones among them.
+    """
+
+    cores: int
+    idle_cores: float = 0.0
+    memories: tuple[FreeMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one more instance of a model takes.
+
+    Attributes:
+        memory: Bytes of the machine's memory.
+        gpu: Number of its GPU, None for an instance on the CPU.
+        gpu_memory: Bytes of the memory of that GPU.
+        on_event_loop: Whether instances compute on the event loop, which is one thread.
+        resources: Resources of the rate limiter that instances wait for now.
+    """
+
+    memory: int = 0
+    gpu: int | None = None
+    gpu_memory: int = 0
+    on_event_loop: bool = False
+    resources: tuple[str, ...] = ()
+
+
+def demand_of(
+    usages: Sequence[MemoryUsage], workers: Sequence[WorkerState], gpu: int | None, resources: tuple[str, ...] = ()
+) -> Demand:
+    """Return the demand of one more instance, estimated from the largest existing one.
+
+    Args:
+        usages: FreeMemory that the model has reported; what instances share is there already.
+        workers: The worker processes of its instances, none where it computes in the server.
+        gpu: Number of the GPU of its instances, None for the CPU.
+        resources: Resources of the rate limiter that instances wait for.
+    """
+    own = [usage for usage in usages if usage.instance]
+    cpu = [usage.byte_size for usage in own if usage.type == "CPU"] + [worker.memory_bytes for worker in workers]
+    on_gpu = [usage.byte_size for usage in own if usage.type == "GPU" and usage.id == gpu]
+    return Demand(max(cpu, default=0), gpu, max(on_gpu, default=0), resources=resources)
+
+
+def obstacle(room: Room, demand: Demand) -> str:
+    """Return the obstacle to one more instance, "" for none."""
+    if demand.on_event_loop:
+        return "the model computes on the event loop, which all instances share"
+    if demand.resources:
+        return f"its instances wait for {', '.join(demand.resources)} of the rate limiter"
+    if room.idle_cores < CORE_ROOM:
+        return f"{room.idle_cores:.1f} of {room.cores} cores are idle"
+    for memory in room.memories:
+        if memory.gpu is not None and memory.gpu != demand.gpu:
+            continue
+        needed = demand.memory if memory.gpu is None else demand.gpu_memory
+        if memory.free - needed < memory.kept:
+            takes = f"another one takes about {-(-needed // _MIB):,} MiB of {memory.name}"
+            return f"{takes}, of which {max(0, memory.free - memory.kept) // _MIB:,} MiB may be taken"
+    return ""
+
+
+def threads_of(idle_cores: float, threads: int) -> int:
+    """Return the threads of one more instance: one for each idle core, at most as many as the first ones have."""
+    return max(1, min(threads, int(idle_cores)))
+
+
+def idle_cores(budget: int, machine: int, own: float, others: float) -> float:
+    """Return the cores of the budget that nothing uses.
+
+    Args:
+        budget: Cores that the server may use.
+        own: Cores that the server and its workers use.
+        others: Cores that everything else uses. Those outside of the budget come first.
+    """
+    return max(0.0, budget - own - max(0.0, others - max(0, machine - budget)))
+
+
+def scaling_problems(config: ModelConfig, count_max: int) -> Iterator[Problem]:
+    """Yield all problems of the two parameters of a normalised configuration.
+
+    Args:
+        config: The configuration.
+        count_max: Limit of instances of a group.
+    """
+    given = {
+        name: config.parameters[name].strip() for name in (INSTANCES_MIN, INSTANCES_MAX) if name in config.parameters
+    }
+    if not given:
+        return
+    if config.platform == ENSEMBLE:
+        yield Problem(
+            f"parameters[{next(iter(given))}]", "an ensemble has no instances; set it in the models of its steps"
+        )
+        return
+    bad = [
+        name for name, text in given.items() if not (text.isascii() and text.isdigit() and 1 <= int(text) <= count_max)
+    ]
+    for name in bad:
+        yield Problem(
+            f"parameters[{name}]", f"expected a number of instances from 1 to {count_max}, got '{given[name]}'"
+        )
+    if bad or not config.instance_group:
+        return
+    if INSTANCES_MAX not in given:
+        yield Problem(
+            f"parameters[{INSTANCES_MIN}]", f"needs {INSTANCES_MAX}; a fixed number is the count of instance_group"
+        )
+        return
+    count, most = config.instance_group[0].count, int(given[INSTANCES_MAX])
+    least = int(given.get(INSTANCES_MIN, count))
+    if least > most:
+        source = INSTANCES_MIN if INSTANCES_MIN in given else "the count of instance_group"
+        yield Problem(f"parameters[{INSTANCES_MAX}]", f"must be at least {source}, which is {least}, got {most}")
+    elif count != least:
+        message = f"contradicts the count {count} of instance_group: leave that out, or set both to one number"
+        yield Problem(f"parameters[{INSTANCES_MIN}]", f"{least} {message}")
+    elif least < most and (reason := _obstacle(config)):
+        yield Problem(f"parameters[{INSTANCES_MAX}]", f"the number of instances is fixed: {reason}")
+
+
+def _obstacle(config: ModelConfig) -> str:
+    """Return why the number of instances cannot change, "" where it can."""
+    if config.sequence_batching is not None:
+        return "a sequence is bound to its instance (sequence_batching)"
+    if len(config.instance_group) > 1:
+        return f"expected one instance_group, got {len(config.instance_group)}"
+    group = config.instance_group[0]
+    if group.kind is InstanceKind.KIND_GPU and len(group.gpus) > 1:
+        return f"expected one GPU, got {len(group.gpus)}; gpus: [ {group.gpus[0]} ] chooses one"
+    return record_of(config.backend).fixed_instances

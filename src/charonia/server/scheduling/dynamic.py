@@ -22,13 +22,13 @@ has arrived by then. Of several idle slots it chooses the latest idle one: its c
 likely to be in the caches. A request whose queue timeout does not exceed the delay can time out while it waits for
 others, even when a slot is idle: the timeout is a promise, the delay only a permission.
 
-With a batching strategy of the model (see `strategy`), a request also needs the strategy's consent to join; one that it
+With a batching strategy of the model (`Gathering`), a request also needs the strategy's consent to join; one that it
 keeps out closes the batch, `STRATEGY`, like one of another shape. A request on which the strategy fails is dropped.
 
 While a batch waits for more requests it is kept, and each arrival extends it; an event that removes or reorders
 requests discards it, and it is formed again from the queue.
 
-An estimate of the number of closed-loop clients, which spares a single client the batching delay.
+`ClosedLoop` is an estimate of the number of closed-loop clients, which spares a single client the batching delay.
 
 Most clients run a closed loop: each sends a request, waits for the response and sends the next one. The highest number
 of requests in the system (queued or running) in the recent past is then the number of clients, and once that many are
@@ -43,11 +43,16 @@ For a single client all peaks are 1, so it waits `RECENT_PERIODS` times and neve
 another one is queued or running, the peak becomes 2 immediately, and a single request waits again. A wrong estimate
 costs little: if too high, a request waits for the configured delay, as it would without the rule; if too low, a batch
 is smaller while requests hardly overlap. The rules use neither rates nor a clock, so an event log replays exactly.
+
+While the batcher forms a batch, it asks the strategy (`Gathering`) for each request in turn whether the request joins.
+The first request always joins, since a batch cannot be empty. If the queue changes before the batch is sent, the
+batcher may discard the batch and form it again, so a strategy must not keep totals across batches.
 """
 
 from collections import deque
-from collections.abc import Hashable
-from typing import assert_never
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum
+from typing import Protocol, assert_never
 
 from charonia.server.scheduling.api import (
     BatchPolicy,
@@ -71,7 +76,54 @@ from charonia.server.scheduling.api import (
 )
 from charonia.server.scheduling.queue import QueuedRequest, RequestQueue
 from charonia.server.scheduling.slots import IdleSlots
-from charonia.server.scheduling.strategy import Gathering, JoinDecision, Strategy
+
+
+class JoinDecision(Enum):
+    """Whether a request joins a batch."""
+
+    JOINS = "joins"
+    STAYS_OUT = "stays_out"
+    FAILED = "failed"
+
+
+class Gathering(Protocol):
+    """A batch while it is formed. No method raises."""
+
+    def take(self, id: int) -> JoinDecision:
+        """Decide whether a request joins; FAILED leads to its `Drop`."""
+
+    def end(self) -> None:
+        """The batch is sent or discarded. Called once."""
+
+
+Strategy = Callable[[], Gathering]
+"""Starts a batch."""
+
+
+def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
+    """Return a strategy that lets a request join if all of these do; None if there are none."""
+    if len(strategies) < 2:
+        return strategies[0] if strategies else None
+    return lambda: _AllOf([begin() for begin in strategies])
+
+
+class _AllOf:
+    __slots__ = ("_gatherings",)
+
+    def __init__(self, gatherings: Sequence[Gathering]) -> None:
+        self._gatherings = gatherings
+
+    def take(self, id: int) -> JoinDecision:
+        for gathering in self._gatherings:
+            decision = gathering.take(id)
+            if decision is not JoinDecision.JOINS:
+                return decision
+        return JoinDecision.JOINS
+
+    def end(self) -> None:
+        for gathering in self._gatherings:
+            gathering.end()
+
 
 RECENT_PERIODS = 3
 """Number of recent periods that the estimate covers."""

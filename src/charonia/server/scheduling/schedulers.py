@@ -4,8 +4,7 @@ from charonia.config.kinds import TimeoutAction
 from charonia.config.model import ModelConfig, QueuePolicy
 from charonia.config.parameters import ADAPT_DELAY
 from charonia.server.scheduling.api import BatchPolicy, Command, Drop, DropReason, Event, QueueLimits, Scheduler, Submit
-from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.strategy import Strategy
+from charonia.server.scheduling.dynamic import DynamicBatcher, Strategy
 
 QUEUE_SIZE_MAX = 16_384
 """Most requests that wait for one model whose configuration sets no limit."""

@@ -57,11 +57,7 @@ SURVIVES_RESTART = "SEQUENCES_SURVIVE_RESTART"
 
 
 def survives_restart(config: ModelConfig) -> bool:
-    """Return whether the model itself keeps the state of sequences outside of its process.
-
-    Raises:
-        ServingError: INVALID_ARG: its parameter is neither yes nor no.
-    """
+    """Return whether the model itself keeps the state of sequences outside of its process."""
     text = config.parameters.get(SURVIVES_RESTART, "no")
     if text not in ("yes", "no"):
         raise invalid(f"model '{config.name}': parameter {SURVIVES_RESTART}: expected yes or no, got '{text}'")
@@ -69,12 +65,7 @@ def survives_restart(config: ModelConfig) -> bool:
 
 
 class SequenceAdmission:
-    """The checks of requests to a sequence model, prepared once.
-
-    Args:
-        config: A validated configuration with `sequence_batching`.
-        is_taken: Whether an id is that of a live sequence; generated ids avoid those.
-    """
+    """The checks of requests to a sequence model, prepared once."""
 
     def __init__(self, config: ModelConfig, is_taken: Callable[[int], bool]) -> None:
         self._inner = Admission(config)

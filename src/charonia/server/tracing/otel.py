@@ -22,8 +22,7 @@ from charonia.core.trace import (
     ordered,
 )
 from charonia.install_hint import extra_hint
-from charonia.server.tracing.options import OtelOptions
-from charonia.server.tracing.sampling import Sampling
+from charonia.server.tracing.sampling import OtelOptions, Sampling
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

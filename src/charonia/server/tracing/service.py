@@ -7,9 +7,8 @@ import random
 from charonia.core.errors import invalid
 from charonia.core.trace import TraceTree
 from charonia.server.tracing.files import TraceFiles, TraceWriter
-from charonia.server.tracing.options import TraceMode, TraceOptions
 from charonia.server.tracing.otel import OtelExport
-from charonia.server.tracing.sampling import RequestSampler, Sampling
+from charonia.server.tracing.sampling import RequestSampler, Sampling, TraceMode, TraceOptions
 from charonia.wire.trace_settings import Change, SettingsTable, TraceSettings, level_names
 
 

@@ -23,10 +23,15 @@ from charonia.server.traffic.canary import (
     Replaced,
     SetShare,
 )
-from charonia.server.traffic.configuration import POLICY_HINT, configured, policy_obstacle, shadow_obstacle
-from charonia.server.traffic.shadowing import Shadowing
-from charonia.server.traffic.split import SplitRunner
-from charonia.server.traffic.state import Happening, ModelTraffic
+from charonia.server.traffic.split import Shadowing, SplitRunner
+from charonia.server.traffic.state import (
+    POLICY_HINT,
+    Happening,
+    ModelTraffic,
+    configured,
+    policy_obstacle,
+    shadow_obstacle,
+)
 from charonia.server.traffic.view import traffic_families, traffic_json, traffic_words
 from charonia.wire.json_text import Object
 from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState, TrafficChange, TrafficSettings

@@ -2,20 +2,198 @@
 
 It replaces a version's runner for requests without a version, so a model without traffic has no part of
 it on its way.
+
+`Shadowing` sends copies of requests to a shadow version:
+
+1. A copy is sent when the request that it copies has been answered, so it cannot fail it, and delays it by no more than
+   it takes to copy its tensors. Copies of requests that were answered with an error are not sent.
+2. At most `COPIES_MAX` copies of a model, with at most `COPIES_BYTES_MAX` of tensors, are under way. What comes then is
+   not copied, and counted.
+3. Tensors are copied: their memory may belong to the client, or be used again.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.response import Outcome, Reply, Ticket
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
+from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.sequences.runner import SequenceRunner
-from charonia.server.traffic.figures import VersionFigures
-from charonia.server.traffic.shadowing import Shadowing
-from charonia.server.traffic.state import ModelTraffic, choose, point_of
-from charonia.wire.traffic import BY_CORRELATION
+from charonia.server.traffic.canary import VersionFigures
+from charonia.server.traffic.state import EvenPoints, ModelTraffic, choose, point_of
+from charonia.wire.traffic import BY_CORRELATION, Shadow
+
+COPIES_MAX = 64
+"""Copies of the requests of a model that are under way."""
+
+COPIES_BYTES_MAX = 256 * 2**20
+"""Bytes of their inputs, and of the answers that they are compared with."""
+
+COMPARED_AT_ONCE_BYTES = 64 * 1024
+"""Answers up to this size are compared immediately; larger ones in a thread."""
+
+
+def differs(given: Sequence[Tensor], copied: Sequence[Tensor], shadow: Shadow) -> bool:
+    """Return whether the outputs of a copy differ from the original outputs.
+
+    Outputs are compared by name, with datatype and shape. Floating-point numbers may differ by the tolerances; NaN
+    equals NaN. Everything else must be equal.
+    """
+    others = {tensor.name: tensor for tensor in copied}
+    return others.keys() != {tensor.name for tensor in given} or any(
+        _differ(tensor, others[tensor.name], shadow) for tensor in given
+    )
+
+
+def _differ(one: Tensor, other: Tensor, shadow: Shadow) -> bool:
+    if one.datatype is not other.datatype or one.shape != other.shape:
+        return True
+    a, b = _numbers(one), _numbers(other)
+    if a.dtype.kind != "f":
+        return not np.array_equal(a, b)
+    return not np.allclose(b, a, rtol=shadow.relative_tolerance, atol=shadow.absolute_tolerance, equal_nan=True)
+
+
+def _numbers(tensor: Tensor) -> Array:
+    if tensor.datatype is DataType.BF16:
+        return (tensor.array.astype(np.uint32) << 16).view(np.float32)
+    return tensor.array
+
+
+class Shadowing:
+    """Sends copies to the shadow versions of a model.
+
+    Args:
+        traffic: The traffic of the model.
+    """
+
+    def __init__(self, traffic: ModelTraffic[Runner]) -> None:
+        self.traffic = traffic
+        self.count = 0  # copies under way
+        self.size_bytes = 0
+        self._points: dict[int, EvenPoints] = {}
+
+    def copied(self, request: InferRequest, version: int, reply: Reply) -> Reply:
+        """Return the reply of a request that a version answers: it sends the copies."""
+        for shadow_version, shadow in self.traffic.settings.shadow.items():
+            if shadow_version == version or shadow_version not in self.traffic.runners:
+                continue
+            point = self._points.setdefault(shadow_version, EvenPoints()).next()
+            if point < shadow.share:
+                copy = self._copy(request, shadow_version)
+                if copy is None:
+                    self.traffic.shadow_figures(shadow_version).dropped += 1
+                else:
+                    reply = _Copy(self, shadow_version, shadow, *copy, reply)
+        return reply
+
+    def _copy(self, request: InferRequest, version: int) -> tuple[InferRequest, int] | None:
+        """Return a copy of a request and its size; None if it is not copied."""
+        size = _size_of(request.inputs.values())
+        if size is None or self.count >= COPIES_MAX or self.size_bytes + size > COPIES_BYTES_MAX:
+            return None
+        self.count += 1
+        self.size_bytes += size
+        inputs = {name: Tensor(name, each.datatype, each.array.copy()) for name, each in request.inputs.items()}
+        copy = InferRequest(
+            request.model_name,
+            inputs,
+            model_version=str(version),
+            id=request.id,
+            outputs=request.outputs,
+            parameters=dict(request.parameters),
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+        )
+        return copy, size
+
+
+class _Copy:
+    """A copy in progress: the reply of both the original request and its copy."""
+
+    __slots__ = ("_given", "_loop", "_owner", "_reply", "_request", "_sent_ns", "_shadow", "_size", "_version")
+
+    def __init__(
+        self, owner: Shadowing, version: int, shadow: Shadow, request: InferRequest, size: int, reply: Reply
+    ) -> None:
+        self._owner = owner
+        self._version = version
+        self._shadow = shadow
+        self._request = request
+        self._size = size
+        self._reply = reply
+        self._given: list[Tensor] = []
+        self._sent_ns = 0
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, outcome: Outcome, final: bool) -> None:
+        try:
+            self._reply(outcome, final)
+        finally:
+            if final:
+                self._answered(outcome)
+
+    def _answered(self, outcome: Outcome) -> None:
+        if not isinstance(outcome, InferResponse):
+            self._end()
+            return
+        size = _size_of(outcome.outputs)
+        if size is None or self._owner.size_bytes + size > COPIES_BYTES_MAX:
+            self._owner.traffic.shadow_figures(self._version).dropped += 1
+            self._end()
+            return
+        self._size += size
+        self._owner.size_bytes += size
+        self._given = [Tensor(each.name, each.datatype, each.array.copy()) for each in outcome.outputs]
+        self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        runner = self._owner.traffic.runners.get(self._version)
+        if runner is None:
+            self._end()
+            return
+        self._owner.traffic.shadow_figures(self._version).sent += 1
+        self._sent_ns = now_ns()
+        runner.submit(self._request, self._copied)
+
+    def _copied(self, outcome: Outcome, final: bool) -> None:
+        if not final:
+            return
+        latency_ns = now_ns() - self._sent_ns
+        if isinstance(outcome, ServingError) or outcome is None:
+            self._owner.traffic.shadow_figures(self._version).failed += 1
+            self._end()
+        elif (_size_of(outcome.outputs) or 0) <= COMPARED_AT_ONCE_BYTES:
+            self._count(latency_ns, differs(self._given, outcome.outputs, self._shadow))
+        else:
+            compared = self._loop.run_in_executor(None, differs, self._given, outcome.outputs, self._shadow)
+            compared.add_done_callback(lambda done: self._count(latency_ns, done.cancelled() or done.result()))
+
+    def _count(self, latency_ns: int, is_different: bool) -> None:
+        self._owner.traffic.shadow_figures(self._version).answered(latency_ns, is_different=is_different)
+        self._end()
+
+    def _end(self) -> None:
+        self._owner.count -= 1
+        self._owner.size_bytes -= self._size
+
+
+def _size_of(tensors: Iterable[Tensor]) -> int | None:
+    """Return the bytes of tensors, None if one is in GPU memory."""
+    size = 0
+    for tensor in tensors:
+        if isinstance(tensor, DeviceTensor):
+            return None
+        array = tensor.array
+        size += sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind == "O" else array.nbytes
+    return size
+
 
 Target = tuple[str, str]
 """Model name and version as text, "" for none."""

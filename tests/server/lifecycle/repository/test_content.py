@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.server.lifecycle.repository.content import content_digest
+from charonia.server.lifecycle.repository.model_folder import content_digest
 from charonia.server.lifecycle.repository.scan import ModelFolder
 
 

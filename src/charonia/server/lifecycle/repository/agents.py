@@ -38,21 +38,13 @@ class Checked(Protocol):
 
 
 class ChecksumAgent:
-    """Compares files with their digests before the model is loaded.
-
-    Args:
-        parameters: Hexadecimal digest by `<algorithm>:<path of a file in the model's folder>`.
-    """
+    """Compares files with their digests before the model is loaded."""
 
     def __init__(self, parameters: dict[str, str]) -> None:
         self._expected = [(*_parsed(key), digest) for key, digest in parameters.items()]
 
     def on_load(self, model: Checked) -> None:
-        """Compare the files with their digests.
-
-        Raises:
-            ServingError: INVALID_ARG for a file that does not exist or has another digest.
-        """
+        """Compare the files with their digests."""
         for algorithm, path, expected in self._expected:
             subject = f"checksum of '{path}' in model '{model.name}'"
             try:

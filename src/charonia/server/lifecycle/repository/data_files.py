@@ -77,17 +77,7 @@ def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
 
 
 def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) -> bytes:
-    """Return the content of a file. Blocks on the disk.
-
-    Args:
-        folder: The model's folder.
-        place: Folder in it that holds the file.
-        filename: Name of the file, relative to that.
-        path: Where the configuration names it.
-
-    Raises:
-        ServingError: INVALID_ARG, beginning with the path: the name leaves the folder, or the file cannot be read.
-    """
+    """Return the content of a file. Blocks on the disk."""
     relative = PurePosixPath(filename)
     if not filename or relative.is_absolute() or ".." in relative.parts or "\0" in filename:
         raise invalid(f"{path}: must stay within the model's folder '{place}', got '{filename}'")

@@ -191,9 +191,6 @@ def _models(uri: str, files: Iterable[RemoteFile]) -> tuple[dict[str, _Listed], 
     """Return the models by name, and notes about ignored entries.
 
     An object store has no folders. An empty object with the name of a version stands for an empty folder.
-
-    Raises:
-        ServingError: UNAVAILABLE for more than `FILES_MAX` files.
     """
     models: defaultdict[str, _Listed] = defaultdict(_Listed)
     notes: list[str] = []
