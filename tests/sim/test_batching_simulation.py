@@ -5,11 +5,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tests.support.recorded import RecordedScheduler
 from tests.support.simulation import Simulation
 
 from charonia.server.scheduling.api import BatchPolicy, Cancel, DropReason, QueueLimits, Run, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.recorded import RecordedScheduler
 
 US = 1_000
 MS = 1_000_000

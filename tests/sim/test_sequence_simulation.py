@@ -4,10 +4,10 @@ import random
 from collections import defaultdict
 
 import pytest
+from tests.support.recorded import RecordedScheduler
 from tests.support.simulation import Simulation
 
 from charonia.server.scheduling.api import EMPTY_ROW, Cancel, DropReason, Run, Submit
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 

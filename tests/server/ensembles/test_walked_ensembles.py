@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.in_place import FixedPlace
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -27,7 +28,6 @@ from charonia.server.ensembles.plan import EnsemblePlan
 from charonia.server.execution.executor import BlockingExecutor, ExecutableBatch
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import ModelMetrics
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 KINDS = (

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.server.execution.test_runner import Answers, ScriptedInstance, config, request
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig, TransactionPolicy
@@ -17,7 +18,6 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -29,7 +30,6 @@ from charonia.server.execution.executor import (
 )
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.scheduling.in_place import WAITS_FORGOTTEN, WAITS_MAX, InPlaceRule
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.slots import CAPACITY_MAX, CAPACITY_MAX_BATCHED, SUPPLY_NS_MAX
 

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.support.in_place import FixedPlace
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -19,7 +20,6 @@ from charonia.server.backends.api import Execution, Outputs, Placement
 from charonia.server.execution.executor import BlockingExecutor, ExecutableBatch
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.scheduling.in_place import InPlaceRule
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
@@ -20,7 +21,6 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import FailureReason
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
@@ -22,7 +23,6 @@ from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import RESPONSES_COUNTED_MAX, FailureReason
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.slots import CAPACITY_MAX
 

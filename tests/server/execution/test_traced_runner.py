@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -20,7 +21,6 @@ from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.in_flight import RunningBatch
 from charonia.server.execution.runner import ModelRunner
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(

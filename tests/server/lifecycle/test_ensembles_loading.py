@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.models import identity_pbtxt, write_model
+from tests.support.recorded import RecordedScheduler
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -29,7 +30,7 @@ class Harness:
     """An engine over one repository folder, or over several that are namespaces."""
 
     def __init__(self, repository: Path, mode: ControlMode = ControlMode.EXPLICIT, *more: Path) -> None:
-        self.backends = Backends(installed_backends(), record_steps=1000)
+        self.backends = Backends(installed_backends(), observed=RecordedScheduler)
         options = LifecycleOptions((repository, *more), mode, cores=2, has_namespaces=bool(more))
         self.lifecycle = Lifecycle(options, self.backends)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))

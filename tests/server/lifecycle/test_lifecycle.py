@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
@@ -145,7 +146,7 @@ class Harness:
         options = LifecycleOptions(
             (repository, *more), mode, cores=2, load_retries=retries, strict_versions=strict_versions
         )
-        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
+        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, observed=RecordedScheduler))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), readiness=readiness)
 
     async def value(self, model: str = "m", version: str = "") -> float:

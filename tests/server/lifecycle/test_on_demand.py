@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
@@ -108,7 +109,7 @@ class Harness:
         self.folder = folder
         self.backend = FakeBackend()
         options = LifecycleOptions((folder,), ControlMode.AUTO, cores=2)
-        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, record_steps=1000))
+        self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, observed=RecordedScheduler))
         demand = DemandOptions(
             budget * KB,
             frozenset({pinned} - {""}),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -23,7 +24,6 @@ from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -20,7 +21,6 @@ from charonia.server.execution.executor import make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.ragged.configuration import padding_plan
 from charonia.server.ragged.padding import PADDED_BYTES_MAX, PaddingPlan, PaddingStrategy, pad_instance
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.scheduling.schedulers import make_scheduler
 
 CONFIG = ModelConfig(

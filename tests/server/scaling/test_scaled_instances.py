@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.complete import normalise
 from charonia.config.model import ModelConfig
@@ -163,7 +164,7 @@ async def bench(
 ) -> Bench:
     backend = HeldBackend()
     config = normalise(parse(text), name="m", gpu_count=0, default_instance_count=1)
-    backends = Backends({"held": lambda: backend}, record_steps=1000, limits=limits)
+    backends = Backends({"held": lambda: backend}, observed=RecordedScheduler, limits=limits)
     model = ModelFolder("m", folder, folder)
     loaded = await load_version(model, 1, config, instances_before, backends=backends, cores=4)
     return Bench(loaded, backend, advance)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.recorded import RecordedScheduler, RecordedStep, replay
 
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.rate_limiter.resources import Arbiter, LimitedScheduler, Member, Need, ResourcePool
@@ -29,7 +30,6 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.recorded import RecordedScheduler, RecordedStep, replay
 from charonia.server.sequences.api import SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 

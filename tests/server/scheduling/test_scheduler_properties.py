@@ -8,6 +8,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.recorded import RecordedScheduler
 
 from charonia.core.request import NO_FLOW, Flow
 from charonia.server.scheduling.api import (
@@ -28,7 +29,6 @@ from charonia.server.scheduling.api import (
     Tick,
 )
 from charonia.server.scheduling.dynamic import DynamicBatcher
-from charonia.server.scheduling.recorded import RecordedScheduler
 
 SLOTS = 3
 

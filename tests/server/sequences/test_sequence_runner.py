@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.recorded import RecordedScheduler
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -44,7 +45,7 @@ def config(batching: str = "oldest { }", more: str = "") -> ModelConfig:
     return parse(CONFIG % batching + more)
 
 
-BACKENDS = Backends({}, {}, record_steps=1000)
+BACKENDS = Backends({}, {}, observed=RecordedScheduler)
 
 
 class ScriptedInstance:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.recorded import RecordedScheduler
 
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
@@ -25,7 +26,6 @@ from charonia.server.scheduling.api import (
     Submit,
     Tick,
 )
-from charonia.server.scheduling.recorded import RecordedScheduler
 from charonia.server.sequences.api import EndReason, SequenceMember, SequencePolicy
 from charonia.server.sequences.scheduler import Sequencer
 from charonia.server.sequences.slots import STALE_TIMEOUTS_MAX

@@ -14,7 +14,6 @@ from charonia.server.metrics.prometheus import metric_names
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.api import ResponseCache
 from charonia.server.scheduling.api import Scheduler
-from charonia.server.scheduling.recorded import RecordedScheduler
 
 
 class Backends:
@@ -24,7 +23,7 @@ class Backends:
         factories: Makes a backend, by its name.
         settings: Settings of `--backend-config` by backend name; "" holds the global ones.
         verbose: Whether verbose logging is on.
-        record_steps: Steps that the log of each scheduler keeps, with checks after each; 0 for no log and no checks.
+        observed: Wraps each scheduler, for tests.
 
     Attributes:
         models: Runs the calls that models make to other models; set once, before the first model is loaded.
@@ -48,13 +47,13 @@ class Backends:
         limits: RateLimits | None = None,
         cache: ResponseCache | None = None,
         pinned: PinnedMemory | None = None,
-        record_steps: int = 0,
+        observed: Callable[[Scheduler], Scheduler] = lambda scheduler: scheduler,
         host_cores: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self._factories = factories
         self._settings = settings or {}
         self._verbose = verbose
-        self._record_steps = record_steps
+        self.observed = observed
         self.models: Models | None = None
         self.host_cores = host_cores or {}
         self.deadlocks = DeadlockDetector()
@@ -91,10 +90,6 @@ class Backends:
                     # In a thread: importing a framework would block the models that already answer.
                     backend = self._made[name] = await asyncio.to_thread(factory)
         return backend
-
-    def recorded(self, scheduler: Scheduler) -> Scheduler:
-        """Return the scheduler, with a log and checks where `record_steps` asks for them."""
-        return RecordedScheduler(scheduler, self._record_steps) if self._record_steps else scheduler
 
     def settings(self, name: str) -> BackendSettings:
         """Return the settings that apply to a backend: its own over the global ones.

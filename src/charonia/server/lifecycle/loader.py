@@ -382,7 +382,7 @@ def _make_runner(
     runner = ModelRunner(
         config,
         version,
-        scheduler=backends.recorded(scheduler if claim is None else claim.scheduler(scheduler)),
+        scheduler=backends.observed(scheduler if claim is None else claim.scheduler(scheduler)),
         executors=executors,
         labels=labels,
         loop=asyncio.get_running_loop(),

@@ -61,7 +61,7 @@ class StrategyRequest:
 
 
 class PythonStrategy:
-    """The strategy of one loaded version; a call begins a batch. See `server.scheduling.strategy.Strategy`.
+    """The strategy of one loaded version; a call begins a batch. See `server.scheduling.dynamic.Strategy`.
 
     Attributes:
         entry_of: Returns the request with an id of the scheduler; set by the owner of the scheduler.
@@ -116,7 +116,7 @@ class PythonStrategy:
 
 
 class PythonGathering:
-    """One batch. See `server.scheduling.strategy.Gathering`."""
+    """One batch. See `server.scheduling.dynamic.Gathering`."""
 
     __slots__ = ("_batch", "_has_begun", "_strategy")
 

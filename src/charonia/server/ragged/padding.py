@@ -222,7 +222,7 @@ class QueuedInput(Protocol):
 
 
 class PaddingStrategy:
-    """Keeps a long request out of a batch of short ones. See `server.scheduling.strategy.Strategy`.
+    """Keeps a long request out of a batch of short ones. See `server.scheduling.dynamic.Strategy`.
 
     Attributes:
         plan: The padded inputs and outputs.
@@ -240,7 +240,7 @@ class PaddingStrategy:
 
 
 class PaddedGathering:
-    """One batch. See `server.scheduling.strategy.Gathering`."""
+    """One batch. See `server.scheduling.dynamic.Gathering`."""
 
     __slots__ = ("_sizes", "_strategy")
 

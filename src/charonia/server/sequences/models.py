@@ -138,8 +138,8 @@ class Shared(Protocol):
     deadlocks: DeadlockDetector
     busy_poll: BusyPoll | None
 
-    def recorded(self, scheduler: Scheduler) -> Scheduler:
-        """Return the scheduler, with a log and checks if the server has switched them on."""
+    def observed(self, scheduler: Scheduler) -> Scheduler:
+        """Return the scheduler; tests wrap it."""
 
 
 def make_sequence_runner(
@@ -169,7 +169,7 @@ def make_sequence_runner(
     return SequenceRunner(
         config,
         version,
-        scheduler=shared.recorded(sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants)),
+        scheduler=shared.observed(sequencer if claim is None else claim.scheduler(sequencer, wants=sequencer.wants)),
         sequencer=sequencer,
         tensors=tensors,
         executors=executors,
