@@ -4,9 +4,8 @@ from collections import Counter
 
 from tests.support.fake_engine import FakeEngine
 
-from charonia.server.access import operations
-from charonia.server.access.operations import METHODS, ROUTES, operation_of_route
-from charonia.server.access.rules import Api
+from charonia.server.access import rules
+from charonia.server.access.rules import METHODS, ROUTES, Api, operation_of_route
 from charonia.server.facade import Services
 from charonia.server.grpc.methods import method_table
 from charonia.server.http.frontend import HttpLimits, protocol_routes
@@ -24,7 +23,7 @@ def test_every_method_belongs_to_a_part() -> None:
 
 
 def test_nothing_belongs_to_two_parts() -> None:
-    named = Counter(name for group in operations._TABLE for name in (*group.routes, *group.methods))
+    named = Counter(name for group in rules._TABLE for name in (*group.routes, *group.methods))
 
     assert [name for name, count in named.items() if count > 1] == []
 

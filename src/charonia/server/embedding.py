@@ -19,13 +19,12 @@ from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.tensor import Array
 from charonia.server.app import InferenceServer, new_event_loop
-from charonia.server.facade import Engine
+from charonia.server.facade import Engine, SingleResponse
 from charonia.server.files.given import sort_given
 from charonia.server.files.repository import file_repository
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.model_options import ControlMode
 from charonia.server.options import ServerOptions
-from charonia.server.single_response import SingleResponse
 from charonia.wire.python_values import Inputs, make_outputs, make_tensors, needs_metadata, readable
 from charonia.wire.v2_request import apply_parameters
 

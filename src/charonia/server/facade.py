@@ -15,7 +15,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import FLOW_NAME_LENGTH_MAX, Flow, InferRequest
-from charonia.core.response import Reply, Ticket
+from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.server.access.options import HeaderForward
 from charonia.server.access.rules import Gate
@@ -272,3 +272,36 @@ def known_model(engine: Engine, model: str) -> None:
             engine.model_config(model)
         except ServingError as error:
             raise invalid(f"Request for unknown model : {model}", hint=error.message) from error
+
+
+class SingleResponse:
+    """Collects the outcomes of a request to a decoupled model, and refuses unless there is exactly one response.
+
+    Front ends need it only when the first outcome is not final.
+
+    Args:
+        refusal: The answer to a request with no response, or more than one.
+
+    Attributes:
+        is_over: Whether the last outcome has arrived.
+    """
+
+    __slots__ = ("_refusal", "_response", "is_over")
+
+    def __init__(self, refusal: ServingError) -> None:
+        self._refusal = refusal
+        self._response: InferResponse | None = None
+        self.is_over = False
+
+    def take(self, outcome: Outcome, final: bool) -> InferResponse | ServingError | None:
+        """Take an outcome; return the answer, None while it is undecided. Not to be called after an answer."""
+        self.is_over = final
+        if isinstance(outcome, ServingError):
+            return outcome
+        if outcome is not None:
+            if self._response is not None:
+                return self._refusal
+            self._response = outcome
+        if not final:
+            return None
+        return self._response if self._response is not None else self._refusal

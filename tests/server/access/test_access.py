@@ -3,9 +3,11 @@
 import pytest
 
 from charonia.core.errors import RefusalKind
-from charonia.server.access.operations import CHANGES, METHODS, ROUTES
 from charonia.server.access.rules import (
+    CHANGES,
     KEYS_MAX,
+    METHODS,
+    ROUTES,
     Api,
     ApiKey,
     Gate,

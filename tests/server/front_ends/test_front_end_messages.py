@@ -23,6 +23,8 @@ from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing
 from charonia.server.channel.regions import Mappings, RegionPool
 from charonia.server.directory import Directory, ModelView, VersionView
 from charonia.server.front_ends.messages import (
+    EngineState,
+    ServerReadiness,
     decode_outcome,
     decode_parent,
     decode_request,
@@ -32,7 +34,6 @@ from charonia.server.front_ends.messages import (
     plain,
     record,
 )
-from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer
 from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions
 

@@ -29,6 +29,8 @@ from charonia.server.front_ends.hand_over import SOCKET_NAME, HandOver, Listener
 from charonia.server.front_ends.keeper import Keeper
 from charonia.server.front_ends.link import Link, LoadSender
 from charonia.server.front_ends.messages import (
+    EngineState,
+    ServerReadiness,
     decode_parent,
     decode_request,
     encode_error,
@@ -36,7 +38,6 @@ from charonia.server.front_ends.messages import (
     plain,
     record,
 )
-from charonia.server.front_ends.state import EngineState, ServerReadiness
 from charonia.server.lifecycle.in_front import Offer, WhereRun
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.processes import Traffic

@@ -30,10 +30,9 @@ from charonia.server.front_ends.children import front_end_name, number_of
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.link import Blobs
 from charonia.server.front_ends.local_models import LocalModels, software_of
-from charonia.server.front_ends.messages import MOVED, plain
+from charonia.server.front_ends.messages import MOVED, EngineState, plain
 from charonia.server.front_ends.reconnect import Sequence
 from charonia.server.front_ends.remote_engine import RemoteCalls, RemoteEngine, SharedLog, SharedRegions, services_of
-from charonia.server.front_ends.state import EngineState
 from charonia.server.guard.notify import read_finish
 from charonia.server.guard.restarts import FINISH_NS
 from charonia.server.lifecycle.backends import Backends

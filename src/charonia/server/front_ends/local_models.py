@@ -30,8 +30,7 @@ from charonia.server.front_ends.messages import plain
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Offer, for_front_end
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
-from charonia.server.lifecycle.repository.fingerprint import version_fingerprint
-from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder, version_fingerprint
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
 from charonia.server.options import ServerOptions
 

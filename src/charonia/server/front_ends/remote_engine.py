@@ -1,7 +1,7 @@
 """The engine as a front end in another process sees it.
 
 Requests travel unchanged, and queries of the request path are answered from the state that the engine sends
-(`state.py`). Everything else is a call to the engine. A change through one front end is in force in every other one
+(`EngineState`). Everything else is a call to the engine. A change through one front end is in force in every other one
 before its caller has the answer.
 """
 
@@ -30,7 +30,14 @@ from charonia.server.front_ends.bursts import BurstReader, RequestWriter
 from charonia.server.front_ends.calls import CALLS, Asked, asked, service
 from charonia.server.front_ends.link import LOAD_AGE_NS, Blobs, Link
 from charonia.server.front_ends.local_models import LocalModels
-from charonia.server.front_ends.messages import decode_outcome, encode_request, encode_trace, record, take_events
+from charonia.server.front_ends.messages import (
+    EngineState,
+    decode_outcome,
+    encode_request,
+    encode_trace,
+    record,
+    take_events,
+)
 from charonia.server.front_ends.reconnect import (
     Cancel,
     Connected,
@@ -44,7 +51,6 @@ from charonia.server.front_ends.reconnect import (
     Tick,
     interrupted,
 )
-from charonia.server.front_ends.state import EngineState
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions

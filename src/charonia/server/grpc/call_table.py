@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from charonia.core.request import NO_FLOW
-from charonia.server.access.operations import METHODS
+from charonia.server.access.rules import METHODS
 from charonia.server.access_log import AccessEntry
 from charonia.server.grpc.calls import GrpcCall, Run, Service, Table, UnaryCall
 from charonia.server.grpc.http2 import ErrorCode, ServerConnection

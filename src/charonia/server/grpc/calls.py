@@ -12,9 +12,8 @@ from charonia.core.errors import ServingError, turned_away, unsupported
 from charonia.core.request import Flow, InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.server.access_log import AccessEntry, AccessLog
-from charonia.server.facade import Engine, Services, first_error
+from charonia.server.facade import Engine, Services, SingleResponse, first_error
 from charonia.server.grpc.limits import GrpcLimits
-from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, Tracing, begin
 from charonia.wire.grpc_framing import Buffer, MessageReader, framed, sole_message
 from charonia.wire.grpc_headers import CallHead

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from charonia.core.request import NO_FLOW
-from charonia.server.access.operations import METHODS
+from charonia.server.access.rules import METHODS
 from charonia.server.grpc.call_table import server_fault
 from charonia.server.grpc.calls import GrpcCall, Service, UnaryCall
 from charonia.server.grpc.methods import Method

@@ -12,9 +12,8 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.request import Flow, InferRequest
 from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.statistics import TokenUsage
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, Services, SingleResponse
 from charonia.server.http.parser import Request
-from charonia.server.single_response import SingleResponse
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import ACCEPTED, decompress
 from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED

@@ -24,13 +24,12 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
-from charonia.server.facade import Engine, Services, first_error
+from charonia.server.facade import Engine, Services, SingleResponse, first_error
 from charonia.server.http.browsers import refuse_foreign
 from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks
 from charonia.server.http.limits import DIGITS_MAX, JSON_SIZE, HttpLimits
 from charonia.server.http.results import Results
 from charonia.server.http.routes import Handler, Route, RouteTarget
-from charonia.server.single_response import SingleResponse
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint
 from charonia.wire.form_bodies import form_document, query_document

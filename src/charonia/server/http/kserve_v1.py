@@ -13,11 +13,10 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, not_found, unavailable, unsupported
 from charonia.core.request import RequestedOutput
 from charonia.core.response import Outcome
-from charonia.server.facade import Engine, Services
+from charonia.server.facade import Engine, Services, SingleResponse
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Submitter, Tasks
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Route, RouteTarget, route_hint
-from charonia.server.single_response import SingleResponse
 from charonia.wire.json_text import dump
 from charonia.wire.openai_models import model_object, models_list, routes_of
 from charonia.wire.v1_predict import decode_predict, encode_predictions

@@ -13,8 +13,7 @@ from importlib.resources import files
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import ServingError, not_found
-from charonia.server.access.operations import operation_of_route
-from charonia.server.access.rules import Operation, Scope
+from charonia.server.access.rules import Operation, Scope, operation_of_route
 from charonia.server.facade import Engine, Services
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import json_size_of

@@ -12,8 +12,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from charonia.core.errors import ServingError, internal, invalid, not_found, turned_away
-from charonia.server.access.operations import CHANGES, operation_of_route
-from charonia.server.access.rules import Gate, Operation, Refusal
+from charonia.server.access.rules import CHANGES, Gate, Operation, Refusal, operation_of_route
 from charonia.server.facade import EnsureLoaded, LoadReports
 from charonia.server.http.browsers import BrowserRules
 from charonia.server.http.exchange import Exchange, Tasks

@@ -15,8 +15,7 @@ from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.provision import Provided
-from charonia.server.lifecycle.repository.fingerprint import Fingerprint
-from charonia.server.lifecycle.repository.scan import Scan
+from charonia.server.lifecycle.repository.scan import Fingerprint, Scan
 
 UNLOADED = "unloaded"
 """Reason that the index gives for a version that was unloaded."""

@@ -45,9 +45,8 @@ from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
-from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
+from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, Watch
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
-from charonia.server.lifecycle.repository.watch import Watch
 from charonia.server.machine.private_folder import remove_abandoned
 from charonia.server.model_options import ALL_MODELS, ControlMode
 

@@ -16,11 +16,10 @@ from pathlib import Path, PurePosixPath
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.server.lifecycle.repository.agents import AgentRun, prepare_agents
-from charonia.server.lifecycle.repository.fingerprint import Fingerprint, version_fingerprint
+from charonia.server.lifecycle.repository.mirror import Lease
 from charonia.server.lifecycle.repository.model_folder import read_config
-from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, Fingerprint, ModelFolder, version_fingerprint
 from charonia.server.lifecycle.repository.sources import Sources
-from charonia.server.lifecycle.repository.stores.cache import Lease
 from charonia.server.machine.private_folder import PrivateFolder
 
 OVERRIDE_FILES_MAX = 4096

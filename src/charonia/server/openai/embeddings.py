@@ -24,8 +24,8 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import TokenUsage
 from charonia.core.tensor import Array, Tensor
+from charonia.server.facade import SingleResponse
 from charonia.server.openai.model_files import TOKENS_MAX, ModelText
-from charonia.server.single_response import SingleResponse
 from charonia.wire.openai_answer import (
     EmbeddingsRequest,
     Floats,

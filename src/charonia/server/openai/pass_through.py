@@ -10,9 +10,9 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import usage_of
 from charonia.core.tensor import Tensor
+from charonia.server.facade import SingleResponse
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream
-from charonia.server.single_response import SingleResponse
 from charonia.wire.openai_models import MESSAGES, RESPONSES
 
 ROUTE_PARAMETER = "openai"

@@ -31,8 +31,10 @@ from charonia.server.traffic.state import (
     configured,
     policy_obstacle,
     shadow_obstacle,
+    traffic_families,
+    traffic_json,
+    traffic_words,
 )
-from charonia.server.traffic.view import traffic_families, traffic_json, traffic_words
 from charonia.wire.json_text import Object
 from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState, TrafficChange, TrafficSettings
 from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json

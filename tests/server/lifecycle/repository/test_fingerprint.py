@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from charonia.server.lifecycle.repository import fingerprint as module
-from charonia.server.lifecycle.repository.fingerprint import fingerprint
-from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository import scan as module
+from charonia.server.lifecycle.repository.scan import ModelFolder, fingerprint
 
 MakeFolder = Callable[[Mapping[str, bytes]], ModelFolder]
 

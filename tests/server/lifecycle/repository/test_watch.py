@@ -3,8 +3,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.lifecycle.repository.scan import ModelFolder, Scan
-from charonia.server.lifecycle.repository.watch import Changes, Watch, diff
+from charonia.server.lifecycle.repository.scan import Changes, ModelFolder, Scan, Watch, diff
 
 Look = dict[str, str]
 

@@ -14,8 +14,7 @@ from charonia.config.backends import formats
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
-from charonia.server.lifecycle.repository.fingerprint import DEPTH_MAX, NOT_CONTENT
-from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, DEPTH_MAX, NOT_CONTENT, ModelFolder
 
 VERSION_MAX = 2**63 - 1
 """Versions are signed 64-bit integers in the configuration."""

@@ -3,19 +3,98 @@
 A repository is a folder of model folders. Hidden entries (`.git`, `..data` of a mounted Kubernetes volume) and plain
 files beside the models are not models. A name that two repositories have is ambiguous, and means neither model; with
 namespaces the repository is part of a model's key, and nothing is ambiguous.
+
+A fingerprint covers the names of all folders and the names, sizes, modification and change times of all files below a model's
+folder. The change time catches a file that replaces another with the same modification time (`cp -p`, `rsync -t`), and
+one whose permissions changed. The times of folders do not count: a temporary file changes them, and a change that
+matters shows in the names. Hidden entries and `__pycache__`, which the import of a Python model creates, do not count
+either.
+
+A change counts when two consecutive scans agree on it: a model that is still being copied differs between scans.
+Each model settles on its own, so a long copy does not delay the others.
 """
 
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path, PurePath
 
 from charonia.config.backends import formats
 from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.core.metadata import model_key
-from charonia.server.lifecycle.repository.fingerprint import Fingerprint, fingerprint
+
+Fingerprint = str
+"""Hexadecimal digest of the names, sizes and times in a model's folder."""
+
+DEPTH_MAX = 32
+"""Levels of nested folders that a fingerprint covers."""
+
+ENTRIES_MAX = 100_000
+"""Files and folders that a fingerprint covers: fanned-out links must not make a scan endless."""
+
+NOT_CONTENT = frozenset({"__pycache__"})
+
+
+def fingerprint(folder: Path) -> Fingerprint:
+    """Return a digest of the names, sizes and times in the folder. Blocks on the disk.
+
+    Symbolic links are followed, except to folders that the path already goes through. An entry that cannot be read or
+    disappears during the scan counts as unreadable. This never raises: the load of the model reports the error.
+    """
+    digest = blake2b(digest_size=16)
+    for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
+        digest.update(b"%s\0%d\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns, ctime_ns))
+    return digest.hexdigest()
+
+
+def version_fingerprint(folder: Path, version: int, *, config: str, is_immutable: bool = False) -> Fingerprint:
+    """Return the fingerprint of one version: without the other versions, and without the configuration.
+
+    Args:
+        folder: The model's folder.
+        version: The version.
+        config: Name of the configuration file, which is compared by what it says.
+        is_immutable: Whether files are replaced as a whole, and change times of their links mean nothing.
+    """
+    digest = blake2b(digest_size=16)
+    for path, size, mtime_ns, ctime_ns in sorted(islice(_content(str(folder), "", ()), ENTRIES_MAX)):
+        top = path.partition("/")[0]
+        if path != config and not (path != top and top.isdecimal() and top != str(version)):
+            changed_ns = 0 if is_immutable else ctime_ns
+            digest.update(b"%s\0%d\0%d\0%d\0" % (os.fsencode(path), size, mtime_ns, changed_ns))
+    return digest.hexdigest()
+
+
+def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield path, size, modification and change time of each file, and the path with "/" of each folder."""
+    try:
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity in parents or len(parents) >= DEPTH_MAX:
+            return
+        with os.scandir(folder) as entries:
+            listed = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in NOT_CONTENT]
+    except OSError:
+        yield prefix + "?", -1, -1, -1
+        return
+    for entry in listed:
+        path = prefix + entry.name
+        try:
+            status = entry.stat()
+        except OSError:
+            yield path, -1, -1, -1
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            yield path + "/", 0, 0, 0
+            yield from _content(entry.path, path + "/", (*parents, identity))
+        else:
+            yield path, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
 
 CONFIG_FILE = "config.pbtxt"
 
@@ -192,3 +271,69 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Names of the models that were added, changed or removed. False when there are none."""
+
+    added: tuple[str, ...] = ()
+    modified: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.modified or self.removed)
+
+
+def diff(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
+    """Compare two scans, each a mapping of names to model folders."""
+    return Changes(
+        added=tuple(sorted(new.keys() - old.keys())),
+        modified=tuple(sorted(name for name in new.keys() & old.keys() if new[name] != old[name])),
+        removed=tuple(sorted(old.keys() - new.keys())),
+    )
+
+
+class Watch:
+    """Turns scans of the repositories into the changes to act on. A name that becomes ambiguous is a modified one."""
+
+    def __init__(self) -> None:
+        self._acted: dict[str, object] = {}
+        self._last: dict[str, object] = {}
+
+    def reset(self, scan: Scan) -> None:
+        """Take a scan as the state that the server has acted on."""
+        self._acted = _view(scan)
+        self._last = _view(scan)
+
+    def look(self, scan: Scan) -> Changes:
+        """Compare with a new scan and return the changes that have settled; each is returned once."""
+        seen = _view(scan)
+        changes = diff(self._acted, seen)
+        settled = Changes(
+            added=self._agreed(changes.added, seen),
+            modified=self._agreed(changes.modified, seen),
+            removed=self._agreed(changes.removed, seen),
+        )
+        for name in (*settled.added, *settled.modified):
+            self._acted[name] = seen[name]
+        for name in settled.removed:
+            del self._acted[name]
+        self._last = seen
+        return settled
+
+    def forget(self, name: str) -> None:
+        """Treat a model as new: the next scan reports it as a change."""
+        self._acted.pop(name, None)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a change waits for the next scan to confirm it: a reason to scan again soon."""
+        return bool(diff(self._acted, self._last))
+
+    def _agreed(self, names: tuple[str, ...], seen: Mapping[str, object]) -> tuple[str, ...]:
+        return tuple(name for name in names if self._last.get(name) == seen.get(name))
+
+
+def _view(scan: Scan) -> dict[str, object]:
+    return {**scan.models, **scan.ambiguous}

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from charonia.core.errors import ServingError
-from charonia.server.lifecycle.repository.fingerprint import fingerprint
-from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, gather, scan
-from charonia.server.lifecycle.repository.stores.cache import BYTES_MAX, Lease, StoreCache
-from charonia.server.lifecycle.repository.stores.mirror import DOWNLOADS, StoreMirror
+from charonia.server.lifecycle.repository.mirror import BYTES_MAX, DOWNLOADS, Lease, StoreCache, StoreMirror
+from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, fingerprint, gather, scan
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import RemoteStore, open_store
 

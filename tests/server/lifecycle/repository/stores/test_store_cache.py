@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.lifecycle.repository.stores.cache import Lease, StoreCache
+from charonia.server.lifecycle.repository.mirror import Lease, StoreCache
 
 
 def put(cache: StoreCache, key: str, content: bytes) -> Path:

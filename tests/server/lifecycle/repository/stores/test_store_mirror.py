@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from charonia.server.lifecycle.repository.stores import mirror as mirror_module
 
 from charonia.core.errors import ServingError, unavailable
+from charonia.server.lifecycle.repository.mirror import StoreCache, StoreMirror
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
-from charonia.server.lifecycle.repository.stores import mirror as mirror_module
-from charonia.server.lifecycle.repository.stores.cache import StoreCache
-from charonia.server.lifecycle.repository.stores.mirror import StoreMirror
 from charonia.stores.remote import RemoteFile, RemoteStore
 
 URI = "s3://bucket/models"
