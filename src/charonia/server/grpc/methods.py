@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from inspect import iscoroutinefunction
+from typing import Any
 
 from charonia.core.errors import ServingError, unsupported
-from charonia.server.facade import NO_LOG_CONTROL, Engine, Services, TrafficControl, known_model
+from charonia.server.facade import NO_LOG_CONTROL, TrafficControl, known_model
 from charonia.server.grpc.calls import Run, Service, UnaryCall
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream, StreamCall
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -18,9 +19,8 @@ from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.orca import decode_load_request, encode_load
 from charonia.wire.shared_memory import disabled
 
-Answer = Callable[[Engine, Buffer], bytes]
-Work = Callable[[Engine, Buffer], Awaitable[bytes]]
-T = TypeVar("T")
+Answer = Callable[[Service, Buffer], Any]
+"""Returns the response to a message, or is a coroutine function."""
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -93,99 +93,63 @@ def unknown_method(path: bytes) -> RpcError:
 
 def method_table() -> dict[bytes, Method]:
     """Return all methods by path."""
-    table: dict[bytes, Method] = {}
-    answers: dict[str, Answer] = {
-        "ServerLive": _server_live,
-        "ServerReady": _server_ready,
-        "ServerMetadata": _server_metadata,
+    unary: dict[str, dict[str, Answer]] = {
+        _SERVICE: {
+            "ServerLive": _server_live,
+            "ServerReady": _server_ready,
+            "ServerMetadata": _server_metadata,
+            "ModelReady": _model_ready,
+            "ModelStatistics": _model_statistics,
+            "RepositoryIndex": _repository_index,
+            "RepositoryModelLoad": _load,
+            "RepositoryModelUnload": _unload,
+            "SystemSharedMemoryStatus": _system_status,
+            "CudaSharedMemoryStatus": _cuda_status,
+            "SystemSharedMemoryRegister": _system_register,
+            "CudaSharedMemoryRegister": _cuda_register,
+            "SystemSharedMemoryUnregister": _system_unregister,
+            "CudaSharedMemoryUnregister": _cuda_unregister,
+            "LogSettings": _log_setting,
+            "TraceSetting": _trace_setting,
+        },
+        "charonia.Traffic": {
+            "ModelTraffic": _traffic,
+            "ModelTrafficChange": _change_traffic,
+            "ModelTrafficReset": _reset_traffic,
+        },
+        "grpc.health.v1.Health": {"Check": _health, "Watch": _watch},
     }
-    for name, answer in answers.items():
-        _add(table, _SERVICE, Method(name, run=_answering(answer, _engine)))
-    for name, answer in (("ModelMetadata", _model_metadata), ("ModelConfig", _model_config)):
-        _add(table, _SERVICE, Method(name, run=_when_loaded(f"{name}Request", answer)))
-    works: dict[str, Work] = {
-        "ModelReady": _model_ready,
-        "ModelStatistics": _model_statistics,
-        "RepositoryIndex": _repository_index,
-        "RepositoryModelLoad": _load,
-        "RepositoryModelUnload": _unload,
-    }
-    for name, work in works.items():
-        _add(table, _SERVICE, Method(name, run=_working(work, _engine)))
-    region_answers: dict[str, Callable[[Services, Buffer], bytes]] = {
-        "SystemSharedMemoryStatus": _system_status,
-        "CudaSharedMemoryStatus": _cuda_status,
-    }
-    for name, region_answer in region_answers.items():
-        _add(table, _SERVICE, Method(name, run=_answering(region_answer, _services)))
-    changes: dict[str, Callable[[Services, Buffer], Awaitable[bytes]]] = {
-        "SystemSharedMemoryRegister": _system_register,
-        "CudaSharedMemoryRegister": _cuda_register,
-        "SystemSharedMemoryUnregister": _system_unregister,
-        "CudaSharedMemoryUnregister": _cuda_unregister,
-        "LogSettings": _log_setting,
-    }
-    for name, change in changes.items():
-        _add(table, _SERVICE, Method(name, run=_working(change, _services)))
-    for name, work_on_traffic in (
-        ("ModelTraffic", _traffic),
-        ("ModelTrafficChange", _change_traffic),
-        ("ModelTrafficReset", _reset_traffic),
-    ):
-        _add(table, "charonia.Traffic", Method(name, run=_working(work_on_traffic, _services)))
-    _add(table, _SERVICE, Method("TraceSetting", run=_working(_trace_setting, _service)))
-    _add(table, _SERVICE, Method("ModelInfer", run=UnaryCall.infer))
-    _add(table, _SERVICE, Method("ModelStreamInfer", converse=InferStream))
-    _add(table, "grpc.health.v1.Health", Method("Check", run=_answering(_health, _engine)))
-    _add(
-        table, "grpc.health.v1.Health", Method("Watch", run=_refusing("Watch is not offered by this server: use Check"))
-    )
-    _add(table, "xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", converse=LoadStream))
-    for service in _REFLECTION:
-        _add(table, service, Method("ServerReflectionInfo", converse=ReflectionStream))
-    return table
+    methods = [
+        (_SERVICE, Method("ModelMetadata", run=_when_loaded("ModelMetadataRequest", _model_metadata))),
+        (_SERVICE, Method("ModelConfig", run=_when_loaded("ModelConfigRequest", _model_config))),
+        (_SERVICE, Method("ModelInfer", run=UnaryCall.infer)),
+        (_SERVICE, Method("ModelStreamInfer", converse=InferStream)),
+        ("xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", converse=LoadStream)),
+        *((service, Method("ServerReflectionInfo", converse=ReflectionStream)) for service in _REFLECTION),
+        *((service, Method(name, run=_run(answer))) for service, own in unary.items() for name, answer in own.items()),
+    ]
+    return {f"/{service}/{method.name}".encode(): method for service, method in methods}
 
 
-def _add(table: dict[bytes, Method], service: str, method: Method) -> None:
-    table[f"/{service}/{method.name}".encode()] = method
+def _run(answer: Answer) -> Run:
+    """Return a runner of calls. Coroutines are tasks, which continue when the caller leaves."""
+    return _working(answer) if iscoroutinefunction(answer) else _answering(answer)
 
 
-def _engine(call: UnaryCall) -> Engine:
-    return call.table.service.engine
-
-
-def _service(call: UnaryCall) -> Service:
-    return call.table.service
-
-
-def _services(call: UnaryCall) -> Services:
-    return call.table.service.services
-
-
-def _answering(answer: Callable[[T, Buffer], bytes], server: Callable[[UnaryCall], T]) -> Run:
-    """Return a runner of calls that are answered immediately, by the part of the server that `server` selects."""
-
+def _answering(answer: Callable[[Service, Buffer], bytes]) -> Run:
     def run(call: UnaryCall, message: Buffer) -> None:
-        call.answer(answer(server(call), message))
+        call.answer(answer(call.table.service, message))
 
     return run
 
 
-def _refusing(sentence: str) -> Run:
-    def run(call: UnaryCall, message: Buffer) -> None:
-        raise unsupported(sentence)
-
-    return run
-
-
-def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[UnaryCall], T]) -> Run:
-    """Return a runner of calls that take a while. The work continues when the caller leaves."""
+def _working(work: Callable[[Service, Buffer], Awaitable[bytes]]) -> Run:
     # The event loop itself has only weak references to tasks.
     tasks: set[asyncio.Task[None]] = set()
 
     async def perform(call: UnaryCall, message: Buffer) -> None:
         try:
-            call.answer(await work(server(call), message))
+            call.answer(await work(call.table.service, message))
         except ServingError as error:
             call.refuse(error)
         except RpcError as error:
@@ -201,7 +165,7 @@ def _working(work: Callable[[T, Buffer], Awaitable[bytes]], server: Callable[[Un
     return run
 
 
-def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run:
+def _when_loaded(request: str, answer: Callable[[Service, Buffer], bytes]) -> Run:
     """Return a runner of calls about a model; where models are loaded on demand, it waits for the model."""
 
     async def wait(service: Service, message: Buffer) -> bytes:
@@ -209,9 +173,9 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
         loaded = demand(*grpc_messages.decode_model_reference(request, message)) if demand is not None else None
         if loaded is not None:
             await loaded
-        return answer(service.engine, message)
+        return answer(service, message)
 
-    at_once, later = _answering(answer, _engine), _working(wait, _service)
+    at_once, later = _answering(answer), _working(wait)
 
     def run(call: UnaryCall, message: Buffer) -> None:
         (at_once if call.table.service.services.demand is None else later)(call, message)
@@ -219,116 +183,124 @@ def _when_loaded(request: str, answer: Callable[[Engine, Buffer], bytes]) -> Run
     return run
 
 
-def _server_live(engine: Engine, message: Buffer) -> bytes:
+def _server_live(service: Service, message: Buffer) -> bytes:
     grpc_messages.decode_empty("ServerLiveRequest", message)
-    return grpc_messages.encode_live(engine.is_live())
+    return grpc_messages.encode_live(service.engine.is_live())
 
 
-def _server_ready(engine: Engine, message: Buffer) -> bytes:
+def _server_ready(service: Service, message: Buffer) -> bytes:
     grpc_messages.decode_empty("ServerReadyRequest", message)
-    return grpc_messages.encode_server_ready(engine.is_ready())
+    return grpc_messages.encode_server_ready(service.engine.is_ready())
 
 
-async def _model_ready(engine: Engine, message: Buffer) -> bytes:
+async def _model_ready(service: Service, message: Buffer) -> bytes:
     name, version = grpc_messages.decode_model_reference("ModelReadyRequest", message)
-    return grpc_messages.encode_model_ready(await engine.model_ready(name, version))
+    return grpc_messages.encode_model_ready(await service.engine.model_ready(name, version))
 
 
-def _server_metadata(engine: Engine, message: Buffer) -> bytes:
+def _server_metadata(service: Service, message: Buffer) -> bytes:
     grpc_messages.decode_empty("ServerMetadataRequest", message)
-    return grpc_messages.encode_server_metadata(engine.server_metadata())
+    return grpc_messages.encode_server_metadata(service.engine.server_metadata())
 
 
-def _model_metadata(engine: Engine, message: Buffer) -> bytes:
+def _model_metadata(service: Service, message: Buffer) -> bytes:
     name, version = grpc_messages.decode_model_reference("ModelMetadataRequest", message)
-    return grpc_messages.encode_model_metadata(engine.model_metadata(name, version))
+    return grpc_messages.encode_model_metadata(service.engine.model_metadata(name, version))
 
 
-def _model_config(engine: Engine, message: Buffer) -> bytes:
+def _model_config(service: Service, message: Buffer) -> bytes:
     name, version = grpc_messages.decode_model_reference("ModelConfigRequest", message)
-    return grpc_messages.encode_model_config(engine.model_config(name, version))
+    return grpc_messages.encode_model_config(service.engine.model_config(name, version))
 
 
-async def _model_statistics(engine: Engine, message: Buffer) -> bytes:
+async def _model_statistics(service: Service, message: Buffer) -> bytes:
     name, version = grpc_messages.decode_model_reference("ModelStatisticsRequest", message)
-    return grpc_messages.encode_statistics(await engine.model_statistics(name, version))
+    return grpc_messages.encode_statistics(await service.engine.model_statistics(name, version))
 
 
-async def _repository_index(engine: Engine, message: Buffer) -> bytes:
-    return grpc_messages.encode_index(await engine.repository_index(grpc_messages.decode_index_request(message)))
+async def _repository_index(service: Service, message: Buffer) -> bytes:
+    return grpc_messages.encode_index(
+        await service.engine.repository_index(grpc_messages.decode_index_request(message))
+    )
 
 
-def _health(engine: Engine, message: Buffer) -> bytes:
+def _health(service: Service, message: Buffer) -> bytes:
     grpc_messages.decode_health_check(message)
-    return grpc_messages.encode_health(engine.is_ready())
+    return grpc_messages.encode_health(service.engine.is_ready())
 
 
-async def _load(engine: Engine, message: Buffer) -> bytes:
+def _watch(service: Service, message: Buffer) -> bytes:
+    raise unsupported("Watch is not offered by this server: use Check")
+
+
+async def _load(service: Service, message: Buffer) -> bytes:
     name, config, files = grpc_messages.decode_load_request(message)
-    await engine.load_model(name, config, files)
+    await service.engine.load_model(name, config, files)
     return b""
 
 
-async def _unload(engine: Engine, message: Buffer) -> bytes:
+async def _unload(service: Service, message: Buffer) -> bytes:
     name, unload_dependents = grpc_messages.decode_unload_request(message)
-    await engine.unload_model(name, unload_dependents)
+    await service.engine.unload_model(name, unload_dependents)
     return b""
 
 
-def _system_status(services: Services, message: Buffer) -> bytes:
+def _system_status(service: Service, message: Buffer) -> bytes:
     name = grpc_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
-    return grpc_messages.encode_system_status(_regions(services).system(name)) if name or services.regions else b""
+    return (
+        grpc_messages.encode_system_status(_regions(service).system(name)) if name or service.services.regions else b""
+    )
 
 
-def _cuda_status(services: Services, message: Buffer) -> bytes:
+def _cuda_status(service: Service, message: Buffer) -> bytes:
     name = grpc_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
-    return grpc_messages.encode_cuda_status(_regions(services).cuda(name)) if name or services.regions else b""
+    return grpc_messages.encode_cuda_status(_regions(service).cuda(name)) if name or service.services.regions else b""
 
 
-async def _system_unregister(services: Services, message: Buffer) -> bytes:
+async def _system_unregister(service: Service, message: Buffer) -> bytes:
     name = grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
-    await _regions(services).unregister_system(name)
+    await _regions(service).unregister_system(name)
     return b""
 
 
-async def _cuda_unregister(services: Services, message: Buffer) -> bytes:
+async def _cuda_unregister(service: Service, message: Buffer) -> bytes:
     name = grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message)
-    await _regions(services).unregister_cuda(name)
+    await _regions(service).unregister_cuda(name)
     return b""
 
 
-async def _system_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_system(grpc_messages.decode_system_register(message))
+async def _system_register(service: Service, message: Buffer) -> bytes:
+    await _regions(service).register_system(grpc_messages.decode_system_register(message))
     return b""
 
 
-async def _cuda_register(services: Services, message: Buffer) -> bytes:
-    await _regions(services).register_cuda(grpc_messages.decode_cuda_register(message))
+async def _cuda_register(service: Service, message: Buffer) -> bytes:
+    await _regions(service).register_cuda(grpc_messages.decode_cuda_register(message))
     return b""
 
 
-def _regions(services: Services) -> RegionRegistry:
-    if services.regions is None:
+def _regions(service: Service) -> RegionRegistry:
+    if service.services.regions is None:
         raise disabled()
-    return services.regions
+    return service.services.regions
 
 
-async def _traffic(services: Services, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(services).show(decode_traffic_request(message)))
+async def _traffic(service: Service, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(service).show(decode_traffic_request(message)))
 
 
-async def _change_traffic(services: Services, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(services).change(*decode_traffic_change(message)))
+async def _change_traffic(service: Service, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(service).change(*decode_traffic_change(message)))
 
 
-async def _reset_traffic(services: Services, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(services).reset(decode_traffic_request(message)))
+async def _reset_traffic(service: Service, message: Buffer) -> bytes:
+    return encode_traffic(await _traffic_of(service).reset(decode_traffic_request(message)))
 
 
-def _traffic_of(services: Services) -> TrafficControl:
-    if services.traffic is None:
+def _traffic_of(service: Service) -> TrafficControl:
+    if service.services.traffic is None:
         raise unsupported("traffic between versions is not offered here")
-    return services.traffic
+    return service.services.traffic
 
 
 async def _trace_setting(service: Service, message: Buffer) -> bytes:
@@ -341,8 +313,8 @@ async def _trace_setting(service: Service, message: Buffer) -> bytes:
     return trace_settings.encode_message(await tracing.settings(model))
 
 
-async def _log_setting(services: Services, message: Buffer) -> bytes:
-    control = services.log
+async def _log_setting(service: Service, message: Buffer) -> bytes:
+    control = service.services.log
     if control is None:
         raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
     await control.change(log_settings.decode_message(message, control.options))

@@ -1,12 +1,9 @@
 """Routes for the state of the server and its models, and for changes at run time."""
 
-from collections.abc import Awaitable, Callable, Sequence
-
 from charonia.config.json_form import to_json
 from charonia.core.errors import invalid, not_found, unavailable, unsupported
 from charonia.server.facade import (
     NO_LOG_CONTROL,
-    Document,
     Engine,
     LogControl,
     Services,
@@ -14,7 +11,7 @@ from charonia.server.facade import (
     known_model,
 )
 from charonia.server.http.exchange import Exchange, Tasks
-from charonia.server.http.routes import Handler, Route, RouteTarget
+from charonia.server.http.routes import Route, RouteTarget
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING, Tracing
 from charonia.wire import log_settings, trace_settings, v2_control
@@ -32,9 +29,6 @@ _MODEL = "/v2/models/{model}"
 _REPOSITORY = "/v2/repository/models/{model}"
 _NAMED_REPOSITORY = "/v2/repository/{repository}"
 
-Describe = Callable[[RegionRegistry, str], Sequence[object]]
-Unregister = Callable[[RegionRegistry, str], Awaitable[None]]
-
 
 class StatusHandlers:
     """Health, metadata, configurations and statistics."""
@@ -46,23 +40,24 @@ class StatusHandlers:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
+        later = self._tasks.document
         table = [
             Route("/v2", {b"GET": self._server}),
             Route("/v2/health/live", {b"GET": self._live}),
             Route("/v2/health/ready", {b"GET": self._ready}),
-            Route("/v2/models", {b"GET": self._models}),
-            Route("/v2/models/stats", {b"GET": self._statistics}),
-            Route("/v2/ratelimit", {b"GET": self._rate_limits}),
-            Route("/v2/load", {b"GET": self._load}),
+            Route("/v2/models", {b"GET": later(self._models)}),
+            Route("/v2/models/stats", {b"GET": later(self._statistics)}),
+            Route("/v2/ratelimit", {b"GET": later(self._rate_limits)}),
+            Route("/v2/load", {b"GET": later(self._load)}),
         ]
         for base in (_MODEL, _MODEL + "/versions/{version}"):
             table += [
                 Route(base, {b"GET": self._model}),
                 Route(base + "/ready", {b"GET": self._model_ready}),
                 Route(base + "/config", {b"GET": self._config}),
-                Route(base + "/stats", {b"GET": self._statistics}),
-                Route(base + "/sequences", {b"GET": self._sequences}),
-                Route(base + "/explain", {b"GET": self._explain}),
+                Route(base + "/stats", {b"GET": later(self._statistics)}),
+                Route(base + "/sequences", {b"GET": later(self._sequences)}),
+                Route(base + "/explain", {b"GET": later(self._explain)}),
             ]
         return table
 
@@ -89,13 +84,9 @@ class StatusHandlers:
     def _server(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, v2_control.server_metadata(self._engine.server_metadata()))
 
-    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
-        """Answer with the names of the ready models, as KServe's own servers do."""
-
-        async def document() -> Document:
-            return {"models": sorted({each.name for each in await self._engine.repository_index(ready_only=True)})}
-
-        self._document(exchange, document())
+    async def _models(self, exchange: Exchange, target: RouteTarget) -> object:
+        """Return the names of the ready models, as KServe's own servers do."""
+        return {"models": sorted({each.name for each in await self._engine.repository_index(ready_only=True)})}
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, v2_control.model_metadata(self._engine.model_metadata(*target)))
@@ -103,46 +94,32 @@ class StatusHandlers:
     def _config(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, to_json(self._engine.model_config(*target)))
 
-    def _statistics(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            _json(exchange, v2_control.statistics(await self._engine.model_statistics(*target)))
+    async def _statistics(self, exchange: Exchange, target: RouteTarget) -> object:
+        return v2_control.statistics(await self._engine.model_statistics(*target))
 
-        self._tasks.start(exchange, answer())
-
-    def _sequences(self, exchange: Exchange, target: RouteTarget) -> None:
+    async def _sequences(self, exchange: Exchange, target: RouteTarget) -> object:
         if self._services.sequences is None:
             raise not_found("sequences are not shown here")
-        self._document(exchange, self._services.sequences(*target))
+        return await self._services.sequences(*target)
 
-    def _explain(self, exchange: Exchange, target: RouteTarget) -> None:
+    async def _explain(self, exchange: Exchange, target: RouteTarget) -> object:
         if self._services.explain is None:
             raise not_found("models are not explained here")
-        self._document(exchange, self._services.explain(*target))
+        return await self._services.explain(*target)
 
-    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
-        load = self._services.load
-        if load is None:
+    async def _load(self, exchange: Exchange, target: RouteTarget) -> object:
+        if self._services.load is None:
             raise not_found("the load of this server is not reported here")
+        return load_document(await self._services.load.report())
 
-        async def document() -> Document:
-            return load_document(await load.report())
-
-        self._document(exchange, document())
-
-    def _rate_limits(self, exchange: Exchange, target: RouteTarget) -> None:
+    async def _rate_limits(self, exchange: Exchange, target: RouteTarget) -> object:
         if self._services.rate_limits is None:
             raise unavailable("the rate limiter is off", hint="start the server with --rate-limit=execution_count")
-        self._document(exchange, self._services.rate_limits())
-
-    def _document(self, exchange: Exchange, document: Awaitable[Document]) -> None:
-        async def answer() -> None:
-            _json(exchange, await document)
-
-        self._tasks.start(exchange, answer())
+        return await self._services.rate_limits()
 
 
 class ControlHandlers:
-    """The repository, and the settings of tracing and logging. Requests with a body, perhaps compressed, are tasks."""
+    """The repository, and the settings of tracing, logging and traffic. Bodies may be compressed."""
 
     def __init__(self, engine: Engine, services: Services, tasks: Tasks) -> None:
         self._engine = engine
@@ -150,77 +127,68 @@ class ControlHandlers:
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        trace: dict[bytes, Handler] = {b"GET": self._trace, b"POST": self._change_trace}
+        later = self._tasks.document
+        trace = {b"GET": later(self._trace), b"POST": later(self._change_trace)}
+        traffic = {b"GET": later(self._traffic), b"POST": later(self._change_traffic), b"DELETE": later(self._reset)}
         return [
-            Route("/v2/repository/index", {b"POST": self._index}),
-            Route(_REPOSITORY + "/load", {b"POST": self._load}),
-            Route(_REPOSITORY + "/unload", {b"POST": self._unload}),
+            Route("/v2/repository/index", {b"POST": later(self._index)}),
+            Route(_REPOSITORY + "/load", {b"POST": later(self._load)}),
+            Route(_REPOSITORY + "/unload", {b"POST": later(self._unload)}),
             Route(_NAMED_REPOSITORY + "/index", {b"POST": _named_repository}),
             Route(_NAMED_REPOSITORY + "/models/{model}/load", {b"POST": _named_repository}),
             Route(_NAMED_REPOSITORY + "/models/{model}/unload", {b"POST": _named_repository}),
             Route("/v2/trace/setting", trace),
             Route(_MODEL + "/trace/setting", trace),
-            Route("/v2/logging", {b"GET": self._log, b"POST": self._change_log}),
+            Route("/v2/logging", {b"GET": self._log, b"POST": later(self._change_log)}),
+            Route(_MODEL + "/traffic", traffic),
         ]
 
-    def _index(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            ready_only = v2_control.decode_index(await self._tasks.body(exchange.request))
-            _json(exchange, v2_control.index(await self._engine.repository_index(ready_only)))
+    async def _index(self, exchange: Exchange, target: RouteTarget) -> object:
+        ready_only = v2_control.decode_index(await self._tasks.body(exchange.request))
+        return v2_control.index(await self._engine.repository_index(ready_only))
 
-        self._tasks.start(exchange, answer())
-
-    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            config, files = v2_control.decode_load(await self._tasks.body(exchange.request))
-            await self._engine.load_model(target.model, config, files or None)
-            exchange.respond(200, [])
-
+    async def _load(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.model = target.model
-        self._tasks.start(exchange, answer())
+        config, files = v2_control.decode_load(await self._tasks.body(exchange.request))
+        await self._engine.load_model(target.model, config, files or None)
 
-    def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            dependents = v2_control.decode_unload(await self._tasks.body(exchange.request))
-            await self._engine.unload_model(target.model, dependents)
-            exchange.respond(200, [])
-
+    async def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.model = target.model
-        self._tasks.start(exchange, answer())
+        dependents = v2_control.decode_unload(await self._tasks.body(exchange.request))
+        await self._engine.unload_model(target.model, dependents)
 
-    def _trace(self, exchange: Exchange, target: RouteTarget) -> None:
-        tracing = self._tracing()
-        known_model(self._engine, target.model)
+    async def _trace(self, exchange: Exchange, target: RouteTarget) -> object:
+        tracing = self._tracing(target.model)
+        return trace_settings.describe(await tracing.settings(target.model))
 
-        async def answer() -> None:
-            _json(exchange, trace_settings.describe(await tracing.settings(target.model)))
-
-        self._tasks.start(exchange, answer())
-
-    def _change_trace(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            tracing = self._tracing()
-            known_model(self._engine, target.model)
-            await tracing.change(target.model, trace_settings.decode_json(await self._tasks.body(exchange.request)))
-            self._trace(exchange, target)
-
-        self._tasks.start(exchange, answer())
+    async def _change_trace(self, exchange: Exchange, target: RouteTarget) -> object:
+        tracing = self._tracing(target.model)
+        await tracing.change(target.model, trace_settings.decode_json(await self._tasks.body(exchange.request)))
+        return await self._trace(exchange, target)
 
     def _log(self, exchange: Exchange, target: RouteTarget) -> None:
         _json(exchange, log_settings.describe(self._log_control().options))
 
-    def _change_log(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            control = self._log_control()
-            body = await self._tasks.body(exchange.request)
-            await control.change(log_settings.decode_json(body, control.options))
-            self._log(exchange, target)
+    async def _change_log(self, exchange: Exchange, target: RouteTarget) -> object:
+        control = self._log_control()
+        body = await self._tasks.body(exchange.request)
+        await control.change(log_settings.decode_json(body, control.options))
+        return log_settings.describe(control.options)
 
-        self._tasks.start(exchange, answer())
+    async def _traffic(self, exchange: Exchange, target: RouteTarget) -> object:
+        return await self._traffic_of(exchange, target).show(target.model)
 
-    def _tracing(self) -> Tracing:
+    async def _change_traffic(self, exchange: Exchange, target: RouteTarget) -> object:
+        traffic = self._traffic_of(exchange, target)
+        return await traffic.change(target.model, parse_object(await self._tasks.body(exchange.request)))
+
+    async def _reset(self, exchange: Exchange, target: RouteTarget) -> object:
+        return await self._traffic_of(exchange, target).reset(target.model)
+
+    def _tracing(self, model: str) -> Tracing:
         if self._services.tracing is None:
             raise unsupported(NO_TRACING)
+        known_model(self._engine, model)
         return self._services.tracing
 
     def _log_control(self) -> LogControl:
@@ -228,134 +196,61 @@ class ControlHandlers:
             raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
         return self._services.log
 
-
-class TrafficHandlers:
-    """How requests without a version are split among the versions of a model."""
-
-    def __init__(self, traffic: TrafficControl | None, tasks: Tasks) -> None:
-        """Create the handlers.
-
-        Args:
-            traffic: The traffic; None where it is not offered.
-            tasks: Runs slow work.
-        """
-        self._traffic = traffic
-        self._tasks = tasks
-
-    def routes(self) -> list[Route]:
-        return [Route(_MODEL + "/traffic", {b"GET": self._show, b"POST": self._change, b"DELETE": self._reset})]
-
-    def _show(self, exchange: Exchange, target: RouteTarget) -> None:
-        self._answer(exchange, target, self._offered().show(target.model))
-
-    def _change(self, exchange: Exchange, target: RouteTarget) -> None:
-        traffic = self._offered()
-
-        async def change() -> Document:
-            return await traffic.change(target.model, parse_object(await self._tasks.body(exchange.request)))
-
-        self._answer(exchange, target, change())
-
-    def _reset(self, exchange: Exchange, target: RouteTarget) -> None:
-        self._answer(exchange, target, self._offered().reset(target.model))
-
-    def _answer(self, exchange: Exchange, target: RouteTarget, document: Awaitable[Document]) -> None:
-        async def answer() -> None:
-            _json(exchange, await document)
-
+    def _traffic_of(self, exchange: Exchange, target: RouteTarget) -> TrafficControl:
         exchange.model = target.model
-        self._tasks.start(exchange, answer())
-
-    def _offered(self) -> TrafficControl:
-        if self._traffic is None:
+        if self._services.traffic is None:
             raise unsupported("traffic between versions is not offered here")
-        return self._traffic
+        return self._services.traffic
 
 
 class SharedMemoryHandlers:
-    """Registration of clients' system and CUDA shared memory."""
+    """Registration of clients' system and CUDA shared memory; `regions` is None where shared memory is off."""
 
     def __init__(self, regions: RegionRegistry | None, tasks: Tasks) -> None:
-        """Create the handlers.
-
-        Args:
-            regions: The registered regions; None where shared memory is off.
-            tasks: Runs slow work.
-        """
-        self._regions = regions
+        self._given = regions
         self._tasks = tasks
 
     def routes(self) -> list[Route]:
-        return [
-            *_kind_routes(
-                "/v2/systemsharedmemory",
-                self._status(lambda regions, name: describe_system(regions.system(name))),
-                self._register_system,
-                self._unregister(lambda regions, name: regions.unregister_system(name)),
-            ),
-            *_kind_routes(
-                "/v2/cudasharedmemory",
-                self._status(lambda regions, name: describe_cuda(regions.cuda(name))),
-                self._register_cuda,
-                self._unregister(lambda regions, name: regions.unregister_cuda(name)),
-            ),
-        ]
+        later, routes = self._tasks.document, []
+        for base, describe, register, unregister in (
+            ("/v2/systemsharedmemory", self._system, self._register_system, self._unregister_system),
+            ("/v2/cudasharedmemory", self._cuda, self._register_cuda, self._unregister_cuda),
+        ):
+            region = base + "/region/{region}"
+            routes += [
+                Route(base + "/status", {b"GET": later(describe)}),
+                Route(region + "/status", {b"GET": later(describe)}),
+                Route(region + "/register", {b"POST": later(register)}),
+                Route(region + "/unregister", {b"POST": later(unregister)}),
+                Route(base + "/unregister", {b"POST": later(unregister)}),
+            ]
+        return routes
 
-    def _status(self, describe: Describe) -> Handler:
-        def handler(exchange: Exchange, target: RouteTarget) -> None:
-            if self._regions is None and target.model:
-                raise disabled()
-            _json(exchange, describe(self._regions, target.model) if self._regions is not None else [])
+    async def _system(self, exchange: Exchange, target: RouteTarget) -> object:
+        return describe_system(self._regions.system(target.model)) if self._given or target.model else []
 
-        return handler
+    async def _cuda(self, exchange: Exchange, target: RouteTarget) -> object:
+        return describe_cuda(self._regions.cuda(target.model)) if self._given or target.model else []
 
-    def _unregister(self, unregister: Unregister) -> Handler:
-        def handler(exchange: Exchange, target: RouteTarget) -> None:
-            regions = self._offered()
+    async def _register_system(self, exchange: Exchange, target: RouteTarget) -> None:
+        body = await self._tasks.body(exchange.request)
+        await self._regions.register_system(decode_system_register(target.model, body))
 
-            async def answer() -> None:
-                await unregister(regions, target.model)
-                exchange.respond(200, [])
+    async def _register_cuda(self, exchange: Exchange, target: RouteTarget) -> None:
+        body = await self._tasks.body(exchange.request)
+        await self._regions.register_cuda(decode_cuda_register(target.model, body))
 
-            self._tasks.start(exchange, answer())
+    async def _unregister_system(self, exchange: Exchange, target: RouteTarget) -> None:
+        await self._regions.unregister_system(target.model)
 
-        return handler
+    async def _unregister_cuda(self, exchange: Exchange, target: RouteTarget) -> None:
+        await self._regions.unregister_cuda(target.model)
 
-    def _register_system(self, exchange: Exchange, target: RouteTarget) -> None:
-        regions = self._offered()
-
-        async def answer() -> None:
-            body = await self._tasks.body(exchange.request)
-            await regions.register_system(decode_system_register(target.model, body))
-            exchange.respond(200, [])
-
-        self._tasks.start(exchange, answer())
-
-    def _register_cuda(self, exchange: Exchange, target: RouteTarget) -> None:
-        regions = self._offered()
-
-        async def answer() -> None:
-            body = await self._tasks.body(exchange.request)
-            await regions.register_cuda(decode_cuda_register(target.model, body))
-            exchange.respond(200, [])
-
-        self._tasks.start(exchange, answer())
-
-    def _offered(self) -> RegionRegistry:
-        if self._regions is None:
+    @property
+    def _regions(self) -> RegionRegistry:
+        if self._given is None:
             raise disabled()
-        return self._regions
-
-
-def _kind_routes(base: str, status: Handler, register: Handler, unregister: Handler) -> list[Route]:
-    region = base + "/region/{region}"
-    return [
-        Route(base + "/status", {b"GET": status}),
-        Route(region + "/status", {b"GET": status}),
-        Route(region + "/register", {b"POST": register}),
-        Route(region + "/unregister", {b"POST": unregister}),
-        Route(base + "/unregister", {b"POST": unregister}),
-    ]
+        return self._given
 
 
 def _json(exchange: Exchange, document: object) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Set
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from charonia.config.model import ModelConfig
@@ -368,6 +368,9 @@ class Exchange:
                 self.ticket = None
 
 
+Target = TypeVar("Target")
+
+
 class Tasks:
     """Asynchronous work of handlers: tasks that answer exchanges, and decompression of bodies."""
 
@@ -385,6 +388,15 @@ class Tasks:
         task = asyncio.get_running_loop().create_task(_guarded(exchange, work))
         self._running.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._running.discard)
+
+    def document(self, work: Callable[[Exchange, Target], Awaitable[object]]) -> Callable[[Exchange, Target], None]:
+        """Return a handler that answers with the JSON document that `work` returns, with an empty body for None."""
+
+        async def answer(exchange: Exchange, target: Target) -> None:
+            found = await work(exchange, target)
+            exchange.respond(200, [] if found is None else [dump(found)])
+
+        return lambda exchange, target: self.start(exchange, answer(exchange, target))
 
     async def body(self, request: Request) -> bytes | memoryview:
         """Return the body of a request, decompressed.

@@ -14,7 +14,7 @@ from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.browsers import BrowserRules
 from charonia.server.http.connection import READ_BYTES, HttpConnection, Turns
-from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers, TrafficHandlers
+from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
 from charonia.server.http.kserve_v1 import KserveV1Handlers
@@ -280,7 +280,6 @@ def protocol_routes(
         *StatusHandlers(engine, services, tasks).routes(),
         *ControlHandlers(engine, services, tasks).routes(),
         *SharedMemoryHandlers(services.regions, tasks).routes(),
-        *TrafficHandlers(services.traffic, tasks).routes(),
         *PageHandlers(engine, limits, services, tasks).routes(),
         *KserveV1Handlers(engine, limits, services, tasks).routes(),  # before OpenAI's, whose models it lists as well
         *openai,

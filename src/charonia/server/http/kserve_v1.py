@@ -17,7 +17,6 @@ from charonia.server.facade import Engine, Services, SingleResponse
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Submitter, Tasks
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Route, RouteTarget, route_hint
-from charonia.wire.json_text import dump
 from charonia.wire.openai_models import model_object, models_list, routes_of
 from charonia.wire.v1_predict import decode_predict, encode_predictions
 
@@ -48,37 +47,31 @@ class KserveV1Handlers:
     def routes(self) -> list[Route]:
         mlflow = [Route("/invocations", {b"POST": self._invoke})] if self._mlflow_model else []
         v1 = [
-            Route("/v1/models", {b"GET": self._models}),
-            Route("/v1/models/{model}", {b"GET": self._model, b"POST": self._predict}),
+            Route("/v1/models", {b"GET": self._tasks.document(self._models)}),
+            Route("/v1/models/{model}", {b"GET": self._tasks.document(self._model), b"POST": self._predict}),
         ]
         return mlflow + (v1 if self._has_kserve_v1 else [])
 
-    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            entries = await self._engine.repository_index(ready_only=True)
-            names = list(dict.fromkeys(entry.name for entry in entries))
-            document: dict[str, object] = {"models": names}
-            if self._has_openai:
-                configs = []
-                for name in names:
-                    with suppress(ServingError):  # it has just been unloaded
-                        configs.append(self._engine.model_config(name))
-                document |= models_list(configs, self._created_s)
-            exchange.respond(200, [dump(document)])
+    async def _models(self, exchange: Exchange, target: RouteTarget) -> object:
+        entries = await self._engine.repository_index(ready_only=True)
+        names = list(dict.fromkeys(entry.name for entry in entries))
+        document: dict[str, object] = {"models": names}
+        if self._has_openai:
+            configs = []
+            for name in names:
+                with suppress(ServingError):  # it has just been unloaded
+                    configs.append(self._engine.model_config(name))
+            document |= models_list(configs, self._created_s)
+        return document
 
-        self._tasks.start(exchange, answer())
-
-    def _model(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            config = self._engine.model_config(target.model)
-            if not await self._engine.model_ready(target.model):
-                raise unavailable(f"model '{target.model}' is not ready")
-            document: dict[str, object] = {"name": target.model, "ready": True}
-            if self._has_openai and routes_of(config):
-                document |= model_object(target.model, config, self._created_s)
-            exchange.respond(200, [dump(document)])
-
-        self._tasks.start(exchange, answer())
+    async def _model(self, exchange: Exchange, target: RouteTarget) -> object:
+        config = self._engine.model_config(target.model)
+        if not await self._engine.model_ready(target.model):
+            raise unavailable(f"model '{target.model}' is not ready")
+        document: dict[str, object] = {"name": target.model, "ready": True}
+        if self._has_openai and routes_of(config):
+            document |= model_object(target.model, config, self._created_s)
+        return document
 
     def _predict(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.is_kserve = True

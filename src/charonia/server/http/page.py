@@ -74,9 +74,9 @@ class PageHandlers:
             Route("/", _read(self._page)),
             Route("/page.css", _read(self._file(CSS_TYPE, "look.css", "page.css"))),
             Route("/page.js", _read(self._file(SCRIPT_TYPE, *_SCRIPTS))),
-            Route("/openapi.json", _read(self._openapi)),
-            Route("/samples/{model}", {b"POST": self._samples}),
-            Route("/samples/{model}/versions/{version}", {b"POST": self._samples}),
+            Route("/openapi.json", _read(self._tasks.document(self._openapi))),
+            Route("/samples/{model}", {b"POST": self._tasks.document(self._samples)}),
+            Route("/samples/{model}/versions/{version}", {b"POST": self._tasks.document(self._samples)}),
         ]
 
     def _page(self, exchange: Exchange, target: RouteTarget) -> None:
@@ -98,44 +98,32 @@ class PageHandlers:
 
         return answer
 
-    def _openapi(self, exchange: Exchange, target: RouteTarget) -> None:
+    async def _openapi(self, exchange: Exchange, target: RouteTarget) -> object:
         self._offered(exchange)
-        server, url = self._engine.server_metadata(), self._url(exchange)
-        has_keys, may_control = self._has_keys, self._may_control(exchange)
+        return await asyncio.to_thread(
+            openapi_document,
+            self._engine.server_metadata(),
+            await self._models(),
+            url=self._url(exchange),
+            has_keys=self._has_keys,
+            may_control=self._may_control(exchange),
+            has_openai=self._has_openai,
+        )
 
-        async def answer() -> None:
-            models = await self._models()
-            document = await asyncio.to_thread(
-                openapi_document,
-                server,
-                models,
-                url=url,
-                has_keys=has_keys,
-                may_control=may_control,
-                has_openai=self._has_openai,
-            )
-            exchange.respond(200, [dump(document)])
-
-        self._tasks.start(exchange, answer())
-
-    def _samples(self, exchange: Exchange, target: RouteTarget) -> None:
+    async def _samples(self, exchange: Exchange, target: RouteTarget) -> object:
         self._offered(exchange)
         config = self._engine.model_config(*target)
-
-        async def answer() -> None:
-            body = bytes(await self._tasks.body(exchange.request))
-            size = exchange.request.headers.get(JSON_SIZE)
-            json_size = len(body) if size is None else json_size_of(size)
-            request = edited_request(
-                config, body, json_size,
-                version=target.version,
-                url=self._url(exchange),
-                has_key=self._has_keys,
-                tensor_bytes_max=self._bytes_max,
-            )  # fmt: skip
-            exchange.respond(200, [dump(samples(request))])
-
-        self._tasks.start(exchange, answer())
+        body = bytes(await self._tasks.body(exchange.request))
+        size = exchange.request.headers.get(JSON_SIZE)
+        json_size = len(body) if size is None else json_size_of(size)
+        request = edited_request(
+            config, body, json_size,
+            version=target.version,
+            url=self._url(exchange),
+            has_key=self._has_keys,
+            tensor_bytes_max=self._bytes_max,
+        )  # fmt: skip
+        return samples(request)
 
     def _may_control(self, exchange: Exchange) -> bool:
         """Return whether the client may load and unload models."""

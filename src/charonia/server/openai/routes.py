@@ -164,10 +164,10 @@ class OpenaiHandlers:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/models", {b"GET": self._models}),
+            Route("/v1/models", {b"GET": self._tasks.document(self._models)}),
             Route("/v1/models/{model}", {b"GET": self._model, b"POST": _foreign}),
-            Route("/v1/models/{model}/load", {b"POST": self._load}),
-            Route("/v1/models/{model}/unload", {b"POST": self._unload}),
+            Route("/v1/models/{model}/load", {b"POST": self._tasks.document(self._load)}),
+            Route("/v1/models/{model}/unload", {b"POST": self._tasks.document(self._unload)}),
             Route("/health", {b"GET": self._health}),
             Route("/version", {b"GET": self._version}),
             *(Route(path_of(route), {b"POST": self._handler(route)}) for route in ROUTES),
@@ -181,15 +181,12 @@ class OpenaiHandlers:
     def _version(self, exchange: Exchange, target: RouteTarget) -> None:
         exchange.respond(200, [dump({"version": self._engine.server_metadata().version})])
 
-    def _models(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            configs = []
-            for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
-                with suppress(ServingError):  # requests could not reach it either
-                    configs.append(self._engine.model_config(name))
-            exchange.respond(200, [dump(models_list(configs, self._created_s))])
-
-        self._tasks.start(exchange, answer())
+    async def _models(self, exchange: Exchange, target: RouteTarget) -> object:
+        configs = []
+        for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
+            with suppress(ServingError):  # requests could not reach it either
+                configs.append(self._engine.model_config(name))
+        return models_list(configs, self._created_s)
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
         config, _ = self._find(target.model)
@@ -197,24 +194,17 @@ class OpenaiHandlers:
             raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
         exchange.respond(200, [dump(model_object(target.model, config, self._created_s))])
 
-    def _load(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            if await self._is_loaded(target.model):
-                raise invalid(f"Model '{target.model}' is already loaded")
-            await self._engine.load_model(target.model)
-            config = self._engine.model_config(target.model)
-            exchange.respond(200, [dump(model_object(target.model, config, int(time.time())))])
+    async def _load(self, exchange: Exchange, target: RouteTarget) -> object:
+        if await self._is_loaded(target.model):
+            raise invalid(f"Model '{target.model}' is already loaded")
+        await self._engine.load_model(target.model)
+        return model_object(target.model, self._engine.model_config(target.model), int(time.time()))
 
-        self._tasks.start(exchange, answer())
-
-    def _unload(self, exchange: Exchange, target: RouteTarget) -> None:
-        async def answer() -> None:
-            if not await self._is_loaded(target.model):
-                raise not_found(f"Unknown model: {target.model}")
-            await self._engine.unload_model(target.model)
-            exchange.respond(200, [dump({"status": "success", "model": target.model})])
-
-        self._tasks.start(exchange, answer())
+    async def _unload(self, exchange: Exchange, target: RouteTarget) -> object:
+        if not await self._is_loaded(target.model):
+            raise not_found(f"Unknown model: {target.model}")
+        await self._engine.unload_model(target.model)
+        return {"status": "success", "model": target.model}
 
     async def _is_loaded(self, model: str) -> bool:
         return model in (entry.name for entry in await self._engine.repository_index(ready_only=True))

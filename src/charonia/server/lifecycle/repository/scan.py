@@ -4,11 +4,11 @@ A repository is a folder of model folders. Hidden entries (`.git`, `..data` of a
 files beside the models are not models. A name that two repositories have is ambiguous, and means neither model; with
 namespaces the repository is part of a model's key, and nothing is ambiguous.
 
-A fingerprint covers the names of all folders and the names, sizes, modification and change times of all files below a model's
-folder. The change time catches a file that replaces another with the same modification time (`cp -p`, `rsync -t`), and
-one whose permissions changed. The times of folders do not count: a temporary file changes them, and a change that
-matters shows in the names. Hidden entries and `__pycache__`, which the import of a Python model creates, do not count
-either.
+A fingerprint covers the names of all folders and the names, sizes, modification and change times of all files below a
+model's folder. The change time catches a file that replaces another with the same modification time (`cp -p`,
+`rsync -t`), and one whose permissions changed. The times of folders do not count: a temporary file changes them, and a
+change that matters shows in the names. Hidden entries and `__pycache__`, which the import of a Python model creates, do
+not count either.
 
 A change counts when two consecutive scans agree on it: a model that is still being copied differs between scans.
 Each model settles on its own, so a long copy does not delay the others.

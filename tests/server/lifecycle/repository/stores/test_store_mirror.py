@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from charonia.server.lifecycle.repository.stores import mirror as mirror_module
 
 from charonia.core.errors import ServingError, unavailable
+from charonia.server.lifecycle.repository import mirror as mirror_module
 from charonia.server.lifecycle.repository.mirror import StoreCache, StoreMirror
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.stores.remote import RemoteFile, RemoteStore
