@@ -71,13 +71,6 @@ class AccessLog:
     def __init__(
         self, stream: LogStream, *, as_json: bool = False, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Create a log.
-
-        Args:
-            stream: Takes the lines.
-            as_json: One JSON object a line instead of `key=value` text.
-            wall_clock: Seconds since the epoch.
-        """
         self._stream = stream
         self._format = _as_json if as_json else _as_text
         self._wall_clock = wall_clock

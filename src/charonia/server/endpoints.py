@@ -64,14 +64,7 @@ class Endpoints:
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        """Read the keys.
-
-        Args:
-            options: The server's options.
-
-        Raises:
-            ServingError: INVALID_ARG when the keys cannot be read.
-        """
+        """Read the keys. Raises ServingError, INVALID_ARG, when they cannot be read."""
         self.http: HttpFrontend | None = None
         self.grpc: GrpcFrontend | None = None
         self.clouds: list[HttpFrontend] = []
@@ -249,11 +242,7 @@ class Certificate:
     """The TLS context of an endpoint, whose files are reloaded for new connections whenever they change."""
 
     def __init__(self, tls: EndpointTls, prefix: str, *, alpn: str) -> None:
-        """Read the files.
-
-        Raises:
-            ServingError: INVALID_ARG when a certificate or key cannot be used.
-        """
+        """Read the files. Raises ServingError, INVALID_ARG, when a certificate or key cannot be used."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls, self._prefix = tls, prefix
         self._seen = self._look()

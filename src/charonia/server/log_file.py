@@ -14,11 +14,7 @@ class LogFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Open the file. Raises OSError."""
         self._path = path
         self._file = _open(path)
         self._is_cut_off = False

@@ -33,11 +33,7 @@ class HeaderForward:
     """A pattern for names of headers."""
 
     def __init__(self, pattern: str) -> None:
-        """Compile a pattern.
-
-        Raises:
-            ValueError: It is not a regular expression, or too long.
-        """
+        """Compile a pattern. Raises ValueError for one that is not a regular expression, or too long."""
         if len(pattern) > PATTERN_LENGTH_MAX:
             raise ValueError(f"expected at most {PATTERN_LENGTH_MAX} characters, got {len(pattern)}")
         flags = re.ASCII if pattern.startswith(_CASE_COUNTS) else re.ASCII | re.IGNORECASE

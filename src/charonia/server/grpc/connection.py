@@ -358,13 +358,6 @@ class GrpcConnection(asyncio.Protocol):
     )
 
     def __init__(self, service: Service, methods: dict[bytes, Method], owner: Owner) -> None:
-        """Create the protocol of a connection.
-
-        Args:
-            service: State that all calls share.
-            methods: Methods by path.
-            owner: Notified when the connection opens and closes.
-        """
         limits = service.limits
         self._loop = service.loop
         self._owner = owner

@@ -133,11 +133,6 @@ class Offenders:
     """The addresses whose connections were closed for abuse a short time ago."""
 
     def __init__(self, kept_s: float) -> None:
-        """Start with none.
-
-        Args:
-            kept_s: Time for which an address is remembered.
-        """
         self._kept_ns = int(kept_s * 1e9)
         self._until_ns: dict[str, int] = {}
 

@@ -49,11 +49,6 @@ class Turns:
     """Calls one waiting callback in each round of the event loop, first come, first served."""
 
     def __init__(self, call_soon: Callable[[Callback], object]) -> None:
-        """Start with none.
-
-        Args:
-            call_soon: Calls a function in the next round of the event loop.
-        """
         self._call_soon = call_soon
         self._waiting: deque[Callback] = deque()
 

@@ -375,11 +375,6 @@ class Tasks:
     """Asynchronous work of handlers: tasks that answer exchanges, and decompression of bodies."""
 
     def __init__(self, body_bytes_max: int) -> None:
-        """Create an empty set of tasks.
-
-        Args:
-            body_bytes_max: Largest body after decompression.
-        """
         self._body_bytes_max = body_bytes_max
         self._running: set[asyncio.Task[None]] = set()
 
@@ -441,11 +436,6 @@ class Submitter:
     """Passes the inference requests of exchanges to the engine."""
 
     def __init__(self, engine: Engine, services: Services) -> None:
-        """Create a submitter.
-
-        Args:
-            services: Services besides the engine.
-        """
         self._engine = engine
         self._tracer = services.tracer
         self._forward = services.http_headers

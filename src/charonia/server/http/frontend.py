@@ -85,7 +85,6 @@ class HttpEndpoint:
         is_exiting: Callable[[], bool] = lambda: False,
         further: Callable[[str], dict[bytes, Handler]] = nothing_at,
     ) -> None:
-        """Create an endpoint."""
         self.limits = limits
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.now_s = time.monotonic()
@@ -229,13 +228,6 @@ class HttpFrontend(HttpEndpoint):
         access_log: AccessLog | None = None,
         services: Services = NO_SERVICES,
     ) -> None:
-        """Create a front end.
-
-        Args:
-            limits: Limits of requests and connections.
-            access_log: The access log, None for none.
-            services: Services besides the engine.
-        """
         tasks = Tasks(limits.body_bytes_max)
         gate = services.http_gate
         hidden = gate.singular if gate is not None else frozenset[bytes]()

@@ -46,13 +46,6 @@ class EventStream:
     __slots__ = ("_events", "_is_over", "_turns", "_unsent_bytes_max", "exchange")
 
     def __init__(self, exchange: Exchange, turns: EventTurns, limits: HttpLimits) -> None:
-        """Create a stream without events.
-
-        Args:
-            exchange: The exchange, whose stream this is from now on.
-            turns: Writes the events.
-            limits: Bytes that may wait for the client, and the time without events.
-        """
         self.exchange = exchange
         self._turns = turns
         self._unsent_bytes_max = limits.stream_unsent_bytes_max

@@ -171,11 +171,6 @@ class ModelTexts:
     """The files of models, read once."""
 
     def __init__(self, folders: Folders | None) -> None:
-        """Start without any.
-
-        Args:
-            folders: Returns the folders of a model; None where they are not known.
-        """
         self._folders = folders
         self._known: dict[str, ModelText] = {}
 
