@@ -124,12 +124,14 @@ class Call:
 
     def plain(self, values: Sequence[object]) -> tuple[list[object], list[bytes]]:
         """Return arguments as plain values, and the contents of files."""
-        found = list(zip(self.arguments, values, strict=True))
-        files = [each for kind, each in found if kind == _FILES and isinstance(each, Mapping)]
-        return [
-            plain(each if kind != _FILES or each is None else list(each))  # type: ignore[call-overload] # a mapping
-            for kind, each in found
-        ], [content for each in files for content in each.values()]
+        arguments: list[object] = []
+        blobs: list[bytes] = []
+        for kind, value in zip(self.arguments, values, strict=True):
+            if kind == _FILES and isinstance(value, Mapping):
+                blobs += value.values()
+                value = list(value)
+            arguments.append(plain(value))
+        return arguments, blobs
 
     def read(self, values: Sequence[Any], blobs: Sequence[bytes] = ()) -> list[Any]:
         """Return the arguments that `plain` has returned as plain values."""
