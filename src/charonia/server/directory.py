@@ -195,14 +195,7 @@ def missing(
 
 
 def metadata_of(config: ModelConfig, name: str, version: str, ready: Iterable[Target]) -> ModelMetadata:
-    """Return the metadata of a model.
-
-    Args:
-        config: Its configuration.
-        name: The requested name.
-        version: The requested version, "" for all.
-        ready: Every version that answers.
-    """
+    """Return the metadata of a model."""
     lead = (-1,) if config.max_batch_size > 0 else ()
     schemas = plain_values(config) or PlainValues()
     versions = (str(int(version)),) if version else tuple(sorted((v for n, v in ready if n == name and v), key=int))

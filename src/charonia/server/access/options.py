@@ -48,9 +48,6 @@ class HeaderForward:
     def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         """Return the parameters that headers set, by the header's name as sent.
 
-        Args:
-            headers: Names and values.
-
         Raises:
             ServingError: INVALID_ARG for a header that has a reserved name.
         """

@@ -192,10 +192,6 @@ class EnsembleGraph:
     def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
         """Return the plan for a request.
 
-        Args:
-            given: Inputs of the request.
-            wanted: Requested outputs.
-
         Raises:
             ServingError: INVALID_ARG: an output cannot be computed from these inputs, or not together with the others.
         """

@@ -132,11 +132,7 @@ class Engines(RemoteCalls):
             self._staying.discard(id)
 
     def part(self, lost: Collection[Sequence]) -> None:
-        """Send no more requests to the previous engine.
-
-        Args:
-            lost: Its sequences that have not ended.
-        """
+        """Send no more requests to the previous engine."""
         self._staying = set()
         self.current.sequences.lose(lost)
 

@@ -139,12 +139,7 @@ class LocalModels:
         return copy.loaded.runner.run_at_once(request) if copy is not None and copy.takes_requests() else None
 
     def follow(self, offers: Mapping[Target, Offer], configs: Mapping[Target, ModelConfig]) -> None:
-        """Drop copies whose offers are gone, and begin to load new offers.
-
-        Args:
-            offers: The offers, by where requests go.
-            configs: The configuration of each.
-        """
+        """Drop copies whose offers are gone, and begin to load new offers."""
         self._offers, self._configs = offers, configs
         self._wanted = {offer.number: offer for offer in offers.values()}
         self._refused &= self._wanted.keys()

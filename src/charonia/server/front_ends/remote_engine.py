@@ -396,9 +396,6 @@ class RemoteEngine(RemoteCalls):
     async def connect(self, sock: socket.socket) -> frozenset[str]:
         """Meet the engine; return the names of the services that it offers.
 
-        Args:
-            sock: Connected to an `EnginePort`.
-
         Raises:
             ServingError: UNAVAILABLE when it is gone again, or has handed its front ends over.
         """

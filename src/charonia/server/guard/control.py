@@ -34,12 +34,7 @@ Message = Mapping[str, object]
 
 
 async def serve_control(pid: int, answer: Callable[[Message], AsyncIterator[Message]]) -> asyncio.Server:
-    """Listen for commands.
-
-    Args:
-        pid: Number of this process.
-        answer: Yields the answers to a command.
-    """
+    """Listen for commands."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(writer):
@@ -112,10 +107,6 @@ EndpointSockets = Mapping[str, Sequence[socket.socket]]
 
 def offer_sockets(pid: int, front_ends: Sequence[EndpointSockets]) -> Callable[[], None]:
     """Give copies of listening sockets to processes that connect, on the event loop; returns a function that stops it.
-
-    Args:
-        pid: Id of this process.
-        front_ends: The sockets of each front end.
 
     Raises:
         OSError: A process of the same number does so already.

@@ -288,13 +288,7 @@ class MetricsFrontend(HttpEndpoint):
         collect: Callable[[], Awaitable[None]],
         allowed_hosts: Sequence[str] | None = None,
     ) -> None:
-        """Create a front end.
-
-        Args:
-            render: Returns the page.
-            collect: Awaited first: updates the metrics.
-            allowed_hosts: As in `Services`.
-        """
+        """Create a front end."""
         tasks = Tasks(HttpLimits().body_bytes_max)
 
         async def answer(exchange: Exchange) -> None:

@@ -227,11 +227,6 @@ def on_demand(routes: Sequence[Route], demand: EnsureLoaded, tasks: Tasks) -> li
     """Return the routes for a server that loads models on demand: routes of a model wait until it is loaded.
 
     Inference waits in the engine; metadata of a model, and raw requests, need its configuration first.
-
-    Args:
-        routes: All routes.
-        demand: Loads models.
-        tasks: Runs the tasks that wait.
     """
     table = []
     for route in routes:

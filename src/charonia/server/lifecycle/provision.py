@@ -174,11 +174,6 @@ class Provisioner:
     ) -> Provided:
         """Prepare a model's files.
 
-        Args:
-            folder: The folder that the scan found.
-            config: Configuration to use instead of its own.
-            files: Content by path to use instead of its folder.
-
         Raises:
             ServingError: They cannot be fetched or written, or an agent refuses. Nothing is left behind.
         """

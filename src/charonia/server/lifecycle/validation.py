@@ -147,12 +147,7 @@ def _subject(sample: ModelWarmup, name: str) -> str:
 
 
 def validate(config: ModelConfig, *, gpu_count: int) -> list[Problem]:
-    """Return all problems of a configuration, in the order of its fields.
-
-    Args:
-        config: The configuration, completed and normalised.
-        gpu_count: GPUs of this machine, numbered from 0.
-    """
+    """Return all problems of a configuration, in the order of its fields."""
     return [
         *_identity_problems(config),
         *_version_policy_problems(config),

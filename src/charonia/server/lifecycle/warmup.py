@@ -47,11 +47,6 @@ class WarmupSample:
 def samples(config: ModelConfig, version: str, files: Mapping[str, bytes]) -> list[WarmupSample]:
     """Return the samples of a complete, validated configuration, without those of batch size 0.
 
-    Args:
-        config: The configuration.
-        version: Version that the requests are for.
-        files: Content of the data files, by name.
-
     Raises:
         ServingError: INVALID_ARG, beginning with the path: the content of a file does not fit the input.
     """

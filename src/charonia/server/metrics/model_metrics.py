@@ -100,12 +100,7 @@ class Summary:
             del self._slots[slot]
 
     def quantiles(self, quantiles: Iterable[float], now_ns: int) -> list[float]:
-        """Return the quantiles of the last minute in ns, NaN without values.
-
-        Args:
-            quantiles: From 0 to 1.
-            now_ns: Monotonic time.
-        """
+        """Return the quantiles of the last minute in ns, NaN without values."""
         oldest = now_ns // SLOT_NS - SLOTS + 1
         recent = merged(histogram for slot, histogram in self._slots.items() if slot >= oldest)
         return [recent.percentile(100 * q) if recent.count else math.nan for q in quantiles]
@@ -160,14 +155,7 @@ class Summaries:
         self._cached[name].observe(np.array([duration_ns]), np.array([end_ns]))
 
     def lines(self, name: str, labels: str, quantiles: Sequence[float], now_ns: int) -> Iterator[str]:
-        """Yield the lines of a summary on the metrics page.
-
-        Args:
-            name: Its family.
-            labels: The labels of the model version, as text.
-            quantiles: The quantiles to show.
-            now_ns: Monotonic time.
-        """
+        """Yield the lines of a summary on the metrics page."""
         summary = self._summaries.get(name) or self._cached[name]
         for quantile, ns in zip(quantiles, summary.quantiles(quantiles, now_ns), strict=True):
             value = "NaN" if math.isnan(ns) else f"{ns / _NS_PER_US:.9g}"

@@ -25,13 +25,7 @@ _NOT_ONE = internal("the model sent no answer, or more than one")
 
 
 def engine_request(config: ModelConfig, route: str, adapter: str, body: bytes | memoryview) -> InferRequest:
-    """Return the request of an engine model.
-
-    Args:
-        config: Its configuration.
-        route: The route that was called.
-        adapter: LoRA adapter, "" for none.
-    """
+    """Return the request of an engine model."""
     elements = np.empty((1, 1) if config.max_batch_size > 0 else (1,), object)
     elements[...] = bytes(body)
     request = InferRequest(config.name, {TEXT_INPUT: Tensor(TEXT_INPUT, DataType.BYTES, elements)})

@@ -363,12 +363,7 @@ def idle_cores(budget: int, machine: int, own: float, others: float) -> float:
 
 
 def scaling_problems(config: ModelConfig, count_max: int) -> Iterator[Problem]:
-    """Yield all problems of the two parameters of a normalised configuration.
-
-    Args:
-        config: The configuration.
-        count_max: Limit of instances of a group.
-    """
+    """Yield all problems of the two parameters of a normalised configuration."""
     given = {
         name: config.parameters[name].strip() for name in (INSTANCES_MIN, INSTANCES_MAX) if name in config.parameters
     }

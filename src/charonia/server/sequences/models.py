@@ -182,12 +182,7 @@ def make_sequence_runner(
 
 
 def hand_over(before: Mapping[Target, object], after: Mapping[Target, object]) -> None:
-    """Let live sequences continue with their runners when routes get new ones.
-
-    Args:
-        before: Runners so far, by model name and version.
-        after: Runners from now on.
-    """
+    """Let live sequences continue with their runners when routes get new ones."""
     for target, runner in after.items():
         previous = before.get(target)
         if isinstance(runner, SequenceRunner) and isinstance(previous, SequenceRunner):
@@ -217,11 +212,7 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
 
 
 def open_sequences(routes: Mapping[Target, object]) -> set[tuple[str, SequenceKey]]:
-    """Return the sequences that have begun and not ended: model and id.
-
-    Args:
-        routes: Runners by model name and version.
-    """
+    """Return the sequences that have begun and not ended: model and id."""
     runners = {runner for runner in routes.values() if isinstance(runner, SequenceRunner) and not runner.is_iterative}
     views = ((runner.config.name, runner.view()) for runner in runners)
     return {

@@ -168,10 +168,6 @@ def type_of(state: SequenceState) -> DataType:
 def initial_states(config: ModelConfig, files: Mapping[str, bytes]) -> States:
     """Return the initial states of a sequence: zeros, unless the configuration names a file.
 
-    Args:
-        config: A validated configuration.
-        files: Content of the files that it names, by name.
-
     Raises:
         ServingError: INVALID_ARG, beginning with the path: the content of a file does not fit the state.
     """
