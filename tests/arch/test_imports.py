@@ -62,7 +62,7 @@ INTERNAL = {
         "server.metrics",
     }
     | {"server.channel", "server.ragged.batch", "server.log_file"},
-    "server.guard": {"core", "die_with_parent", "server.metrics.processes"},
+    "server.guard": {"core", "die_with_parent", "server.machine.memory", "server.metrics.processes"},
     "server.page": {"core", "config", "wire"},
     "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {
