@@ -1,9 +1,11 @@
 """The campaign: checked requests, crashes, upgrades, hostile input of every kind, and the roles of all API calls.
 
-    python -m tests.campaign [--parts NAME...] [--seed N] [--requests N] [--seconds S] [--volume N]
+    python -m tests.campaign [--parts NAME...] [--minutes M] [--seed N] [--requests N] [--cases N] [--archive-mib N]
+                             [--seconds S] [--volume N]
 
-The last lines are a table with the figures of each part and everything that was found. The exit status is 1 if
-something was found, and 2 if a part itself has failed.
+The volume run is the last part and ends with the time; a part that cannot begin in time is a finding. The last lines
+are a table with the figures of each part and everything that was found. The exit status is 1 if something was found,
+and 2 if a part itself has failed.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -38,9 +41,9 @@ ARCHIVE_MIB_MAX = 1024
 
 
 def _archives(context: Context) -> Figures:
-    """Unpack hostile archives: more requests make larger ones, of 2 GiB at the default."""
+    """Unpack hostile archives."""
     figures = Figures()
-    for each in archive_bombs.unpacked(context.folder, max(1, min(1024, context.requests // 10))):
+    for each in archive_bombs.unpacked(context.folder, context.archive_mib // 2):
         figures.counts["archives refused" if each.answer else "archives unpacked within the limits"] += 1
         if each.is_fault:
             figures.found(f"{each.archive.name} is not refused")
@@ -76,14 +79,20 @@ def _hostile_models(context: Context) -> Figures:
     return figures
 
 
+def _not_begun() -> Figures:
+    figures = Figures()
+    figures.found("the time was over before this part began")
+    return figures
+
+
 PARTS: Mapping[str, Part] = {
     **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
-    "volume": checker.run_volume,
     "roles": role_matrix.run,
     "browsers": _browsers,
     "archives": _archives,
     "hostile models": _hostile_models,
     **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
+    "volume": checker.run_volume,
 }
 
 
@@ -92,27 +101,32 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all", metavar="NAME")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=10_000, help="of each mode of the checker, and of each fuzzer")
+    parser.add_argument("--minutes", type=float, default=60, help="limit of the whole campaign (60)")
+    parser.add_argument("--requests", type=int, default=5_000, help="of each mode of the checker, and to each listener")
+    parser.add_argument("--cases", type=int, default=1_000, help="of each fuzzer")
+    parser.add_argument("--archive-mib", type=int, default=128, help="size of hostile archives, up to 2048")
     parser.add_argument("--seconds", type=float, default=60, help="least time of the modes with crashes and upgrades")
-    parser.add_argument("--volume", type=int, default=1_000_000, help="requests of the volume run")
+    parser.add_argument("--volume", type=int, default=960_000, help="requests of the volume run")
     options = parser.parse_args(arguments)
+    until_s = time.monotonic() + 60 * options.minutes
     figures: dict[str, Figures] = {}
     seconds: dict[str, float] = {}
     is_broken = False
     for name in options.parts:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-            context = Context(Path(folder), options.seed, options.requests, options.seconds, options.volume)
+            given = {each.name: getattr(options, each.name, None) for each in fields(Context)}
+            context = Context(**{**given, "folder": Path(folder), "until_s": until_s})
             try:
-                figures[name] = PARTS[name](context)
+                figures[name] = PARTS[name](context) if began < until_s else _not_begun()
             except Exception as error:
                 traceback.print_exc()
                 is_broken = True
                 figures[name] = Figures()
                 figures[name].found(f"the part has failed: {type(error).__name__}: {error}")
         seconds[name] = time.monotonic() - began
-        print(f"{name}: {figures[name].finding_count} findings", flush=True)
-    print(f"\n{table(figures, seconds)}")
+        print(f"{name}: {figures[name].finding_count} findings", *figures[name].findings, sep="\n  ", flush=True)
+    print(f"\n{table(figures, seconds)}\nall parts: {sum(seconds.values()):.0f} s")
     return 2 if is_broken else int(any(each.finding_count for each in figures.values()))
 
 

@@ -10,6 +10,7 @@ page can send without asking first. The last line has the figures, and the exit 
 import http.client
 import itertools
 import json
+import os
 import random
 import re
 import socket
@@ -18,9 +19,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.platform_process import PlatformProcess
+from tests.support.ports import free_port
 from tests.support.process import ServeProcess
 
 from charonia.client.http2 import ClientConnection, ResponseReceived
@@ -52,7 +55,10 @@ SERVER_ROUTES = (
 )
 SAGEMAKER_ROUTES = ("/ping", "/invocations", "/models", "/models/m", "/models/m/invoke")
 GRPC_ROUTES = tuple(f"/inference.GRPCInferenceService/{name}" for name in ("ModelInfer", "RepositoryModelLoad"))
-SAGEMAKER = re.compile(r"Started Sagemaker HTTPService at 127\.0\.0\.1:(\d+)")
+VERTEX_AI_ROUTES = ("/predict", "/health", "/v2/models/m/infer", "/v2/repository/models/evil/load")
+CLOUD = re.compile(r"Started (Sagemaker|Vertex AI) HTTPService at 127\.0\.0\.1:(\d+)")
+VERTEX_AI_ENVIRONMENT = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
+CLOUD_ROUTES = {"Sagemaker": SAGEMAKER_ROUTES, "Vertex AI": VERTEX_AI_ROUTES}
 PLATFORM_ROUTES = (
     *("/", "/login", "/login/key", "/login/sso", "/logout", "/api/v1/me", "/api/v1/keys", "/api/v1/projects"),
     *("/api/v1/projects/default/models", "/api/v1/projects/default/deployments", "/api/v1/projects/default/uploads"),
@@ -153,19 +159,20 @@ def run(folder: Path, sample: random.Random | None = None, count: int = 0) -> di
     config = identity_pbtxt(dims=(4,), max_batch_size=0)
     write_model(folder / "models", "m", b"", config=config)
     flags = (f"--cors-origins={FRIEND}", "--kserve-v1", "--model-control-mode=explicit", "--load-model=m")
+    clouds = ("--allow-sagemaker=true", "--sagemaker-port=0", "--allow-vertex-ai=true", "--vertex-ai-port=0")
+    replica = free_port()
+    few = min(count, 200)
     found = {}
-    for name, shape in {
-        "one process": ("--allow-sagemaker=true", "--sagemaker-port=0"),
-        "front ends": ("--front-ends=2",),
-    }.items():
-        with ServeProcess(folder / "models", *flags, *shape) as server:
+    for name, shape in {"one process": clouds, "front ends": ("--front-ends=2", f"--replica-port={replica}")}.items():
+        with patch.dict(os.environ, VERTEX_AI_ENVIRONMENT), ServeProcess(folder / "models", *flags, *shape) as server:
             ports = [int(address.rpartition(":")[2]) for address in (server.http, server.metrics, server.grpc)]
             found[name] = ask(ports[0], SERVER_ROUTES, (FRIEND,), sample, count)
-            few = min(count, 200)
             found[f"{name}, metrics"] = ask(ports[1], ("/metrics",), (), sample, few)
             found[f"{name}, gRPC"] = ask_grpc(ports[2], sample, few)
-            if sagemaker := SAGEMAKER.search(server.log):
-                found[f"{name}, SageMaker"] = ask(int(sagemaker[1]), SAGEMAKER_ROUTES, (FRIEND,), sample, few)
+            for cloud, port in CLOUD.findall(server.log):
+                found[f"{name}, {cloud}"] = ask(int(port), CLOUD_ROUTES[cloud], (FRIEND,), sample, few)
+            if shape is not clouds:
+                found[f"{name}, replica"] = ask(replica, SERVER_ROUTES, (FRIEND,), sample, few)
     with PlatformProcess(folder / "platform") as platform:
         port = int(platform.url.rpartition(":")[2])
         found["platform"] = ask(port, PLATFORM_ROUTES, (platform.url,), sample, count)

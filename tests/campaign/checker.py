@@ -461,9 +461,12 @@ def run(context: Context, mode: str) -> Figures:
 
         def goes_on() -> bool:
             is_disturbed = killer.is_done if killer else figures.counts["upgrades"] > 0 or not has_upgrades
-            return checker.sent < context.requests or time.monotonic() < end_s or not is_disturbed
+            is_due = checker.sent < context.requests or time.monotonic() < end_s or not is_disturbed
+            return is_due and disturbing.is_alive() and time.monotonic() < context.until_s
 
         asyncio.run(checker.run(goes_on))
+        if not (disturbing.is_alive() or figures.finding_count):
+            figures.found("the thread that kills or upgrades has failed")
         is_over.set()
         disturbing.join()
         if killer:
@@ -576,6 +579,8 @@ async def _ask_many(server: ServeProcess, context: Context, figures: Figures) ->
         call = channel.stub.ModelStreamInfer() if number % 4 == 0 else None
         try:
             while next(begun) < context.volume + TOGETHER and not figures.finding_count:
+                if time.monotonic() >= context.until_s:
+                    break
                 await (over_grpc(rng, call) if call is not None else over_http(rng, http))
         except Exception as error:
             figures.found(f"{type(error).__name__}: {error}")

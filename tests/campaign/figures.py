@@ -17,16 +17,22 @@ class Context:
     Attributes:
         folder: An empty folder for its files.
         seed: Seed of all that is random.
-        requests: Requests of the checker in each of its modes, and cases of each fuzzer.
+        requests: Requests of the checker in each of its modes, and of a browser to each listener.
+        cases: Cases of each fuzzer.
+        archive_mib: Size of the largest contents and headers of hostile archives.
         seconds: Time in which modes with crashes and upgrades send more requests than that; 0 for none.
         volume: Requests of the volume run.
+        until_s: Monotonic time at which the checker and the volume run send no more.
     """
 
     folder: Path
     seed: int
     requests: int
+    cases: int
+    archive_mib: int
     seconds: float
     volume: int
+    until_s: float
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ FUZZERS: Mapping[str, Callable[[int, int], object]] = {
 
 def run(context: Context, name: str) -> Figures:
     """Run a fuzzer. It stops at the first case that breaks its invariant."""
-    figures = Figures().counted(cases=context.requests)
+    figures = Figures().counted(cases=context.cases)
     try:
-        FUZZERS[name](context.seed, context.requests)
+        FUZZERS[name](context.seed, context.cases)
     except Exception as error:
         figures.found(" ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
     return figures

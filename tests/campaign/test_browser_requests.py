@@ -13,4 +13,6 @@ def test_a_page_of_another_site_gets_403_and_everything_else_does_not(tmp_path: 
 
     assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}
     assert all(sent >= 200 for sent, _ in found.values())
-    assert {"one process, gRPC", "one process, SageMaker", "front ends, metrics", "platform"} <= found.keys()
+    listeners = {f"one process, {name}" for name in ("metrics", "gRPC", "Sagemaker", "Vertex AI")}
+    listeners |= {f"front ends, {name}" for name in ("metrics", "gRPC", "replica")}
+    assert found.keys() == {"one process", "front ends", "platform", *listeners}

@@ -32,7 +32,7 @@ RIGHT = {"id": "7", "outputs": [{"name": "B", "datatype": "FP32", "shape": [1, 2
     ids=lambda parts: parts[0].replace(",", ""),
 )
 def test_a_short_run_finds_nothing(parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    status = campaign.main(["--parts", *parts, "--requests=60", "--volume=64", "--seconds=0"])
+    status = campaign.main(["--parts", *parts, "--requests=60", "--cases=60", "--volume=64", "--seconds=0"])
 
     printed = capsys.readouterr().out
     assert status == 0, printed

@@ -1,5 +1,6 @@
 """The domains of numbers, times and texts in calls."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -17,6 +18,7 @@ from tests.support.platform_models import add_version
 
 from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database
+from charonia.platform.openapi import OPENAPI_PATH
 from charonia.platform.people import local, sessions
 from charonia.platform.people.calls import caller
 from charonia.platform.people.routes import KeyRequest
@@ -159,6 +161,22 @@ def test_numbers_and_texts_that_a_database_cannot_store_are_refused(on_each: Tes
     statuses = {path: on_each.get(path).status_code for path in refused}
 
     assert {path: status for path, status in statuses.items() if status != 400} == {}
+
+
+@pytest.mark.parametrize("value", ["9223372036854775808", "3000000000", "-1", "a%00b", "%EF%BF%BF", "1e400", "NaN"])
+def test_no_value_in_a_path_or_a_query_is_a_fault_of_the_platform(value: str, on_each: TestClient) -> None:
+    calls = on_each.get(OPENAPI_PATH).json()["paths"]
+    statuses = {}
+    for path, operations in calls.items():
+        for method, call in operations.items():
+            names = [each["name"] for each in call.get("parameters", ()) if each["in"] == "query"]
+            query = "&".join(f"{name}={value}" for name in names)
+            filled = re.sub(r"\{[^}]+\}", value, path).replace("projects/" + value, "projects/default")
+            answer = on_each.request(method.upper(), f"{filled}?{query}", json={})
+            statuses[method, path] = answer.status_code
+
+    assert len(statuses) > 50
+    assert {call: status for call, status in statuses.items() if status >= 500} == {}
 
 
 @pytest.mark.parametrize(

@@ -280,11 +280,13 @@ class Killer:
     def run(self, is_over: threading.Event) -> None:
         """Kill until it is over."""
         while not is_over.wait(self._rng.uniform(0.1, 0.8)):
-            kind, victim = self._choose()
-            if victim is None:
-                continue
             back = self._seen_back()
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # an engine that is chosen from, or a victim, has just exited
+                kind, victim = self._choose()
+                if victim is None:
+                    continue
                 victim.kill()
                 self.killed[kind] += 1
                 if kind != "worker":
@@ -292,8 +294,9 @@ class Killer:
 
     def _choose(self) -> tuple[str, psutil.Process | None]:
         front_ends, engine = processes_of(self._guard)
-        kinds = {"worker": [] if engine is None else started_by(engine.pid)}
-        if self.are_back:  # So one front end is left.
+        kinds: dict[str, list[psutil.Process]] = {"worker": []}
+        if self.are_back:  # So one front end is left, and on a slow machine an engine can load its models.
+            kinds["worker"] = [] if engine is None else started_by(engine.pid)
             kinds["front end"] = front_ends
             if self.killed["engine"] < self._engines and engine not in (None, self._guard):
                 kinds["engine"] = [engine]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -31,6 +32,9 @@ from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.local_folder import ServerFolder
 from charonia.platform.targets.server_calls import ask
+from charonia.server.access.operations import METHODS
+from charonia.server.access.rules import Scope
+from charonia.server.grpc.methods import method_table
 
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
 PORTS = free_ports(40)
@@ -186,15 +190,15 @@ def test_the_platform_alone_administers_a_deployment_without_keys(place: Place) 
         for key in ("", "a-guess-of-sixteen"):
             with pytest.raises(ServingError, match="API key"):
                 ask(view.http, path, key=key, body=body)
-    with Client(f"grpc://{view.grpc}") as client:
-        for call in (
-            lambda: client.load_model("plus"),
-            lambda: client.unload_model("plus"),
-            client.shared_memory_regions,
-            client.unregister_shared_memory,
-        ):
-            with pytest.raises(ServingError, match="API key"):
-                call()
+    with grpc.insecure_channel(view.grpc) as channel:
+        operations = {path.decode(): METHODS[method.name] for path, method in method_table().items()}
+        closed = [path for path, each in operations.items() if "SharedMemory" in path or each.scope is Scope.ADMIN]
+        assert len(closed) == 12
+        for path in closed:
+            for headers in ((), (("x-api-key", "a-guess-of-sixteen"),)):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary(path)(b"", timeout=READY_S, metadata=headers)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, path
 
     plan = {"canary": {"version": 2, "stable": 1, "steps": [50, 100]}}
     begun = place.deployments.servers.set_traffic(ADA, "default", "adder", "plus", plan)

@@ -72,6 +72,16 @@ def test_a_link_signs_in_once(anybody: TestClient, link: str) -> None:
     assert "set-cookie" not in second.headers
 
 
+def test_strangers_keep_nobody_out_where_there_is_no_single_sign_on(anybody: TestClient, link: str) -> None:
+    for _ in range(300):
+        for path in ("/login/sso", "/login/callback?code=a&state=b"):
+            assert anybody.get(path).headers["location"].startswith("/login?problem=")
+        assert anybody.get("/login/link?token=guess").headers["location"] == "/login?problem=link"
+
+    assert anybody.get(f"/login/link?token={link}").headers["location"] == "/"
+    assert anybody.get("/api/v1/me").status_code == 200
+
+
 def test_a_link_that_has_expired_signs_nobody_in(
     anybody: TestClient, platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
