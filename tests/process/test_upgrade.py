@@ -17,6 +17,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shm
 from tests.process.test_guarded_server import ask, child, is_ready
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
@@ -447,7 +448,11 @@ def explicit(repository: Path) -> Iterator[ServeProcess]:
     for name in ("plain", "given", "broken"):
         write_model(repository, name, numbered(1), config=identity_pbtxt("python", dims=(4,)))
     write_model(repository, "last", HELD_LOAD, config=identity_pbtxt("python", dims=(4,)))
-    with ServeProcess(repository, "--front-ends=2", "--model-control-mode=explicit", "--load-model=echo") as started:
+    for number in (1, 2):
+        config = identity_pbtxt("python", dims=(4,), more="version_policy { all { } }")
+        write_model(repository, "split", numbered(number), config=config, version=number)
+    flags = ("--front-ends=2", "--model-control-mode=explicit", "--load-model=echo", "--allow-client-shm=true")
+    with ServeProcess(repository, *flags) as started:
         yield started
 
 
@@ -461,6 +466,7 @@ GIVEN = json.dumps(
 )
 
 
+@pytest.mark.timeout(300)
 def test_what_is_loaded_again_while_the_new_engine_loads_serves_its_new_files(
     explicit: ServeProcess, repository: Path
 ) -> None:
@@ -487,6 +493,51 @@ def test_what_is_loaded_again_while_the_new_engine_loads_serves_its_new_files(
         engine.send_signal(signal.SIGKILL)
         assert eventually(lambda: not engine.is_running())
         assert eventually(lambda: [answer_of(server, name) for name in ("plain", "given")] == [3, 3])
+    assert server.stop() == 0
+
+
+def changed(server: ServeProcess) -> list[object]:
+    """Return the settings, the registered memory, and which version of `split` answers."""
+    paths = ("/v2/logging", "/v2/trace/setting", "/v2/models/echo/trace/setting", "/v2/systemsharedmemory/status")
+    found = [json.loads(ask(server.http, "GET", path)[1]) for path in paths]
+    settings = [found[0]["log_verbose_level"], found[1]["trace_rate"], found[2]["trace_rate"]]
+    return [*settings, [region["byte_size"] for region in found[3]], answer_of(server, "split")]
+
+
+@pytest.mark.timeout(300)
+def test_every_change_while_the_new_engine_loads_holds_in_it(explicit: ServeProcess, repository: Path) -> None:
+    server, gate = explicit, Gate(repository / "last" / "1")
+    region = shm.create_shared_memory_region("region", f"/charonia-upgrade-{server.process.pid}", 64)
+
+    def change(number: int) -> None:
+        memory = "/v2/systemsharedmemory/region/r"
+        key = f"/charonia-upgrade-{server.process.pid}"
+        changes: list[tuple[str, dict[str, object]]] = [
+            ("/v2/logging", {"log_verbose_level": number}),
+            ("/v2/trace/setting", {"trace_rate": str(number)}),
+            ("/v2/models/echo/trace/setting", {"trace_rate": str(10 * number)}),
+            (f"{memory}/unregister", {}),
+            (f"{memory}/register", {"key": key, "offset": 0, "byte_size": 16 * number}),
+            ("/v2/models/split/traffic", {"weights": {str(number): 1}}),
+        ]
+        for path, sent in changes:
+            assert ask(server.http, "POST", path, json.dumps(sent).encode())[0] == 200, path
+
+    try:
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            client.load_model("split")
+            client.load_model("last")
+            for number in (1, 2, 1):
+                with gate.closed(), upgrading(server) as ended:
+                    before = gate.runs
+                    assert eventually(lambda count=before: gate.runs > count)  # type: ignore[misc]
+                    change(number)
+                    gate.open()
+                    done = ended()
+                assert done.returncode == 0, done.stderr
+                assert changed(server) == [number, str(number), str(10 * number), [16 * number], number]
+    finally:
+        shm.destroy_shared_memory_region(region)
     assert server.stop() == 0
 
 
