@@ -67,7 +67,8 @@ def _hostile_models(context: Context) -> Figures:
         f"--junitxml={report}",
         str(HOSTILE_TESTS),
     ]
-    subprocess.run(command, cwd=HOSTILE_TESTS.parents[3], stdout=subprocess.DEVNULL, check=False)
+    left_s = max(1.0, context.until_s - time.monotonic())
+    subprocess.run(command, cwd=HOSTILE_TESTS.parents[3], stdout=subprocess.DEVNULL, check=False, timeout=left_s)
     figures = Figures()
     for case in ET.parse(report).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:

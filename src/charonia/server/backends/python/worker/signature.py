@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ....channel import datatypes
+from ....channel.tables import OBJECT
 from .kinds import (
-    OBJECT,
     ArrayKind,
     BodyKind,
     BytesKind,
