@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from charonia.server.access.operations import METHODS
 from tests.support.onnx_writer import GraphWriter
 from tests.support.platform_models import add_version
 from tests.support.ports import free_ports
@@ -33,7 +32,7 @@ from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.local_folder import ServerFolder
 from charonia.platform.targets.server_calls import ask
-from charonia.server.access.rules import Scope
+from charonia.server.access.rules import METHODS, Scope
 from charonia.server.grpc.methods import method_table
 
 ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
