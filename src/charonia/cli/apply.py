@@ -19,15 +19,7 @@ from charonia.platform.api_client import path_of
 
 @dataclass(frozen=True, slots=True)
 class ApplyOptions:
-    """What to apply.
-
-    Attributes:
-        files: Files with deployments; "-" for stdin.
-        is_dry: Whether to only print the changes.
-        note: Note on the change.
-        waits: Whether the command ends when all serve.
-        access: The platform.
-    """
+    """What to apply."""
 
     files: tuple[str, ...] = ()
     is_dry: bool = False
@@ -81,11 +73,7 @@ def _apply(given: ApplyOptions) -> int:
 
 
 def read_specs(file: str) -> list[dict[str, Any]]:
-    """Return the deployments of a file.
-
-    Raises:
-        ServingError: INVALID_ARG if it cannot be read, or has none, or one without a name.
-    """
+    """Return the deployments of a file."""
     try:
         if file == "-":
             text = sys.stdin.read()

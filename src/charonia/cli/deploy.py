@@ -20,28 +20,7 @@ from charonia.platform.api_client import PlatformClient, path_of
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    """The model to deploy, and its options. An option that is None or empty leaves an existing deployment unchanged.
-
-    Attributes:
-        model: NAME or NAME/VERSION in the registry, or a file or folder of this machine.
-        name: Name of the deployment, "" for that of the model.
-        model_name: Name of the model in the registry, for a file or folder.
-        environment: Name of its environment.
-        cpu_cores: Cores that its models may use.
-        gpus: Numbers of the GPUs that it sees.
-        memory_mib: Memory that it may use.
-        instances: Instances of the model.
-        instances_max: Bound of instances by load.
-        max_batch_size: Largest batch.
-        max_queue_delay_us: Longest wait for a fuller batch.
-        traffic: Weights by version: those versions are loaded.
-        keys: Whether clients need an API key.
-        ready_within_s: A revision that is not ready after this has failed.
-        note: What to write about the change.
-        is_dry: Whether to only print the changes.
-        waits: Whether the command ends when it serves.
-        access: The platform.
-    """
+    """The model to deploy, and its options. An option that is None or empty leaves an existing deployment unchanged."""
 
     model: str = ""
     name: str = ""
@@ -133,11 +112,7 @@ def _deploy(given: DeployOptions) -> int:
 
 
 def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
-    """Return model and version, 0 for the latest; a file or folder is added to the registry before.
-
-    Raises:
-        ServingError: It is refused.
-    """
+    """Return model and version, 0 for the latest; a file or folder is added to the registry before."""
     path = Path(given.model).expanduser()
     if path.exists():
         if given.is_dry:
@@ -188,7 +163,6 @@ def changed_spec(
         model: The model; one that is not among its models is added.
         version: The version, 0 for the latest. It replaces the previous versions; where requests are split by
             weights it is added beside them, with weight 0.
-        given: The options.
     """
     spec: dict[str, Any] = {"models": [], **(before or {}), "name": name}
     entry: dict[str, Any] = next((dict(each) for each in spec["models"] if each["name"] == model), {"name": model})

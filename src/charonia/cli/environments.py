@@ -30,18 +30,7 @@ from charonia.platform.api_client import PlatformClient, path_of
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """The options of all verbs.
-
-    Attributes:
-        name: Name of the environment, "" for the preset's.
-        requirements: File with the packages of a new one.
-        script: File that lists them, as in PEP 723.
-        preset: Name of a predefined environment.
-        python: Version of Python, "" for the platform's.
-        imports: Modules to test it with.
-        waits: Whether the command ends when it is built.
-        access: The platform.
-    """
+    """The options of all verbs."""
 
     name: str = ""
     requirements: Path | None = None
@@ -82,11 +71,7 @@ def _add(client: PlatformClient, given: EnvironmentOptions) -> int:
 
 
 def request_for(client: PlatformClient, given: EnvironmentOptions) -> dict[str, Any]:
-    """Return the body of the request to the platform.
-
-    Raises:
-        ServingError: INVALID_ARG for several sources or a file that cannot be read; NOT_FOUND for a preset.
-    """
+    """Return the body of the request to the platform."""
     sources = [each for each in (given.requirements, given.script, given.preset) if each]
     if len(sources) != 1:
         raise invalid(f"expected one of --requirements, --script and --preset, got {len(sources)}")

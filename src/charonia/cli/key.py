@@ -74,11 +74,7 @@ def _make(given: KeyOptions) -> int:
 
 
 def _check_new(given: KeyOptions) -> None:
-    """Check that no key of the file has the name.
-
-    Raises:
-        ServingError: ALREADY_EXISTS, if one has.
-    """
+    """Check that no key of the file has the name."""
     if given.file is None or not given.file.exists():
         return
     text = given.file.read_text(encoding="utf-8")

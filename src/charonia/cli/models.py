@@ -36,21 +36,7 @@ _MLFLOW = "models:/"
 
 @dataclass(frozen=True, slots=True)
 class RegistryOptions:
-    """The options of all verbs.
-
-    Attributes:
-        search: What listed models have in name, owner, description or tags, "" for all.
-        tag: A tag that they have, "" for all.
-        model: The model or version to show: "NAME" or "NAME/VERSION".
-        source: What to add: a file or folder of this machine, an address, or "models:/NAME/VERSION" of MLflow.
-        name: Name of the model, "" for that of the file or folder.
-        notes: What to write about the version.
-        take: Which version of a folder with several, 0 for the highest.
-        mlflow: Address of MLflow's server.
-        is_there: Whether the source is a folder of the platform's machine.
-        waits: Whether the command ends when the version is checked.
-        access: The platform.
-    """
+    """The options of all verbs."""
 
     search: str = ""
     tag: str = ""
@@ -69,12 +55,7 @@ def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool =
     """Add a version, optionally wait for its check, and return the model and the number.
 
     Args:
-        client: The platform.
-        given: What to add.
         reuse: Whether a version that has the same files will do.
-
-    Raises:
-        ServingError: It cannot be read or sent, or the platform refuses it.
     """
     name = given.name or default_name(given.source)
     project = given.access.project
@@ -97,11 +78,7 @@ def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool =
 
 
 def default_name(source: str) -> str:
-    """Derive the name of a model from the name of its file, folder or address.
-
-    Raises:
-        ServingError: INVALID_ARG if it has no usable characters.
-    """
+    """Derive the name of a model from the name of its file, folder or address."""
     if source.startswith(_MLFLOW):
         return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
     parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "..")]
@@ -115,11 +92,7 @@ def default_name(source: str) -> str:
 
 
 def files_of(source: Path) -> dict[str, Path]:
-    """Return the files to upload by their target path: below the name of the folder, if the source is a folder.
-
-    Raises:
-        ServingError: NOT_FOUND if there are none.
-    """
+    """Return the files to upload by their target path: below the name of the folder, if the source is a folder."""
     if source.is_file():
         return {source.name: source}
     source = source.resolve()

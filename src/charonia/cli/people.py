@@ -21,18 +21,7 @@ ROLES = ("none", "viewer", "deployer", "admin")
 
 @dataclass(frozen=True, slots=True)
 class PeopleOptions:
-    """The options of all verbs.
-
-    Attributes:
-        name: Name of a key or of a new user; number, name or e-mail address of another user.
-        email: E-mail address of a new user.
-        everywhere: Whether the role is for all projects, or whether changes of all projects are shown.
-        code: Whether a deployer may use models that hold code.
-        days: Days after which a key expires, 0 for never.
-        entries: How many changes to show, the newest.
-        as_json: Whether a change is a line of JSON.
-        access: The platform, and the project of the role.
-    """
+    """The options of all verbs."""
 
     name: str = ""
     email: str = ""
@@ -128,11 +117,7 @@ def _audit(client: PlatformClient, given: PeopleOptions) -> int:
 
 
 def _user(client: PlatformClient, wanted: str) -> int:
-    """Return the number of a user.
-
-    Raises:
-        ServingError: NOT_FOUND if no user has this name; INVALID_ARG if several do.
-    """
+    """Return the number of a user."""
     if _named(wanted).isdecimal():
         return int(wanted)
     found = [each["id"] for each in listed(client, path_of("users")) if wanted in (each["name"], each["email"])]

@@ -31,14 +31,7 @@ Columns = Mapping[str, str | Callable[[Any], object]]
 
 @dataclass(frozen=True, slots=True)
 class PlatformAccess:
-    """The platform that a command talks to, and as whom.
-
-    Attributes:
-        server: Its address, "" for that of this machine.
-        key: An API key, "" for that of the data folder.
-        data: The data folder of the platform of this machine.
-        project: Name of the project.
-    """
+    """The platform that a command talks to, and as whom."""
 
     server: str = ""
     key: str = field(default="", repr=False)
@@ -70,9 +63,6 @@ class Verb(NamedTuple):
 
     Attributes:
         summary: A line for the list of verbs.
-        act: Does it.
-        purpose: Sentences for its help.
-        operands: Its positional arguments in the usage.
         options: Its options in addition to the common ones.
     """
 
@@ -88,9 +78,7 @@ class Resource:
     """A kind of things on a platform, as a command: "charonia models".
 
     Attributes:
-        purpose: One sentence for its help.
         record: The options of all verbs, with their defaults.
-        verbs: The verbs by name.
     """
 
     command: str
@@ -127,11 +115,7 @@ class Resource:
 
 
 def connect(access: PlatformAccess, environment: Mapping[str, str] = os.environ) -> PlatformClient:
-    """Return the API of the platform.
-
-    Raises:
-        ServingError: UNAVAILABLE if none is named and none runs on this machine; INVALID_ARG without a key.
-    """
+    """Return the API of the platform."""
     server = access.server or environment.get(SERVER_VARIABLE, "")
     key = access.key or environment.get(KEY_VARIABLE, "")
     if server and key:
@@ -154,12 +138,7 @@ def follow(client: PlatformClient, number: int, *, with_log: bool = False) -> Ma
     """Wait for the end of a task, print its progress to stderr, and return it.
 
     Args:
-        client: The platform.
-        number: The task.
         with_log: Whether its log is printed, too.
-
-    Raises:
-        ServingError: INTERNAL if it has failed or was cancelled.
     """
     said, offset = "", 0
     while True:
@@ -182,10 +161,7 @@ def listed(client: PlatformClient, place: str, key: str = "", **query: Any) -> I
     """Yield all entries of a list, page by page.
 
     Args:
-        client: The platform.
-        place: Path of the list.
         key: Where an answer has its entries, beside their total; "" if it is the entries.
-        query: Additional parameters.
     """
     count, total = 0, 1
     while count < total:

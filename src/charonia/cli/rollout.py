@@ -29,14 +29,7 @@ from charonia.platform.api_client import PlatformClient, path_of
 
 @dataclass(frozen=True, slots=True)
 class RolloutOptions:
-    """The options of all verbs.
-
-    Attributes:
-        name: The deployment.
-        to: The revision to roll back to, 0 for the previously served one.
-        waits: Whether the command ends when the deployment serves.
-        access: The platform.
-    """
+    """The options of all verbs."""
 
     name: str = ""
     to: int = 0
@@ -61,11 +54,7 @@ def show_plan(name: str, plan: Mapping[str, Any], *, is_dry: bool) -> None:
 
 
 def wait_until_served(client: PlatformClient, project: str, name: str, revision: int) -> None:
-    """Wait until a revision serves, and print where.
-
-    Raises:
-        ServingError: INTERNAL if it has failed, INVALID_ARG if there is a newer one or the deployment was stopped.
-    """
+    """Wait until a revision serves, and print where."""
     said = ""
     while True:
         found: dict[str, Any] = client.call("GET", path_of("projects", project, "deployments", name))

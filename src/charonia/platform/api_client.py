@@ -54,10 +54,6 @@ class PlatformClient:
 
     Args:
         url: Its address: "http://127.0.0.1:8080".
-        key: An API key.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid address.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -85,7 +81,6 @@ class PlatformClient:
 
         Raises:
             PlatformAwayError: If it does not answer.
-            ServingError: For an error response: NOT_FOUND, ALREADY_EXISTS, INVALID_ARG, UNAVAILABLE or INTERNAL.
 
         A change whose answer is lost is sent again, with the same idempotency key.
         """
@@ -119,12 +114,7 @@ class PlatformClient:
         """Upload files for a version of a model, and return their batch.
 
         Args:
-            project: Name of the project.
             files: Files of this machine by their path in the version.
-            progress: Called after each piece.
-
-        Raises:
-            ServingError: As `call`; INVALID_ARG for a file that cannot be read, or changes during the upload.
         """
         try:
             sizes = {path: file.stat().st_size for path, file in files.items()}

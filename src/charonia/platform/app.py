@@ -225,12 +225,7 @@ _ROUTERS = (login, people, models, environments, deployments, jobs, tasks, conso
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:
-    """Return the application; it migrates the database, and starts its work at its own start.
-
-    Raises:
-        ServingError: INVALID_ARG for invalid settings; UNAVAILABLE when the database cannot be reached; UNSUPPORTED for
-            a cluster without the extra `kubernetes`.
-    """
+    """Return the application; it migrates the database, and starts its work at its own start."""
     platform = make_platform(settings)
 
     @asynccontextmanager

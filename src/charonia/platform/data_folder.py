@@ -26,11 +26,7 @@ class LocalAccess(NamedTuple):
 
 
 def claim(folder: Path) -> IO[str]:
-    """Create a data folder if it is missing, and lock it for this process until the returned file is closed.
-
-    Raises:
-        ServingError: UNAVAILABLE while another platform uses it; INVALID_ARG if it cannot be written.
-    """
+    """Create a data folder if it is missing, and lock it for this process until the returned file is closed."""
     import fcntl  # here: where it is missing, on Windows, commands still reach a platform elsewhere
 
     try:

@@ -66,12 +66,7 @@ class RepeatedError(Exception):
 
 
 class RepeatedCalls:
-    """Records the answers to calls with a key, as a middleware.
-
-    Args:
-        app: The application.
-        database: The tables.
-    """
+    """Records the answers to calls with a key, as a middleware."""
 
     def __init__(self, app: ASGIApp, database: Database) -> None:
         self._app = app
@@ -133,14 +128,11 @@ def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, Fir
     """Check that the present call with a key was not carried out before.
 
     Args:
-        database: The tables.
         caller: The caller, to whom the key belongs.
         unknown: Answers whose transaction may have failed.
 
     Raises:
         RepeatedError: It was, with its answer.
-        ServingError: INVALID_ARG for an invalid key, or one that was used for another call; ALREADY_EXISTS if the
-            answer is lost.
     """
     call = current_call.get()
     if call is None:

@@ -21,12 +21,7 @@ FINISH_S = 5
 
 
 def serve(settings: PlatformSettings) -> None:
-    """Run a platform until SIGTERM or SIGINT, and print a link that signs its owner in.
-
-    Raises:
-        ServingError: INVALID_ARG for an address that cannot be used; UNAVAILABLE for a folder in use, or without the
-            database.
-    """
+    """Run a platform until SIGTERM or SIGINT, and print a link that signs its owner in."""
     with claim(settings.data), _listening(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
         app = make_app(settings)

@@ -1,4 +1,4 @@
-"""Settings of `charonia platform`."""
+"""Settings of `charonia platform`; the options in `cli/platform.py` say what each means."""
 
 import re
 from dataclasses import dataclass, field
@@ -21,14 +21,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,54}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Oidc:
-    """Single sign-on.
-
-    Attributes:
-        issuer: Address of the provider, "" for no single sign-on.
-        client_id: Name of the platform there.
-        client_secret: Its secret.
-        admins: E-mail addresses of the initial administrators.
-    """
+    """Single sign-on."""
 
     issuer: str = ""
     client_id: str = ""
@@ -44,24 +37,7 @@ IN_CLUSTER = "in-cluster"
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """A cluster where deployments run.
-
-    Attributes:
-        config: Path of a kubeconfig, or `IN_CLUSTER`; "" for no cluster.
-        context: Context of the kubeconfig, "" for its current one.
-        namespace: Namespace of all objects, "" for that of the context, or of the platform's pod.
-        owner: Name of this platform among all that use the namespace, "" for the one in the data folder.
-        image: Image of servers, "" for that of the chart.
-        images: Images by environment, instead of packages that are installed when a pod starts.
-        values: Path of an additional file of values of the chart, for all deployments.
-        chart: Folder of the chart, "" for the chart that comes with Charonia.
-        helm: The program that renders it.
-        store_secret: Secret with the environment variables that open the artifact store, "" where the service account
-            of the pods opens it.
-        claim: PersistentVolumeClaim with the artifact store, where that is a folder; "" for an object store.
-        proxy: Address of a `kubectl proxy`, where the platform reaches servers through it; "" within the cluster.
-        kserve_mode: How KServe runs deployments of the target `kserve`, "standard" or "knative".
-    """
+    """A cluster where deployments run."""
 
     config: str = ""
     context: str = ""
@@ -99,24 +75,7 @@ class RaySettings:
 
 @dataclass(frozen=True, slots=True)
 class PlatformSettings:
-    """Settings of a platform.
-
-    Attributes:
-        data: Folder for all stored data: database, artifacts, environments, deployments, logs.
-        database: SQLAlchemy's address of the database, "" for SQLite in the data folder.
-        artifacts: Folder or address of the store of model files, "" for a folder in the data folder.
-        host: Address of the page and the API.
-        port: Their port, 0 for any free one.
-        public_url: Its address for browsers, "" for host and port.
-        ports: First and last port for deployments on this machine; each takes two, and two for each of its servers.
-        store_hosts: Servers that versions may be read from, beside clouds; "*" for all.
-        trusted_backends: Backends of other packages whose records say which models are data.
-        isolation: Whether processes of projects must be isolated: "required", "available" or "off".
-        readable: Files and folders of this machine that models may read, besides their own.
-        oidc: Single sign-on.
-        kubernetes: The cluster of the target `kubernetes`.
-        ray: The cluster of the target `ray`.
-    """
+    """Settings of a platform."""
 
     data: Path
     database: str = ""
@@ -134,11 +93,7 @@ class PlatformSettings:
     ray: RaySettings = RaySettings()
 
     def __post_init__(self) -> None:
-        """Check them.
-
-        Raises:
-            ServingError: INVALID_ARG with a line for every problem.
-        """
+        """Check them."""
         problems = []
         public = urlsplit(self.public_url)
         if self.public_url and (

@@ -20,20 +20,7 @@ from charonia.platform.trials.trials import Trials
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A running platform. The application has it as `app.state.platform`.
-
-    Attributes:
-        settings: Its settings.
-        database: Its tables.
-        tasks: Runs its tasks.
-        artifacts: The files of versions.
-        uploads: Files being uploaded.
-        workloads: Creates the workloads of targets.
-        deployments: The deployments.
-        trials: Versions being tried.
-        provider: Of single sign-on, None for none.
-        clusters: The targets `kubernetes` and `kserve`; none without a cluster.
-    """
+    """A running platform. The application has it as `app.state.platform`."""
 
     settings: PlatformSettings
     database: Database

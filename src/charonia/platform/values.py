@@ -91,12 +91,7 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return a name.
-
-    Raises:
-        ServingError: INVALID_ARG unless it consists of letters, digits, "_", "." and "-", and begins with one of the
-            first two.
-    """
+    """Return a name."""
     if not _NAME.fullmatch(name):
         raise invalid(
             f"{kind}: expected a name of letters, digits, '_', '.' and '-', got '{name[:NAME_CHARS_MAX]}'",

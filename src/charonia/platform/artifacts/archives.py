@@ -51,16 +51,12 @@ def unpack(archive: Path, name: str, folder: Path, isolation: Isolation, check: 
     """Unpack an archive in a process with limited memory, which reads only the archive and writes only the folder.
 
     Args:
-        archive: The file.
         name: Its name, for messages and to tell its format.
-        folder: An empty folder.
-        isolation: Confines the process.
         check: Called repeatedly; an exception cancels the work.
 
     Raises:
         TooLargeError: It has too many files or bytes, or needs too much memory.
         StorageFullError: The disk is full.
-        ServingError: INVALID_ARG for a damaged archive, or forbidden content.
     """
     archive, folder = archive.absolute(), folder.absolute()
     reach = Reach(read=[archive], write=[folder], project=None, network=False)

@@ -52,10 +52,6 @@ class BlobFolder:
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
         """Store content from an iterator.
 
-        Args:
-            pieces: The content.
-            what: Its name in messages.
-
         Raises:
             StorageFullError: There is no room for it. Partial content is removed.
         """
@@ -89,22 +85,14 @@ class BlobFolder:
         return Blob(sha256, size)
 
     def link(self, sha256: str, target: Path) -> None:
-        """Link a blob into a folder, replacing an existing file.
-
-        Raises:
-            ServingError: INTERNAL if the blob is missing; errors of `disk_faults`.
-        """
+        """Link a blob into a folder, replacing an existing file."""
         with disk_faults(f"blob {sha256[:12]}", target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             link_or_copy(self.path(sha256), target)
 
     def check(self, blob: Blob) -> None:
-        """Check that a blob still has its content.
-
-        Raises:
-            ServingError: INTERNAL if it is damaged or missing.
-        """
+        """Check that a blob still has its content."""
         digest = hashlib.sha256()
         with disk_faults(f"blob {blob.sha256[:12]}", self.path(blob.sha256)), self.path(blob.sha256).open("rb") as file:
             while piece := file.read(PIECE_BYTES):

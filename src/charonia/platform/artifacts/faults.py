@@ -24,11 +24,9 @@ def disk_faults(what: str, place: Path) -> Iterator[None]:
 
     Args:
         what: The operation: "upload".
-        place: The affected path.
 
     Raises:
         StorageFullError: If the disk is full.
-        ServingError: INTERNAL for all other faults.
     """
     try:
         yield

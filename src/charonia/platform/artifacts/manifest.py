@@ -17,7 +17,6 @@ class Blob:
     """A file's content.
 
     Attributes:
-        sha256: Its hash.
         size: Bytes.
     """
 

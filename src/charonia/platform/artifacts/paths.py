@@ -17,11 +17,7 @@ _NOT_CONTENT = frozenset({"__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"}
 
 
 def safe_path(text: str) -> str:
-    """Return the normalised form of a path below a folder: names with "/" between them.
-
-    Raises:
-        ServingError: INVALID_ARG for a path that is empty, absolute, too long, or that leads out of the folder.
-    """
+    """Return the normalised form of a path below a folder: names with "/" between them."""
     names = [name for name in text.split("/") if name not in ("", ".")]
     problem = ""
     if text.startswith("/"):
@@ -42,11 +38,7 @@ def safe_path(text: str) -> str:
 
 
 def check_together(paths: Iterable[str]) -> None:
-    """Check that paths can be files of one folder.
-
-    Raises:
-        ServingError: INVALID_ARG if one occurs twice, or is both a file and a folder.
-    """
+    """Check that paths can be files of one folder."""
     seen: set[str] = set()
     for path in paths:
         if path in seen:

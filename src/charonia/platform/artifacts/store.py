@@ -62,11 +62,7 @@ class ArtifactStore:
                 self._adding -= 1
 
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
-        """Store content. See `BlobFolder.add`.
-
-        Raises:
-            ServingError: Also UNAVAILABLE when the object store cannot be reached.
-        """
+        """Store content. See `BlobFolder.add`."""
         return self._sent(self.local.add(pieces, what=what))
 
     def adopt(self, path: Path, *, what: str) -> Blob:
@@ -74,12 +70,7 @@ class ArtifactStore:
         return self._sent(self.local.adopt(path, what=what))
 
     def fetch(self, blob: Blob) -> Path:
-        """Return the path of content on this machine, fetching it if necessary.
-
-        Raises:
-            ServingError: UNAVAILABLE when the object store cannot be reached; INTERNAL when the content is missing or
-                damaged.
-        """
+        """Return the path of content on this machine, fetching it if necessary."""
         if not self.local.has(blob.sha256):
             if self.remote is None:
                 raise internal(f"the file '{self.local.path(blob.sha256)}' of the store is missing")
@@ -101,14 +92,12 @@ class ArtifactStore:
         several versions. The files must not be modified.
 
         Args:
-            files: The files of the version.
             folder: The model's folder, which in a repository has the name of the model.
             number: The number that the version is served as.
             check: Called before each file; an exception cancels the work.
 
         Raises:
             StorageFullError: There is no room on the disk.
-            ServingError: As `fetch`.
         """
         missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
         if missing:  # links take no room
@@ -135,9 +124,6 @@ class ArtifactStore:
         Returns:
             The number of files and of bytes that were removed, None if something is being added: try again when
             `is_collection_due` and the addition is done.
-
-        Raises:
-            ServingError: UNAVAILABLE when the object store cannot be reached.
         """
         with self._change:
             self.is_collection_due = bool(self._adding or self._is_collecting)
@@ -181,10 +167,6 @@ def open_artifacts(where: str, data: Path) -> ArtifactStore:
 
     Args:
         where: Folder or address, "" for a folder in the data folder.
-        data: The data folder.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid address; INTERNAL for an unusable folder.
     """
     if is_store(where):
         remote = ObjectStore(parse_address(where), title="artifact store")

@@ -56,11 +56,7 @@ class UploadFolder:
                 self.path(key).touch(mode=0o600)
 
     def received(self, key: str) -> int:
-        """Return how many bytes of a file have arrived.
-
-        Raises:
-            ServingError: NOT_FOUND if it has been removed.
-        """
+        """Return how many bytes of a file have arrived."""
         for path in (self.path(key), self.sealed(key)):
             with contextlib.suppress(FileNotFoundError):
                 return path.stat().st_size
@@ -68,12 +64,7 @@ class UploadFolder:
 
     @contextmanager
     def writing(self, key: str, offset: int, size: int) -> Iterator["UploadWriter"]:
-        """Yield a writer that starts at `offset`.
-
-        Raises:
-            ServingError: NOT_FOUND if the file has been removed or sealed; CANCELLED for an offset beyond the received
-                bytes.
-        """
+        """Yield a writer that starts at `offset`."""
         try:
             file = self.path(key).open("r+b", buffering=0)
         except FileNotFoundError:
@@ -91,11 +82,7 @@ class UploadFolder:
             yield UploadWriter(file, offset, size, self.folder)
 
     def seal(self, keys: Sequence[str]) -> None:
-        """Prevent all writes to files from now on. Sealing again changes nothing.
-
-        Raises:
-            ServingError: CANCELLED while one of them is being written; NOT_FOUND for a missing one.
-        """
+        """Prevent all writes to files from now on. Sealing again changes nothing."""
         for key in keys:
             if self.sealed(key).exists():
                 continue

@@ -49,9 +49,6 @@ class Asset:
 
     Attributes:
         content: Its bytes.
-        compressed: The same with gzip.
-        media_type: Its media type.
-        digest: The beginning of its hash.
     """
 
     content: bytes
@@ -61,11 +58,7 @@ class Asset:
 
 
 def asset(name: str) -> Asset:
-    """Return an asset.
-
-    Raises:
-        ServingError: NOT_FOUND for an unknown name.
-    """
+    """Return an asset."""
     if name not in BUNDLES:
         raise not_found(f"the pages have no asset '{name}'")
     return _made(name)

@@ -20,11 +20,7 @@ def text_of(sent: FormFields, name: str) -> str:
 
 
 def document(sent: FormFields) -> dict[str, Any]:
-    """Return the specification of a form, as plain values.
-
-    Raises:
-        ServingError: INVALID_ARG for texts that cannot be read, a line each that begins with the field.
-    """
+    """Return the specification of a form, as plain values."""
     problems: list[str] = []
     models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
     device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib", "gpu_memory_mib")})
@@ -105,13 +101,7 @@ def by_field(message: str) -> dict[str, str]:
 
 
 def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) -> dict[str, Any]:
-    """Return a model of a specification with one more version, which gets no requests yet.
-
-    Args:
-        model: The model.
-        number: The version.
-        present: The versions that it has now.
-    """
+    """Return a model of a specification with one more version, which gets no requests yet."""
     if number in present or not present:
         return {**model, "versions": [*present] or [number]}
     traffic = model.get("traffic") or {"weights": {str(max(present)): 100}}

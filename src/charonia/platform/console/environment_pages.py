@@ -106,11 +106,7 @@ def remove(visit: OnPage, name: Text) -> Response:
 
 
 def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvironment:
-    """Return the environment described by a form; a script contains its own requirements.
-
-    Raises:
-        ServingError: INVALID_ARG.
-    """
+    """Return the environment described by a form; a script contains its own requirements."""
     if "# /// script" in requirements:
         stated, requirements = read_script(requirements)
         python = python or stated

@@ -186,11 +186,7 @@ def deployment_name(model: str) -> str:
 
 
 def read_links(text: str) -> dict[str, str]:
-    """Return addresses by label from lines with a label and an address.
-
-    Raises:
-        ServingError: INVALID_ARG for a line without a label or an address.
-    """
+    """Return addresses by label from lines with a label and an address."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         label, _, address = line.strip().rpartition(" ")

@@ -67,11 +67,7 @@ class Visit:
         return self.who.role(self.project) is ProjectRole.ADMIN
 
     def demand_deployer(self) -> None:
-        """Check that they have the role of a deployer.
-
-        Raises:
-            NotPermittedError: If not.
-        """
+        """Check that they have the role of a deployer."""
         self.who.demand(ProjectRole.DEPLOYER, self.project)
 
     def path(self, *parts: object) -> str:
@@ -94,10 +90,7 @@ class Visit:
         """Return a page, or the part of it that the browser requests.
 
         Args:
-            template: The file.
-            values: Its values besides the common ones.
             block: The block to send, "" for the block whose element the browser will replace, or the whole page.
-            status: HTTP status.
         """
         found = _environment().get_template(template)
         wanted = block or self.request.headers.get("hx-target", "")
@@ -114,9 +107,7 @@ class Visit:
         """Return the addresses of the previous and the next page of a list, "" for none.
 
         Args:
-            offset: Rows before the page.
             count: Rows found from there on; one more than fit if there is a next page.
-            query: Other parameters of the addresses.
         """
 
         def at(place: int) -> str:

@@ -118,8 +118,6 @@ async def _pass(request: Request, path: str, find: Callable[[], tuple[str, str]]
     """Pass a request to a server.
 
     Args:
-        request: The request.
-        path: Its path at the server.
         find: Returns the address of the server and a key for it, unless the caller may not have them.
     """
     if _CALLS.fullmatch(path) is None:

@@ -58,9 +58,6 @@ class Database:
 
     Args:
         url: SQLAlchemy's address: `sqlite:///PATH`, `postgresql://USER@HOST/NAME`.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid address.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,11 +73,7 @@ class Database:
         self._writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
     def migrate(self) -> None:
-        """Migrate the tables to the latest version.
-
-        Raises:
-            ServingError: UNAVAILABLE when the database cannot be reached.
-        """
+        """Migrate the tables to the latest version."""
         with self._explained(), self.engine.execution_options(**{_WRITES: True}).begin() as connection:
             _allow_long_statements(connection)
             config = Config()
@@ -98,10 +91,6 @@ class Database:
 
         Args:
             is_keyed: Whether the transaction records the key of the current call.
-
-        Raises:
-            ServingError: ALREADY_EXISTS if a name or a number is taken; UNAVAILABLE while the database is locked
-                or unreachable.
         """
         call = current_call.get() if is_keyed else None
         if call is not None and (call.is_recorded or not call.digest):
@@ -120,11 +109,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """Yield a session that sees one state of the tables and changes nothing.
-
-        Raises:
-            ServingError: UNAVAILABLE while the database is unreachable.
-        """
+        """Yield a session that sees one state of the tables and changes nothing."""
         with self._explained(), self._reading() as session:
             yield session
 

@@ -18,14 +18,9 @@ CALLS_MAX = 10_000
 class KeyedCall:
     """A call with a key.
 
-    Args:
-        key: The key.
-        target: Method and address.
-
     Attributes:
         caller: The caller, "" while unknown.
         digest: Digest of caller and key, "" while the caller is unknown.
-        is_recorded: Whether a transaction has its row.
         is_unknown: Whether the transaction with its row may have failed.
     """
 

@@ -32,12 +32,7 @@ class _Plan(NamedTuple):
 
 
 class Canaries:
-    """Polls the canary plans of deployments in a thread.
-
-    Args:
-        database: Where plans are recorded.
-        servers: Calls the servers.
-    """
+    """Polls the canary plans of deployments in a thread."""
 
     def __init__(self, database: Database, servers: DeploymentServers) -> None:
         self._database = database

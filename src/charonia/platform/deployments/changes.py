@@ -26,14 +26,7 @@ CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
 
 
 class DeploymentChanges:
-    """Changes deployments. See `Deployments`.
-
-    Args:
-        database: The tables.
-        targets: Where they run, by name.
-        workloads: Creates workloads.
-        wake: Called after a change.
-    """
+    """Changes deployments."""
 
     def __init__(
         self,
@@ -48,20 +41,11 @@ class DeploymentChanges:
         self._wake = wake
 
     def plan(self, who: Principal, project: str, value: object) -> ChangePlan:
-        """Return the changes of a specification, and why it does not fit. Changes nothing.
-
-        Raises:
-            ServingError: INVALID_ARG with all problems; NOT_FOUND for an unknown project.
-        """
+        """Return the changes of a specification, and why it does not fit. Changes nothing."""
         return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
 
     def create(self, who: Principal, project: str, value: object, *, note: str = "") -> ChangePlan:
-        """Create a deployment.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer, or may not deploy code and a model contains some.
-            ServingError: INVALID_ARG with all problems; ALREADY_EXISTS; NOT_FOUND for an unknown project.
-        """
+        """Create a deployment."""
         return self._put(who, project, read_spec(value), note=note, revision=0)
 
     def change(
@@ -70,15 +54,7 @@ class DeploymentChanges:
         """Create or update a deployment. A specification that changes nothing has no effect.
 
         Args:
-            who: The caller.
-            project: Its project.
-            value: The specification.
-            note: The caller's note about the change.
             revision: Number of the latest revision that the caller has seen, 0 for none; None to skip this check.
-
-        Raises:
-            NotPermittedError: As `create`.
-            ServingError: As `create`; ALREADY_EXISTS also if another revision was created since then.
         """
         return self._put(who, project, read_spec(value), note=note, revision=revision)
 
@@ -88,15 +64,8 @@ class DeploymentChanges:
         """Create a new revision with the content of an earlier one.
 
         Args:
-            who: The caller.
-            project: The project.
-            name: The deployment.
             to: Its number; 0 for the last revision that served before the latest.
             revision: As for `change`.
-
-        Raises:
-            NotPermittedError: As `create`.
-            ServingError: As `change`; NOT_FOUND for an unknown revision.
         """
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
@@ -122,11 +91,7 @@ class DeploymentChanges:
         self._wake()
 
     def start(self, who: Principal, project: str, name: str) -> None:
-        """Start a deployment that was stopped or has failed, with the latest revision that is not known to fail.
-
-        Raises:
-            ServingError: NOT_FOUND; ALREADY_EXISTS while it is being removed.
-        """
+        """Start a deployment that was stopped or has failed, with the latest revision that is not known to fail."""
         with self._database.transaction() as session:
             row, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
             _demand_kept(row)
@@ -152,11 +117,7 @@ class DeploymentChanges:
     def _planned(
         self, who: Principal, project: str, spec: DeploymentSpec, role: ProjectRole
     ) -> tuple[ChangePlan, Named, int]:
-        """Return the plan of a change, the resolved specification, and the id of the project.
-
-        Raises:
-            NotPermittedError, ServingError: As `plan`.
-        """
+        """Return the plan of a change, the resolved specification, and the id of the project."""
         who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(

@@ -52,9 +52,6 @@ class Sample:
     """A metrics page.
 
     Attributes:
-        versions: The sample of each version.
-        memory_bytes: Memory of all processes.
-        cpu_s: Their CPU time.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
         engines_over_memory: How often its engine was restarted because it exceeded its memory limit.
@@ -74,13 +71,11 @@ class Figures:
 
     Attributes:
         requests_per_s: Requests, including failed ones.
-        errors_per_s: Failed requests.
         p50_ms: Median of the time from arrival to response, None without requests.
         p99_ms: Its 99th percentile.
         queue_ms: Mean time in the queue, None without requests.
         waited: Time in the queue over time of execution; execution counts as a tenth of the time at least.
         batch_size: Mean size of a batch, None without batches.
-        pending: Requests that wait now.
         busy: Instances that were needed, on average, with full batches.
         instances: Instances now, 0 for an ensemble.
         memory_bytes: Memory of the weights.
@@ -105,10 +100,7 @@ class FiguresPoint:
 
     Attributes:
         time: Seconds since the epoch.
-        all: Of all models together.
         versions: By "MODEL/VERSION".
-        memory_bytes: Memory of all processes.
-        cpu_cores: Cores that they kept busy.
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
         engines_over_memory: How often an engine was restarted because it exceeded its memory limit.

@@ -19,12 +19,7 @@ from charonia.platform.people.access import Principal, ProjectRole
 
 
 class DeploymentReads:
-    """Reads deployments. See `Deployments`.
-
-    Args:
-        database: The tables.
-        collector: Provides their figures.
-    """
+    """Reads deployments."""
 
     def __init__(self, database: Database, collector: Collector) -> None:
         self._database = database

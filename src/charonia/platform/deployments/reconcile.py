@@ -40,7 +40,6 @@ class WantedState:
     Attributes:
         revision: The wanted revision, 0 for none.
         serving: The revision that served last, 0 for none.
-        is_removed: Whether the deployment must be removed.
         ready_within_s: Time limit for the wanted revision to become ready.
         begun_s: When it was applied, 0.0 if not yet, or if it has been ready since.
         attempts: How often it was restarted since it was last healthy.
@@ -63,10 +62,8 @@ class NextStep:
     """An action, and the state to store afterwards.
 
     Attributes:
-        step: The action.
         state: State of the deployment: see `tables.DeploymentRow`.
         reason: The reason of that state, for display.
-        wanted: The stored state.
         outcomes: Revisions that serve or have failed from now on: "" or the reason.
     """
 

@@ -62,14 +62,7 @@ class _Looks:
 
 
 class Reconciler:
-    """Reconciles the deployments of a platform in a thread.
-
-    Args:
-        database: The tables.
-        targets: Where they run, by name.
-        workloads: Creates workloads.
-        scaler: Decides the number of servers.
-    """
+    """Reconciles the deployments of a platform in a thread."""
 
     def __init__(
         self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads, scaler: Scaler
@@ -100,11 +93,7 @@ class Reconciler:
         self._wake.set()
 
     def step(self, now_s: float) -> float:
-        """Process the deployments that are due, and return the time of the next step.
-
-        Raises:
-            ServingError: UNAVAILABLE while the database cannot be used.
-        """
+        """Process the deployments that are due, and return the time of the next step."""
         rows = self._read()
         for gone in self._looks.keys() - {row.id for row in rows}:
             del self._looks[gone]
@@ -159,11 +148,7 @@ class Reconciler:
         return self._scaler.scale(row.id, _key(row), self._target(row), seen, row.bounds, now_s)
 
     def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
-        """Carry out a decision, and return the state to store.
-
-        Raises:
-            ServingError: It cannot be done now; it is decided again.
-        """
+        """Carry out a decision, and return the state to store."""
         target, key = self._target(row), _key(row)
         match decision.step:
             case Step.APPLY:

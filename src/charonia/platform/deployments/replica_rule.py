@@ -65,9 +65,7 @@ class ReplicaRule:
         """Return the number of servers to run.
 
         Args:
-            count: The current target number.
             sample: The latest sample, None if there is none.
-            now_s: The time.
             is_steady: Whether that many servers run and all are ready.
         """
         within = min(max(count, self.bounds.least), self.bounds.most)

@@ -29,11 +29,7 @@ class Scaler:
         bounds: ReplicaBounds,
         now_s: float,
     ) -> str:
-        """Scale a deployment; return why it has its number of servers, "" if that number is fixed.
-
-        Raises:
-            ServingError: UNAVAILABLE when the target cannot be reached.
-        """
+        """Scale a deployment; return why it has its number of servers, "" if that number is fixed."""
         if bounds.least == bounds.most:
             if not _is_settled(seen, bounds.least):
                 target.scale(key, bounds.least)

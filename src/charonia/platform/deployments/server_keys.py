@@ -27,13 +27,7 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
 
 class ServerKeys:
-    """The API keys of servers. See `Deployments`.
-
-    Args:
-        database: The tables.
-        targets: Where they run, by name.
-        workloads: Creates the lines of their files of keys.
-    """
+    """The API keys of servers."""
 
     def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
         self._database = database
@@ -51,11 +45,7 @@ class ServerKeys:
             ]
 
     def add(self, who: Principal, project: str, name: str, key_name: str, scopes: Sequence[str]) -> NewServerKey:
-        """Create an API key of the servers of a deployment; it works immediately.
-
-        Raises:
-            ServingError: NOT_FOUND; INVALID_ARG; ALREADY_EXISTS.
-        """
+        """Create an API key of the servers of a deployment; it works immediately."""
         if not _KEY_NAME.fullmatch(key_name):
             raise invalid(f"name of a key: expected up to 128 of letters, digits and _.@-, got '{key_name}'")
         if not scopes or not set(scopes) <= set(SCOPES):

@@ -22,14 +22,7 @@ _SETTINGS = ("weights", "sticky", "shadow")
 
 
 class DeploymentServers:
-    """Calls the servers of deployments. See `Deployments`.
-
-    Args:
-        database: The tables.
-        targets: Where they run, by name.
-        reads: Reads deployments.
-        changes: Changes deployments.
-    """
+    """Calls the servers of deployments."""
 
     def __init__(
         self,
@@ -44,20 +37,12 @@ class DeploymentServers:
         self._changes = changes
 
     def log(self, who: Principal, project: str, name: str, *, lines: int = 200) -> str:
-        """Return the last lines of the log of a deployment.
-
-        Raises:
-            ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
-        """
+        """Return the last lines of the log of a deployment."""
         target, key = self._target(who, project, name, ProjectRole.VIEWER)
         return target.log(key, min(lines, LOG_LINES_MAX))
 
     def observe(self, who: Principal, project: str, name: str) -> Observed:
-        """Return the current observation of a deployment's target, with CPU time and memory.
-
-        Raises:
-            ServingError: NOT_FOUND; UNAVAILABLE when its target cannot be reached.
-        """
+        """Return the current observation of a deployment's target, with CPU time and memory."""
         target, key = self._target(who, project, name, ProjectRole.VIEWER)
         return target.observe(key)
 
@@ -65,9 +50,6 @@ class DeploymentServers:
         """Return the scheduler's activity and bottleneck for a model, as the server reports them.
 
         For several servers, it is the report of the first one, and `servers` has the activity of each.
-
-        Raises:
-            ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
         """
         what = f"versions/{version}/explain" if version else "explain"
         answers = self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, what))
@@ -75,11 +57,7 @@ class DeploymentServers:
         return {**first, "servers": answers} if len(answers) > 1 else first
 
     def traffic(self, who: Principal, project: str, name: str, model: str) -> Any:
-        """Return the current traffic split of a model over all servers, with the canary plan.
-
-        Raises:
-            ServingError: NOT_FOUND; UNAVAILABLE while nothing serves.
-        """
+        """Return the current traffic split of a model over all servers, with the canary plan."""
         answers = self._ask(who, project, name, ProjectRole.VIEWER, model_path(model, "traffic"))
         return merged_traffic(list(answers.values()))
 
@@ -91,19 +69,10 @@ class DeploymentServers:
         Weights, stickiness and shadow versions create a revision. A canary plan, and actions on one, go to the server.
 
         Args:
-            who: The caller.
-            project: The project.
-            name: The deployment.
-            model: The model.
             change: In the form of the server's own API.
-            note: The caller's note about it.
 
         Returns:
             The plan of the change, or the answer of the server.
-
-        Raises:
-            ServingError: NOT_FOUND; INVALID_ARG; UNAVAILABLE while nothing serves; UNSUPPORTED for a plan if servers
-                cannot be reached one by one.
         """
         who.demand(ProjectRole.DEPLOYER, project)
         read_change(dict(change))

@@ -20,23 +20,7 @@ from charonia.platform.targets.api import DeploymentTarget
 
 
 class Deployments:
-    """The deployments of a platform.
-
-    Args:
-        database: The tables.
-        targets: Where they run, by name.
-        workloads: Creates workloads.
-
-    Attributes:
-        targets: Names of the targets.
-        reads: Reads deployments.
-        changes: Changes deployments.
-        keys: The API keys of their servers.
-        servers: Calls their servers.
-        reconciler: Reconciles deployments.
-        collector: Collects their figures.
-        canaries: Records the outcome of canary plans.
-    """
+    """The deployments of a platform."""
 
     def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
         self._database = database

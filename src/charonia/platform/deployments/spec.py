@@ -55,17 +55,12 @@ class DeploymentSpec:
     """A deployment.
 
     Attributes:
-        name: Its name.
-        target: Where it runs.
         models: Its models; a pipeline has several.
         environment: Name of its environment, "" for the platform's own Python.
         cpu_cores: Cores that its models may use, 0 for all.
         gpus: Numbers of the GPUs that it sees.
         memory_mib: Memory that each of its servers may use, 0 for no limit.
         gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 for no limit.
-        replicas_min: Minimum number of servers.
-        replicas_max: Maximum number of servers.
-        keys: Whether clients need an API key.
         ready_within_s: A revision that is not ready after this time has failed.
     """
 
@@ -110,11 +105,7 @@ _TRAFFIC = ("weights", "sticky", "shadow")
 
 
 def read_spec(value: object) -> DeploymentSpec:
-    """Return a deployment.
-
-    Raises:
-        ServingError: INVALID_ARG with all problems, a line each.
-    """
+    """Return a deployment."""
     reader = _Reader()
     spec = reader.spec(value)
     if reader.problems:

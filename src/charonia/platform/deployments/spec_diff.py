@@ -13,7 +13,6 @@ def changes(before: DeploymentSpec | None, after: DeploymentSpec) -> Sequence[st
 
     Args:
         before: The current specification, None for a new deployment.
-        after: The new specification.
     """
     if before is None:
         return [f"deployment '{after.name}' is created at '{after.target}'", *_new(after)]

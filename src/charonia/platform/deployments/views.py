@@ -28,26 +28,15 @@ class DeploymentView:
     """A deployment.
 
     Attributes:
-        project: Its project.
-        name: Its name.
-        target: Where it runs.
         state: `starting`, `ready`, `updating`, `degraded`, `failed`, `stopping` or `stopped`.
         reason: The reason, for display; "" if all is well.
-        doing: The current step of its target.
         revision: Number of the latest revision. A change names it.
         wanted: Number of the revision that is applied or serves; 0 if stopped.
         serving: Number of the revision that served last, 0 for none.
-        spec: The specification of the latest revision.
         http: Address of the protocol over HTTP, "" if nothing runs.
-        grpc: Address of the protocol over gRPC.
-        metrics: Address of the metrics.
-        replicas: Its servers.
         scaling: The number of servers and its reason, "" if the number is fixed.
         created: When it was created, in seconds since the epoch.
-        changed: When its latest revision was created.
-        author: Its author.
         latest_state: State of the latest revision: `pending`, `serving`, `failed` or `replaced`.
-        latest_reason: Why it has failed.
         figures: The latest figures, None if there are none.
     """
 
@@ -79,12 +68,7 @@ class RevisionView:
     """A revision.
 
     Attributes:
-        number: Its number.
-        spec: Its specification.
-        note: The author's note.
         state: `pending`, `serving`, `failed` or `replaced`.
-        reason: Why it has failed.
-        author: Its author.
         created: When it was created, in seconds since the epoch.
         changes: Its changes to the previous revision, in words.
     """
@@ -108,7 +92,6 @@ class ChangePlan:
         problems: Why it does not fit its target.
         revision: Number of the latest revision, including one created by the change; 0 without a deployment.
         spec: The complete specification, with numbers in place of "latest".
-        is_new: Whether the deployment is created.
     """
 
     changes: Sequence[str]

@@ -46,7 +46,6 @@ class Named:
         keys: Lines of the file of API keys.
         runs_code: Whether a version is not known to be data, or the configuration may make it code.
         packages: Requirements of its environment in pip's syntax.
-        project_id: Number of its project.
     """
 
     spec: DeploymentSpec
@@ -59,23 +58,14 @@ class Named:
 
 
 class Workloads:
-    """Creates workloads.
-
-    Args:
-        data: The data folder of the platform.
-        store: The files of versions.
-    """
+    """Creates workloads."""
 
     def __init__(self, data: Path, store: ArtifactStore) -> None:
         self._data = data
         self._store = store
 
     def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
-        """Return the resources that a specification names.
-
-        Raises:
-            ServingError: INVALID_ARG with everything that is missing, a line each.
-        """
+        """Return the resources that a specification names."""
         problems: list[str] = []
         rows = _models(session, project_id, spec)
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
@@ -105,12 +95,7 @@ class Workloads:
         return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
 
     def workload(self, project: str, revision: int, named: Named) -> Workload:
-        """Return a workload; its files are not yet on this machine. Reads configurations from the store.
-
-        Raises:
-            ServingError: INVALID_ARG if a configuration cannot be changed as the specification says; UNAVAILABLE when
-                the store cannot be reached.
-        """
+        """Return a workload; its files are not yet on this machine. Reads configurations from the store."""
         return Workload(
             deployment=f"{project}/{named.spec.name}",
             revision=revision,
@@ -123,11 +108,7 @@ class Workloads:
         )
 
     def place(self, named: Named) -> None:
-        """Put the files of all versions into folders of this machine, unless they exist already.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be reached, or the disk is full.
-        """
+        """Put the files of all versions into folders of this machine, unless they exist already."""
         for _, versions in named.models:
             for version in versions.values():
                 self._place(version)
@@ -236,11 +217,6 @@ def configured(text: str, model: DeployedModel, versions: Sequence[int]) -> str:
 
     Args:
         text: The config.pbtxt of its latest version, "" if it has none: the server completes it from the model.
-        model: The model in the specification.
-        versions: The versions that are served.
-
-    Raises:
-        ServingError: INVALID_ARG if the configuration is invalid, or cannot be changed like this.
     """
     members = json_form.to_json(pbtxt.parse(text))
     members["name"] = model.name

@@ -70,9 +70,6 @@ def build(
 
     Packages run code when they are installed and imported, so that happens confined. The platform afterwards neither
     writes nor trusts anything that they can write: records of an environment are stored next to its folder.
-
-    Raises:
-        ServingError: INVALID_ARG with the reason if it cannot be created, or its packages cannot be imported.
     """
     with _alone(folder):
         if not is_built(folder):

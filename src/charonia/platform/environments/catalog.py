@@ -27,7 +27,6 @@ class NewEnvironment:
     """An environment to create.
 
     Attributes:
-        name: Its name.
         requirements: Its packages, a line each.
         python: Version of Python, "" for the platform's.
         imports: Modules to test it with, besides its packages' own.
@@ -40,12 +39,7 @@ class NewEnvironment:
 
 
 def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: str) -> tuple[EnvironmentRow, TaskRow]:
-    """Add an environment, and the task that builds it.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid name, version of Python or requirements; ALREADY_EXISTS if the name is
-            taken.
-    """
+    """Add an environment, and the task that builds it."""
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
     digest = _digest(read_requirements(wanted.requirements), python)
@@ -66,11 +60,7 @@ def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: s
 
 
 def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
-    """Rebuild an environment that has failed, or was built by another release of the platform.
-
-    Raises:
-        ServingError: ALREADY_EXISTS while it is being built.
-    """
+    """Rebuild an environment that has failed, or was built by another release of the platform."""
     if row.state in ("waiting", "building"):
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
     row.digest = _digest(read_requirements(row.requirements), row.python)
@@ -85,11 +75,7 @@ def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | N
 
 
 def get(session: Session, project: ProjectRow, name: str) -> EnvironmentRow:
-    """Return an environment.
-
-    Raises:
-        ServingError: NOT_FOUND for an unknown name.
-    """
+    """Return an environment."""
     row = find(session, project, name)
     if row is None:
         raise not_found(f"environment '{name}' does not exist in project '{project.name}'")
@@ -111,12 +97,7 @@ def newest_task(session: Session, row: EnvironmentRow) -> TaskRow | None:
 
 
 def remove(session: Session, row: EnvironmentRow) -> None:
-    """Delete an environment; `sweep` removes its folder.
-
-    Raises:
-        ServingError: ALREADY_EXISTS while a running deployment has, or had, a revision with it: its server may have
-            been started in it, and a rollback may need it.
-    """
+    """Delete an environment; `sweep` removes its folder."""
     specs = session.execute(
         select(DeploymentRow.name, RevisionRow.spec)
         .join(RevisionRow.deployment)
@@ -133,11 +114,7 @@ def remove(session: Session, row: EnvironmentRow) -> None:
 
 
 def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Path:
-    """Return the interpreter of a ready environment.
-
-    Raises:
-        ServingError: NOT_FOUND for an unknown name; UNAVAILABLE if it is not ready.
-    """
+    """Return the interpreter of a ready environment."""
     row = get(session, project, name)
     path = builder.folder_of(folder, row.project_id, row.digest)
     if row.state != "ready" or not builder.is_built(path):
@@ -156,13 +133,7 @@ def sweep(session: Session, folder: Path) -> None:
 
 
 def handler(database: Database, folder: Path, isolation: Isolation) -> Handler:
-    """Return the handler of tasks that build environments.
-
-    Args:
-        database: The tables.
-        folder: For their folders.
-        isolation: Confines the code of their packages.
-    """
+    """Return the handler of tasks that build environments."""
 
     def change(environment_id: int, **values: Any) -> None:
         with database.transaction() as session:

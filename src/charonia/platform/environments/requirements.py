@@ -33,7 +33,6 @@ class Requirements:
 
     Attributes:
         lines: Packages and options, without `charonia`.
-        names: Names of the packages.
         extras: The extras of `charonia`.
     """
 
@@ -42,22 +41,13 @@ class Requirements:
     extras: tuple[str, ...] = ()
 
     def digest(self, python: str, own: str) -> str:
-        """Return the digest of an environment: equal ones share a folder.
-
-        Args:
-            python: Version of Python.
-            own: The requirement of the platform's release.
-        """
+        """Return the digest of an environment: equal ones share a folder."""
         content = json.dumps([python, own, sorted(self.lines), sorted(self.extras)])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def read_requirements(text: str) -> Requirements:
-    """Return the requirements of a text.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
+    """Return the requirements of a text."""
     if len(text) > CHARS_MAX or text.count("\n") >= LINES_MAX:
         raise invalid(f"requirements: expected at most {LINES_MAX} lines and {CHARS_MAX} characters")
     lines, names, extras, problems = list[str](), list[str](), set[str](), list[str]()
@@ -89,11 +79,7 @@ def read_requirements(text: str) -> Requirements:
 
 
 def read_script(text: str) -> tuple[str, str]:
-    """Return version of Python, "" for any, and requirements from the header of a Python file (PEP 723).
-
-    Raises:
-        ServingError: INVALID_ARG if it has none, or not in TOML.
-    """
+    """Return version of Python, "" for any, and requirements from the header of a Python file (PEP 723)."""
     match = _SCRIPT.search(text.replace("\r\n", "\n"))
     if match is None:
         raise invalid("the file states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it")
@@ -109,11 +95,7 @@ def read_script(text: str) -> tuple[str, str]:
 
 
 def check_python(version: str, known: Sequence[str]) -> str:
-    """Return a version of Python; the first that is known for "".
-
-    Raises:
-        ServingError: INVALID_ARG for one that servers do not support.
-    """
+    """Return a version of Python; the first that is known for ""."""
     if not version:
         return known[0]
     if not _PYTHON.fullmatch(version) or version not in known:

@@ -102,7 +102,6 @@ def restrict(
     """Restrict this process and its children to these files, and keep them from these ports.
 
     Args:
-        abi: The version of Landlock.
         read: Files and folders to read and execute. Missing ones are skipped.
         write: Files and folders that it may also change.
         bind: First and last port of each range that nothing listens on.

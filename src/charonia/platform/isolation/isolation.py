@@ -72,14 +72,11 @@ class Reach:
     """Files, ports and sockets that a process needs besides its interpreter and its room.
 
     Attributes:
-        read: Files and folders to read.
-        write: Folders to change.
         python: The interpreter, None for the platform's; the environments of the project are always in reach.
         ports: Ports of deployments that it listens on.
         beside: Abstract socket of another server that it needs at its start.
         project: Number of its project, None for a process that runs no code of a project: where projects have users,
             it keeps the platform's user, without capabilities.
-        network: Whether it can use the network.
         ends_with_platform: Whether the kernel kills it together with the platform.
     """
 
@@ -100,7 +97,6 @@ class Layers:
     Attributes:
         landlock: Version of Landlock, 0 for none.
         namespace: As in `Rules`.
-        has_users: Whether each project has a user.
     """
 
     landlock: int = 0
@@ -116,7 +112,6 @@ class Isolation:
         mode: One of `MODES`: whether the platform refuses to run processes that it cannot confine.
         readable: Additional files and folders that processes can read.
         hidden: Additional folders that look empty, except for the readable files in them.
-        reserved: First and last port of deployments.
         refused: Ports of the platform and its database.
     """
 
@@ -141,12 +136,7 @@ class Isolation:
         self.layers = Layers() if mode == "off" else layers()
 
     def check(self) -> list[str]:
-        """Return the gaps of the isolation, a sentence each.
-
-        Raises:
-            ServingError: UNSUPPORTED if the mode is "required" and the kernel does not protect the platform's files,
-                ports and processes; INVALID_ARG if the data folder lies where models must read.
-        """
+        """Return the gaps of the isolation, a sentence each."""
         if self._mode == "off":
             return ["Isolation is off: models can read and change all files of the platform's user."]
         for path in self._always_read():

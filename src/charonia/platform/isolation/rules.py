@@ -71,7 +71,6 @@ class Rules:
         read: Files and folders to read and to execute.
         write: Files and folders that it may also change.
         hidden: Folders that look empty except for these.
-        folder: The working folder.
         bind: First and last port of each range that it cannot listen on.
         connect: Ports that it cannot connect to, of any machine.
         network: Whether it can use any other port.
@@ -101,14 +100,7 @@ class Rules:
 
 
 def environment(own: Mapping[str, str], home: str, temporary: str, *, installs: bool) -> dict[str, str]:
-    """Return the variables of a process.
-
-    Args:
-        own: Variables of the platform.
-        home: Its private folder.
-        temporary: Its folder for temporary files.
-        installs: Whether it may install packages.
-    """
+    """Return the variables of a process."""
     prefixes = (*_PREFIXES, *(_FOR_PACKAGES if installs else ()))
     kept = {
         name: text
@@ -124,8 +116,6 @@ def bind_ranges(reserved: tuple[int, int], refused: Sequence[int], own: Sequence
 
     Args:
         reserved: First and last port of all deployments.
-        refused: Ports of the platform.
-        own: Ports of the process.
     """
     ports = sorted({*range(reserved[0], reserved[1] + 1), *refused} - set(own))
     ranges: list[tuple[int, int]] = []

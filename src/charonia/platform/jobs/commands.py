@@ -32,11 +32,8 @@ class PerfJob:
     """A measurement of a model of a deployment.
 
     Attributes:
-        model: The model.
         concurrency: Requests in flight: a number, or START:END[:STEP], a level each.
         protocol: `http` or `grpc`.
-        batch_size: Items of a request.
-        is_language_model: Whether times to tokens are measured.
     """
 
     model: str
@@ -46,11 +43,7 @@ class PerfJob:
     is_language_model: bool = False
 
     def __post_init__(self) -> None:
-        """Check it.
-
-        Raises:
-            ServingError: INVALID_ARG with a line for every problem.
-        """
+        """Check it."""
         problems = []
         found = _RANGE.fullmatch(self.concurrency)
         if found is None:
@@ -81,7 +74,6 @@ class PerfJob:
 
         Args:
             url: The endpoint of the protocol: "http://127.0.0.1:9000".
-            folder: Folder for the results.
         """
         return [
             *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
@@ -97,9 +89,6 @@ class TuneJob:
     """A search for the best configuration of a version of a model.
 
     Attributes:
-        model: The model.
-        version: Its version in the registry.
-        minutes: Time limit.
         latency_budget_ms: Largest p99 latency in milliseconds, 0 for none.
         environment: Environment to serve it in, "" for the platform's own Python.
     """
@@ -111,11 +100,7 @@ class TuneJob:
     environment: str = ""
 
     def __post_init__(self) -> None:
-        """Check it.
-
-        Raises:
-            ServingError: INVALID_ARG with a line for every problem.
-        """
+        """Check it."""
         problems = []
         if not 0 < self.minutes <= MINUTES_MAX:
             problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")
@@ -195,7 +180,6 @@ def _as_deployed(change: Mapping[str, Any], batches: bool) -> dict[str, Any]:
 
     Args:
         change: The change; None for unchanged values.
-        batches: Whether the variant has dynamic batching.
     """
     size, threads = change["max_batch_size"], change["thread_count"]
     batching = {"max_batch_size": size, "max_queue_delay_microseconds": change["queue_delay_us"]}

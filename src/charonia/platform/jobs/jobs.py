@@ -48,11 +48,7 @@ _FOUND = (0, 2)
 
 
 def start_perf(session: Session, project: ProjectRow, deployment: str, job: PerfJob, author: str) -> TaskRow:
-    """Add the task that measures a model of a deployment.
-
-    Raises:
-        ServingError: NOT_FOUND for an unknown deployment, or a model that it lacks.
-    """
+    """Add the task that measures a model of a deployment."""
     row = session.scalar(
         select(DeploymentRow).where(
             DeploymentRow.project_id == project.id, DeploymentRow.name == deployment, ~DeploymentRow.removed
@@ -71,12 +67,7 @@ def start_perf(session: Session, project: ProjectRow, deployment: str, job: Perf
 
 
 def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, who: Principal) -> TaskRow:
-    """Add the task that searches the best configuration of a version of a model.
-
-    Raises:
-        NotPermittedError: If the version contains code and the caller may not run it.
-        ServingError: INVALID_ARG for an unknown version, or an environment that is unknown or not ready.
-    """
+    """Add the task that searches the best configuration of a version of a model."""
     if workloads.named(session, project.id, _trial(job)).runs_code:
         who.demand_code(project.name)
     return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, who.name)

@@ -68,12 +68,7 @@ def add(
     source: VersionSource,
     notes: str = "",
 ) -> AddedVersion:
-    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction.
-
-    Raises:
-        NotPermittedError: If the caller is not a deployer, or for a folder no administrator of all projects.
-        ServingError: INVALID_ARG for an invalid name or source; NOT_FOUND; UNAVAILABLE while too many tasks wait.
-    """
+    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     source.check()
@@ -114,9 +109,6 @@ class VersionTasks:
     """Carries out the tasks of the registry.
 
     Attributes:
-        database: The tables.
-        store: The files of versions.
-        uploads: Files being uploaded.
         environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
         isolation: Confines checks, and what unpacks archives.
@@ -136,7 +128,6 @@ class VersionTasks:
 
         Raises:
             CancelledTaskError: If it was cancelled.
-            ServingError: If the files cannot be read, or the version is refused.
         """
         with self._settling(run):
             version, name = self._version(run)
@@ -154,17 +145,12 @@ class VersionTasks:
 
         Raises:
             CancelledTaskError: If it was cancelled.
-            ServingError: If the version is refused.
         """
         with self._settling(run):
             return self._check(run)
 
     def collect(self, run: TaskRun) -> Mapping[str, Any]:
-        """Remove files that belong to no version, and abandoned uploads.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be reached.
-        """
+        """Remove files that belong to no version, and abandoned uploads."""
         with self.database.transaction() as session:
             given_up = upload_rows.give_up(session, self.uploads)
         removed = self.store.collect(self._used)

@@ -87,14 +87,7 @@ class OwnFiles:
 
 
 class FolderFiles:
-    """A folder of this machine that the platform does not own.
-
-    Args:
-        folder: Its path.
-
-    Raises:
-        ServingError: NOT_FOUND if the folder does not exist.
-    """
+    """A folder of this machine that the platform does not own."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -128,7 +121,6 @@ class RemoteFiles:
     """Files below an address of an object store.
 
     Args:
-        store: The store.
         only: The only file to read, None for all.
     """
 
@@ -173,11 +165,7 @@ class RemoteFiles:
 
 @contextmanager
 def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, seen: Seen) -> Iterator[ArrivingFiles]:
-    """Yield the files unchanged, or the content of a single archive.
-
-    Raises:
-        ServingError: As `archives.unpack`.
-    """
+    """Yield the files unchanged, or the content of a single archive."""
     paths = list(files.sizes())
     if len(paths) != 1 or not is_archive(paths[0]):
         yield files

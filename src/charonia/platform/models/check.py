@@ -45,11 +45,7 @@ _ABSENT = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 
 def first_look(name: str, files: Manifest, store: ArtifactStore, trusted: Container[str] = ()) -> VersionReport:
-    """Return the result of reading file names and the configuration, without running anything.
-
-    Raises:
-        ServingError: INVALID_ARG for a configuration that cannot be read, or of another model.
-    """
+    """Return the result of reading file names and the configuration, without running anything."""
 
     def read(path: str) -> str:
         blob = files[path]
@@ -85,7 +81,6 @@ def full_check(
 
     Raises:
         CancelledTaskError: If the task was cancelled.
-        ServingError: INVALID_ARG with all problems of the configuration, or why the model cannot be read.
     """
     with store.scratch() as repository, isolation.room(run.project_id) as room:
         check = CheckRun(run, python, isolation, room, repository)
@@ -126,7 +121,6 @@ def read_config(lines: Sequence[str], folder: str) -> tuple[dict[str, Any] | Non
     Standard output and standard error come together: the configuration begins with a line "{" and ends with "}".
 
     Args:
-        lines: The output.
         folder: Path of the model, which is removed from the notes.
     """
     if "{" not in lines or "}" not in lines:

@@ -22,7 +22,6 @@ class CheckingPython:
 
     Attributes:
         name: Name of its environment, "" for the platform's own.
-        path: The interpreter.
     """
 
     name: str = ""
@@ -31,15 +30,7 @@ class CheckingPython:
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """What all commands of a check share.
-
-    Attributes:
-        run: The task; its log receives their output.
-        python: The interpreter.
-        isolation: Confines them.
-        room: Their private folders.
-        repository: The repository with the model, which is read-only for them.
-    """
+    """What all commands of a check share."""
 
     run: TaskRun
     python: CheckingPython
@@ -50,12 +41,7 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True)
 class CheckOutput:
-    """The result of a command.
-
-    Attributes:
-        status: Its exit status.
-        output: The lines that it has written.
-    """
+    """The result of a command."""
 
     status: int
     output: list[str]
@@ -72,15 +58,11 @@ def charonia(
     """Run a command of Charonia.
 
     Args:
-        check: The check.
-        arguments: Its name and arguments.
-        timeout_s: Time limit.
         memory_bytes: Memory limit of each process, 0 for none.
         enough: Returns whether to stop the command after a line.
 
     Raises:
         CancelledTaskError: If the task was cancelled.
-        ServingError: INTERNAL after the time limit.
     """
     output: list[str] = []
 

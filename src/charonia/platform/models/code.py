@@ -99,8 +99,6 @@ def backend_of(name: str, paths: Iterable[str], config: ModelConfig) -> str:
 
     Args:
         name: Its name, whose suffix may name the backend.
-        paths: Files of the model's folder.
-        config: Its configuration as written.
     """
     names = {path.split("/")[1] for path in paths if path.startswith("1/")}
     try:
@@ -114,7 +112,6 @@ def inert_of(backend: str, trusted: Container[str] = ()) -> Inert | None:
     """Return the allow-list of a backend or an ensemble, None if all of its models are code; "" reads no files.
 
     Args:
-        backend: Its name.
         trusted: Backends of other packages that the administrator trusts.
     """
     if backend in (ENSEMBLE, ""):
@@ -128,8 +125,6 @@ def code_in(
     """Return the reasons why a model is code rather than data, a phrase each.
 
     Args:
-        name: Its name.
-        paths: Files of the model's folder.
         config: Its configuration, as written or completed.
         weights: Files with weights, whose suffixes need not be known.
         trusted: Backends of other packages that the administrator trusts.
@@ -218,7 +213,6 @@ def dependencies(read: Callable[[str], str], paths: Iterable[str]) -> str:
     """Return the Python packages that a model says it needs, a requirement a line; "" for none.
 
     Args:
-        read: Returns the text of a file.
         paths: Files of the model's folder: requirements.txt of MLflow, 1/model.py with a header as in PEP 723.
     """
     listed = set(paths)
@@ -240,9 +234,7 @@ def code_in_onnx(path: str, files: Iterable[str], operators: Container[str]) -> 
     """Return why an ONNX file is not data, a phrase each.
 
     Args:
-        path: The file.
         files: Names of the files with its tensors.
-        operators: Names of its operators.
     """
     found = [
         f"{path}: weights outside of the model's folder: '{file}'"

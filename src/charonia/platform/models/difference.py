@@ -27,12 +27,9 @@ class VersionDifference:
     """Differences between two versions.
 
     Attributes:
-        before: Number of the first.
         after: Number of the second.
-        config: Fields of the configurations that differ.
         added: Files that only the second one has.
         removed: Files that only the first one has.
-        changed: Files with different content.
     """
 
     before: int

@@ -28,29 +28,20 @@ class AllowedHosts:
 
     Attributes:
         entries: Names, addresses, networks such as 10.1.0.0/16; "*" for all.
-        resolve: Returns the addresses of a name.
     """
 
     entries: Sequence[str] = ()
     resolve: Callable[[str], Sequence[str]] = resolve
 
     def check_store(self, place: StoreAddress) -> None:
-        """Check the server of a store; an address without one means the cloud's, or the platform's own setting.
-
-        Raises:
-            ServingError: As `check`.
-        """
+        """Check the server of a store; an address without one means the cloud's, or the platform's own setting."""
         if not set(place.account) <= _ACCOUNT_CHARACTERS and ANY not in self.entries:
             raise invalid(f"account of '{place.uri}': expected small letters, digits and '-'")
         if place.endpoint:
             self.check(place.endpoint)
 
     def check(self, url: str) -> None:
-        """Check that a server may be read from. Blocks.
-
-        Raises:
-            ServingError: INVALID_ARG if it may not; UNAVAILABLE if its name is unknown.
-        """
+        """Check that a server may be read from. Blocks."""
         try:
             host = urlsplit(url).hostname or ""
         except ValueError as error:

@@ -32,7 +32,6 @@ class Arrangement:
 
     Attributes:
         files: Path of the uploaded file, by path in the model's folder.
-        left_out: Uploaded files that are not kept.
     """
 
     files: Mapping[str, str]
@@ -64,13 +63,9 @@ def arrange(
     """Find the model.
 
     Args:
-        paths: The uploaded files.
         start: Returns the first bytes of a file.
         take: Which of several versions to take, 0 for the highest.
         flavours: The flavours of the MLmodel in `model_root`, None if there is none.
-
-    Raises:
-        ServingError: INVALID_ARG for no model or several; UNSUPPORTED for a form that is not served.
     """
     kept = [path for path in paths if is_content(path)]
     check_together(kept)

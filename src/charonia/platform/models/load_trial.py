@@ -43,7 +43,6 @@ def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
 
     Args:
         check: The check, whose repository has just this model.
-        config: Its completed configuration.
 
     Raises:
         CancelledTaskError: If the task was cancelled.

@@ -18,7 +18,6 @@ class TensorRecord:
     """An input or output.
 
     Attributes:
-        name: Its name.
         data_type: Its type: "FP32".
         shape: Its dimensions without the batch, -1 for variable ones.
         is_optional: Whether an input may be left out.
@@ -36,7 +35,6 @@ class NeededPackageRecord:
 
     Attributes:
         name: As package indexes have it: "torch".
-        extra: Extra of Charonia that installs it.
         is_here: Whether the platform's own Python had it when the version was checked.
     """
 
@@ -55,10 +53,7 @@ class VersionReport:
         backend: Its backend: "onnxruntime".
         config: The complete configuration in the form of its JSON; unchanged if it was not checked.
         inferred: Inferred values, a sentence each.
-        inputs: Its inputs.
-        outputs: Its outputs.
         max_batch_size: The largest batch, 0 for a model without batches.
-        needs: Packages of frameworks.
         requirements: Python packages that it declares, a line each.
         code: Why loading it runs code that it contains, a phrase each; none for data.
         warnings: What `charonia doctor` and the check found, a sentence each.
@@ -66,7 +61,6 @@ class VersionReport:
         left_out: Uploaded files that are not part of it.
         same_as: Number of the version that has the same files, 0 for none.
         problem: Why it was refused, "" if it was not.
-        hint: How to fix it.
     """
 
     is_checked: bool = False
@@ -108,7 +102,6 @@ class VersionFile:
     Attributes:
         path: Path in the folder of the model; files of the version itself begin with "1/".
         size: Bytes.
-        sha256: Hash of its content.
     """
 
     path: str
@@ -121,10 +114,8 @@ class VersionSummary:
     """A version, in lists.
 
     Attributes:
-        number: Its number.
         state: "arriving", "checking", "ready" or "refused".
         created: Seconds since the epoch.
-        author: Who added it.
         size: Bytes of all files.
         backend: Its backend, "" if not known yet.
         runs_code: Whether it is not known to be data, so that loading it may run code.
@@ -147,12 +138,7 @@ class ModelSummary:
 
     Attributes:
         name: Its name, also in servers.
-        project: Its project.
-        owner: Its maintainer.
-        description: Its description.
-        tags: Words to find it by.
         created: Seconds since the epoch.
-        version_count: How many versions it has.
         latest: The version with the highest number, None for none.
     """
 
@@ -172,7 +158,6 @@ class ModelPage:
 
     Attributes:
         models: The models, by name.
-        total: How many there are in all.
         tags: All tags of the project with the number of their models.
     """
 
@@ -186,12 +171,6 @@ class ModelRecord:
     """A model with its versions.
 
     Attributes:
-        name: Its name.
-        project: Its project.
-        owner: Its maintainer.
-        description: Its description.
-        tags: Words to find it by.
-        links: URLs by label.
         created: Seconds since the epoch.
         versions: Its versions, latest first.
         deployments: Names of the deployments that use it.
@@ -213,19 +192,11 @@ class VersionRecord:
     """A version.
 
     Attributes:
-        model: Name of its model.
-        project: Its project.
-        number: Its number.
         state: "arriving", "checking", "ready" or "refused".
         digest: Hash of all its files, "" until they have arrived.
         size: Bytes of all files.
-        source: Its source.
-        notes: Notes written by users.
         runs_code: Whether it is not known to be data, so that loading it may run code.
-        author: Who added it.
         created: Seconds since the epoch.
-        report: Result of the check.
-        files: Its files.
         task: The latest task about it, 0 for none: its progress and log.
         deployments: Names of the deployments that use it.
     """
@@ -252,8 +223,6 @@ class AddedVersion:
     """A version that is being imported.
 
     Attributes:
-        model: Name of its model.
-        number: Its number.
         task: The task that imports its files and checks it.
     """
 
@@ -267,7 +236,6 @@ class UploadRecord:
     """A file being uploaded.
 
     Attributes:
-        key: Identifies it in calls.
         batch: Identifier shared by all files of one version.
         path: Its name, with its folders.
         size: Its final size in bytes.

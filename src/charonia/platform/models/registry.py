@@ -54,14 +54,7 @@ _SUMMARY = (
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """Descriptive fields of a model that users edit. None keeps the current value.
-
-    Attributes:
-        owner: Its maintainer.
-        description: Its description.
-        tags: Words to find it by.
-        links: URLs by label.
-    """
+    """Descriptive fields of a model that users edit. None keeps the current value."""
 
     owner: str | None = None
     description: str | None = None
@@ -82,13 +75,8 @@ def models(
     """Return the models of a project by name.
 
     Args:
-        session: A session.
-        who: The caller.
-        project: Name of the project.
         search: Part of the name, the owner, the description or a tag; "" for all.
         tag: A tag that they have, "" for any.
-        limit: How many at most.
-        offset: How many to skip.
     """
     found = projects.find(session, who, project)
     query = select(ModelRow).where(ModelRow.project_id == found.id)
@@ -163,11 +151,7 @@ def compare(session: Session, who: Principal, project: str, name: str, before: i
 
 
 def create(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> ModelRow:
-    """Create a model without versions.
-
-    Raises:
-        ServingError: ALREADY_EXISTS; INVALID_ARG for an invalid name or invalid details.
-    """
+    """Create a model without versions."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     check_details(details.tags, details.links)
@@ -182,11 +166,7 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
 
 
 def change(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> None:
-    """Change the descriptive fields of a model.
-
-    Raises:
-        ServingError: NOT_FOUND; INVALID_ARG for invalid details.
-    """
+    """Change the descriptive fields of a model."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
     check_details(details.tags, details.links)
@@ -196,11 +176,7 @@ def change(session: Session, who: Principal, project: str, name: str, details: M
 
 
 def delete(session: Session, who: Principal, project: str, name: str) -> None:
-    """Delete a model with all its versions. Wake the tasks afterwards.
-
-    Raises:
-        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or a version is being imported.
-    """
+    """Delete a model with all its versions. Wake the tasks afterwards."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
     users = names(uses(session, found.id, name))
@@ -222,11 +198,7 @@ def annotate(session: Session, who: Principal, project: str, name: str, number: 
 
 
 def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
-    """Delete a version; its number is not reused. Wake the tasks afterwards.
-
-    Raises:
-        ServingError: NOT_FOUND; ALREADY_EXISTS while a deployment uses it, or it is being imported.
-    """
+    """Delete a version; its number is not reused. Wake the tasks afterwards."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
     row = find_version(session, owner, number)
@@ -246,12 +218,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
 
 
 def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
-    """Check a version again, with the current environments. Wake the tasks afterwards.
-
-    Raises:
-        NotPermittedError: If the caller is not a deployer, or may not run code and the version contains some.
-        ServingError: NOT_FOUND; ALREADY_EXISTS while it is being imported; INVALID_ARG if its files never arrived.
-    """
+    """Check a version again, with the current environments. Wake the tasks afterwards."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
     row = find_version(session, owner, number)
@@ -270,11 +237,7 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
 
 
 def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
-    """Return a model.
-
-    Raises:
-        ServingError: NOT_FOUND.
-    """
+    """Return a model."""
     row = _find(session, project, name)
     if row is None:
         raise not_found(f"model '{name}' does not exist in project '{project.name}'")
@@ -282,11 +245,7 @@ def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
 
 
 def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
-    """Return a version of a model.
-
-    Raises:
-        ServingError: NOT_FOUND.
-    """
+    """Return a version of a model."""
     row = session.scalar(select(VersionRow).where(VersionRow.model_id == owner.id, VersionRow.number == number))
     if row is None:
         raise not_found(f"version {number} of model '{owner.name}' does not exist")
@@ -298,11 +257,7 @@ def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | Non
 
 
 def collect_later(session: Session, project_id: int) -> None:
-    """Add the task that removes files that belong to no version, unless one waits.
-
-    Raises:
-        ServingError: UNAVAILABLE when too many tasks wait.
-    """
+    """Add the task that removes files that belong to no version, unless one waits."""
     waiting = select(TaskRow.id).where(TaskRow.kind == COLLECT, TaskRow.state == "waiting")
     if session.scalar(waiting.limit(1)) is None:
         queue.add(session, COLLECT, project_id, "files that no version has", {})
@@ -408,11 +363,7 @@ _SCHEMES = ("https://", "http://")
 
 
 def check_details(tags: Sequence[str] | None, links: Mapping[str, str] | None) -> None:
-    """Check tags and links. None means not given.
-
-    Raises:
-        ServingError: INVALID_ARG for too many, for empty or long ones, and for links that browsers cannot follow.
-    """
+    """Check tags and links. None means not given."""
     if len(tags or ()) > TAGS_MAX or len(links or {}) > LINKS_MAX:
         raise invalid(f"expected at most {TAGS_MAX} tags and {LINKS_MAX} links")
     for text in [*(tags or ()), *(links or {})]:
@@ -441,7 +392,6 @@ class Use:
     """A deployment that uses a model.
 
     Attributes:
-        deployment: Its name.
         versions: The versions of the model; none for the latest.
     """
 

@@ -50,10 +50,6 @@ class MlflowServer:
 
     Args:
         address: Its address, "" for the one in the environment.
-        environment: Environment variables.
-
-    Raises:
-        ServingError: INVALID_ARG without an address, or with one that is not HTTP.
     """
 
     def __init__(self, address: str = "", environment: Mapping[str, str] = os.environ) -> None:
@@ -72,9 +68,6 @@ class MlflowServer:
 
         Args:
             model: "models:/NAME/VERSION" or "models:/NAME@ALIAS".
-
-        Raises:
-            ServingError: INVALID_ARG for another form; NOT_FOUND; UNAVAILABLE when the server cannot be reached.
         """
         match = _MODEL.fullmatch(model)
         if match is None:
@@ -100,11 +93,7 @@ class MlflowServer:
         return found
 
     def open(self, call: str) -> Any:
-        """Send a request and return the open answer.
-
-        Raises:
-            ServingError: NOT_FOUND; UNAVAILABLE when the server cannot be reached, or refuses.
-        """
+        """Send a request and return the open answer."""
         request = urllib.request.Request(f"{self.address}/api/2.0/{call}", headers=self._headers)
         try:
             return self._opener.open(request, timeout=SILENCE_S_MAX)
@@ -117,11 +106,7 @@ class MlflowServer:
             raise self._away(error) from None
 
     def list(self, folder: str) -> list[Mapping[str, Any]]:
-        """Return the entries of a folder of artifacts that the server hands out.
-
-        Raises:
-            ServingError: UNAVAILABLE when the server cannot be reached.
-        """
+        """Return the entries of a folder of artifacts that the server hands out."""
         files = self._ask("mlflow-artifacts/artifacts", {"path": folder}).get("files", [])
         return [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
 
@@ -134,7 +119,6 @@ class ProxiedArtifacts:
     """A folder of artifacts that a server of MLflow hands out, as a store.
 
     Args:
-        server: The server.
         uri: Its address: "mlflow-artifacts:/1/abc/artifacts/model".
     """
 
@@ -218,7 +202,6 @@ class VersionSource:
     """Where a version comes from.
 
     Attributes:
-        kind: Its kind.
         place: The batch of an upload; "s3://bucket/path"; "/path/of/a/folder"; "models:/NAME/VERSION".
         take: Which of several versions in a model's folder to take, 0 for the highest.
         server: Address of MLflow's server, "" for the one in the platform's environment.
@@ -233,11 +216,7 @@ class VersionSource:
         return asdict(self)
 
     def check(self) -> None:
-        """Check everything that needs no access to the source.
-
-        Raises:
-            ServingError: INVALID_ARG for an invalid place.
-        """
+        """Check everything that needs no access to the source."""
         if not self.place or len(self.place) > PLACE_CHARS_MAX or "\0" in self.place:
             raise invalid(f"source: expected a place of 1 to {PLACE_CHARS_MAX} characters")
         if self.kind == "address":
@@ -257,14 +236,8 @@ def open_source(
     """Return the files, and their origin in words. Blocks.
 
     Args:
-        source: The source.
-        uploads: Uploaded files.
         sent: Their keys by path, for an upload.
         may_read_folders: Whether the caller may read any folder of this machine.
-        hosts: Servers that may be read from.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid place; NOT_FOUND; UNAVAILABLE when it cannot be reached.
     """
     match source.kind:
         case "upload":

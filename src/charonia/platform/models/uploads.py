@@ -39,15 +39,9 @@ def begin(
     """Begin to upload files.
 
     Args:
-        session: A transaction.
-        folder: Their folder.
-        who: The caller.
-        project: Name of the project.
-        files: Path and size of each.
         batch: An existing batch to add them to, "" for a new one.
 
     Raises:
-        ServingError: INVALID_ARG for invalid paths and sizes; NOT_FOUND for an unknown batch.
         TooManyError: The project uploads too many files.
         TooLargeError: They have too many bytes.
         StorageFullError: There is no room for them.
@@ -94,11 +88,7 @@ def begin(
 
 
 def find(session: Session, who: Principal, project: str, key: str) -> UploadRow:
-    """Return a file being uploaded.
-
-    Raises:
-        ServingError: NOT_FOUND; CANCELLED for one that is complete and belongs to a version.
-    """
+    """Return a file being uploaded."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = session.scalar(select(UploadRow).where(UploadRow.project_id == found.id, UploadRow.key == key))
     if row is None:
@@ -115,20 +105,12 @@ def records(session: Session, folder: UploadFolder, who: Principal, project: str
 
 
 def record(folder: UploadFolder, row: UploadRow) -> UploadRecord:
-    """Return a file being uploaded.
-
-    Raises:
-        ServingError: NOT_FOUND if it was discarded.
-    """
+    """Return a file being uploaded."""
     return UploadRecord(row.key, row.batch, row.path, row.size, folder.received(row.key))
 
 
 def list_batch(session: Session, project: ProjectRow, batch: str) -> Sequence[UploadRow]:
-    """Return the files of a batch.
-
-    Raises:
-        ServingError: NOT_FOUND if there are none.
-    """
+    """Return the files of a batch."""
     query = select(UploadRow).where(UploadRow.project_id == project.id, UploadRow.batch == batch)
     rows = session.scalars(query.order_by(UploadRow.id)).all()
     if not rows:
@@ -137,11 +119,7 @@ def list_batch(session: Session, project: ProjectRow, batch: str) -> Sequence[Up
 
 
 def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str) -> Sequence[UploadRow]:
-    """Seal the files of a batch for a version: uploads to them end.
-
-    Raises:
-        ServingError: NOT_FOUND; INVALID_ARG while something is missing; ALREADY_EXISTS if it is sealed already.
-    """
+    """Seal the files of a batch for a version: uploads to them end."""
     rows = list_batch(session, project, batch)
     if any(row.is_taken for row in rows):
         raise conflict(f"upload batch '{batch}' is already being imported as a version")
@@ -157,11 +135,7 @@ def take(session: Session, folder: UploadFolder, project: ProjectRow, batch: str
 
 
 def drop(session: Session, folder: UploadFolder, who: Principal, project: str, batch: str) -> None:
-    """Discard the files of a batch.
-
-    Raises:
-        ServingError: NOT_FOUND; ALREADY_EXISTS while a version is created from them.
-    """
+    """Discard the files of a batch."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     rows = list_batch(session, found, batch)
     if any(row.is_taken for row in rows):

@@ -39,7 +39,6 @@ class Grant:
     """A role of a user or key.
 
     Attributes:
-        role: The role.
         project: Name of the project, "" for all.
         may_run_code: Whether a deployer may use models that contain code.
     """
@@ -56,9 +55,7 @@ class Principal:
     Attributes:
         name: As the audit log has it: "key ci", "Ada Lovelace <ada@example.org>".
         everywhere: The role in all projects, None for none.
-        roles: Roles by name of the project.
         may_run_code: Names of the projects in which a deployer may use models that contain code; "*" for all.
-        address: Address of the caller.
     """
 
     name: str
@@ -95,11 +92,7 @@ class Principal:
         return [grant for grant in grants if not grant.project or self.role(grant.project) is not None]
 
     def demand(self, role: ProjectRole, project: str = "") -> None:
-        """Check that the caller has a role, in a project or everywhere.
-
-        Raises:
-            NotPermittedError: If not.
-        """
+        """Check that the caller has a role, in a project or everywhere."""
         has = self.role(project) if project else self.everywhere
         if has is None or has < role:
             where = f"in project '{project}'" if project else "in all projects"
@@ -108,11 +101,7 @@ class Principal:
             )
 
     def administered(self) -> frozenset[str] | None:
-        """Return the projects that the caller administers, None for all.
-
-        Raises:
-            NotPermittedError: If there is none.
-        """
+        """Return the projects that the caller administers, None for all."""
         if self.everywhere is ProjectRole.ADMIN:
             return None
         found = frozenset(name for name, role in self.roles.items() if role is ProjectRole.ADMIN)
@@ -121,11 +110,7 @@ class Principal:
         return found
 
     def demand_code(self, project: str) -> None:
-        """Check that the caller may add and deploy models that contain code.
-
-        Raises:
-            NotPermittedError: If not.
-        """
+        """Check that the caller may add and deploy models that contain code."""
         self.demand(ProjectRole.DEPLOYER, project)
         if self.role(project) is not ProjectRole.ADMIN and not self.may_run_code & {project, "*"}:
             raise NotPermittedError(

@@ -23,8 +23,6 @@ def note(
     """Record a change, in the transaction that makes it.
 
     Args:
-        session: That transaction.
-        who: The caller.
         action: A noun and a verb: "deployment.update".
         subject: The thing: "default/reader".
         detail: What changed, as JSON; no secrets.
@@ -49,11 +47,9 @@ def entries(
     """Return changes, latest first, with their projects.
 
     Args:
-        session: A session.
         who: The caller. Without a role in all projects, they see only changes in their projects.
         project: Only this project, "" for all.
         before: Only entries with a smaller id, 0 for all: the id of the last one that the caller has.
-        limit: How many.
     """
     query = select(AuditRow).options(joinedload(AuditRow.project)).order_by(AuditRow.id.desc()).limit(limit)
     if project:

@@ -50,11 +50,7 @@ def caller(
         ),
     ],
 ) -> Principal:
-    """Return the caller. `request.state.csrf` is then the token for forms, "" for an API key.
-
-    Raises:
-        NotPermittedError: If the caller is unknown, or a browser sends a change without its token.
-    """
+    """Return the caller. `request.state.csrf` is then the token for forms, "" for an API key."""
     address = request.client.host if request.client else ""
     request.state.csrf = ""
     unknown = getattr(request.state, "unknown_answers", None)

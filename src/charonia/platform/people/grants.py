@@ -19,11 +19,7 @@ def kept(rows: Iterable[GrantRow]) -> list[Grant]:
 
 
 def new_rows(session: Session, who: Principal, grants: Sequence[Grant]) -> list[GrantRow]:
-    """Return rows for roles that the caller grants.
-
-    Raises:
-        NotPermittedError: If they do not administer each of the projects.
-    """
+    """Return rows for roles that the caller grants."""
     demand_all(who, grants)
     names = {grant.project for grant in grants} - {""}
     projects = {row.name: row for row in session.scalars(select(ProjectRow).where(ProjectRow.name.in_(names)))}
@@ -41,10 +37,6 @@ def new_rows(session: Session, who: Principal, grants: Sequence[Grant]) -> list[
 
 
 def demand_all(who: Principal, grants: Iterable[Grant]) -> None:
-    """Check that the caller may grant and revoke these roles.
-
-    Raises:
-        NotPermittedError: If they do not administer each of the projects.
-    """
+    """Check that the caller may grant and revoke these roles."""
     for project in {grant.project for grant in grants}:
         who.demand(ProjectRole.ADMIN, project)

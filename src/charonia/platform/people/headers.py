@@ -39,12 +39,7 @@ TRANSPORT_POLICY = "max-age=31536000"
 
 
 class SecurityHeaders:
-    """Adds the headers to the responses of an application.
-
-    Args:
-        app: The application.
-        is_https: Whether browsers use only HTTPS.
-    """
+    """Adds the headers to the responses of an application."""
 
     def __init__(self, app: ASGIApp, is_https: bool) -> None:
         self._app = app
@@ -67,7 +62,6 @@ class OwnPages:
     A session's token and the `SameSite` cookie protect signed-in users; this also covers calls without a session.
 
     Args:
-        app: The application.
         settings: Its settings. The host is checked if it listens on the loopback interface.
     """
 

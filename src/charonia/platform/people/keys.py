@@ -27,15 +27,8 @@ def create(
     """Create a key, and return it with the secret, which is not stored.
 
     Args:
-        session: A transaction.
         who: The caller, who administers every project that it has a role in.
-        name: Its purpose.
-        grants: Its roles.
         expires: When it expires, in seconds since the epoch; 0 for never.
-
-    Raises:
-        NotPermittedError: If the caller may not give these roles.
-        ServingError: INVALID_ARG, NOT_FOUND for a project, ALREADY_EXISTS.
     """
     check_name("key", name)
     if not grants:
@@ -56,21 +49,12 @@ def create(
 
 
 def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 100) -> Sequence[KeyRow]:
-    """Return keys by name: those with a role in a project that the caller administers.
-
-    Raises:
-        NotPermittedError: If they administer none.
-    """
+    """Return keys by name: those with a role in a project that the caller administers."""
     return session.scalars(_administered(who).order_by(KeyRow.name).offset(offset).limit(limit)).all()
 
 
 def revoke(session: Session, who: Principal, name: str) -> None:
-    """Delete a key; calls with it are refused from now on.
-
-    Raises:
-        NotPermittedError: If the caller administers no project, or not every project that it has a role in.
-        ServingError: NOT_FOUND, also for a key without a role in a project that the caller administers.
-    """
+    """Delete a key; calls with it are refused from now on."""
     key = session.scalar(_administered(who).where(KeyRow.name == name))
     if key is None:
         raise not_found(f"key '{name}' does not exist")
@@ -88,11 +72,7 @@ def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyR
 
 
 def _administered(who: Principal) -> Select[KeyRow]:
-    """Return the query for the keys with a role in a project that the caller administers.
-
-    Raises:
-        NotPermittedError: If they administer none.
-    """
+    """Return the query for the keys with a role in a project that the caller administers."""
     projects = who.administered()
     query = select(KeyRow)
     return (

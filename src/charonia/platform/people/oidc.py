@@ -59,7 +59,6 @@ class SentBrowser(NamedTuple):
 
     Attributes:
         state: In the address to which it returns.
-        nonce: In the ID token.
         verifier: The provider received its hash: PKCE.
         next: Path of the page to show afterwards.
     """
@@ -74,9 +73,7 @@ class Identity(NamedTuple):
     """A user whom the provider has authenticated.
 
     Attributes:
-        issuer: The provider.
         subject: Their permanent identifier there.
-        name: Their display name.
         email: Their address, "" unless the provider has verified it.
     """
 
@@ -87,12 +84,7 @@ class Identity(NamedTuple):
 
 
 class Provider:
-    """The provider of single sign-on.
-
-    Args:
-        settings: Its address, and the platform's credentials there.
-        url: Address of the platform for browsers.
-    """
+    """The provider of single sign-on."""
 
     def __init__(self, settings: Oidc, url: str) -> None:
         self._settings = settings
@@ -111,11 +103,7 @@ class Provider:
         The cookie holds the state of the sign-in, signed: the platform stores nothing for anonymous callers.
 
         Args:
-            address: Address of the browser.
             next: Path of the page to show afterwards.
-
-        Raises:
-            ServingError: UNAVAILABLE when the provider does not answer, or the address starts too many sign-ins.
         """
         if not self._starts.take(address):
             raise unavailable(
@@ -127,11 +115,7 @@ class Provider:
         return self._address(sent), jwt.encode({"alg": _SEAL}, claims, self._seal)
 
     def returned(self, cookie: str, state: str) -> SentBrowser:
-        """Return the values that a browser was sent with, from its cookie.
-
-        Raises:
-            ServingError: INVALID_ARG for a cookie that is forged, too old, or for another state.
-        """
+        """Return the values that a browser was sent with, from its cookie."""
         try:
             claims = jwt.decode(cookie, self._seal, [_SEAL]).claims
             if claims["exp"] > now() and hmac.compare_digest(claims["state"].encode(), state.encode()):
@@ -159,12 +143,7 @@ class Provider:
         """Return the identity of a user who has returned.
 
         Args:
-            code: The code that the browser brings.
             sent: The values that it was sent with.
-
-        Raises:
-            ServingError: INVALID_ARG if the provider refuses the code, or its token is not valid; UNAVAILABLE when it
-                does not answer.
         """
         metadata, keys = self._known()
         with self._client() as client:

@@ -17,12 +17,7 @@ DEFAULT = "default"
 
 
 def create(session: Session, who: Principal, name: str) -> ProjectRow:
-    """Create a project.
-
-    Raises:
-        NotPermittedError: If the caller is not an administrator of all projects.
-        ServingError: INVALID_ARG for a name that is not valid in addresses; ALREADY_EXISTS.
-    """
+    """Create a project."""
     who.demand(ProjectRole.ADMIN)
     check_name("project", name)
     if _find(session, name) is not None:
@@ -43,11 +38,7 @@ def visible(session: Session, who: Principal, *, offset: int = 0, limit: int = 1
 
 
 def find(session: Session, who: Principal, name: str, role: ProjectRole = ProjectRole.VIEWER) -> ProjectRow:
-    """Return a project in which the caller has a role.
-
-    Raises:
-        NotPermittedError: If they have none; also for an unknown project, unless they see all projects.
-    """
+    """Return a project in which the caller has a role."""
     who.demand(role, name)
     project = _find(session, name)
     if project is None:

@@ -21,7 +21,6 @@ class Visitor(NamedTuple):
     """A signed-in user of a browser.
 
     Attributes:
-        principal: The user.
         csrf: Token that their forms must send with a change.
     """
 

@@ -40,11 +40,7 @@ def owner(session: Session) -> UserRow:
 
 
 def create(session: Session, who: Principal, name: str, email: str = "") -> UserRow:
-    """Create a user who signs in with links.
-
-    Raises:
-        ServingError: INVALID_ARG.
-    """
+    """Create a user who signs in with links."""
     who.demand(ProjectRole.ADMIN)
     if not 0 < len(name.strip()) <= NAME_CHARS_MAX or not name.isprintable():
         raise invalid(f"name of a user: expected 1 to {NAME_CHARS_MAX} printable characters, got '{name}'")
@@ -56,11 +52,7 @@ def create(session: Session, who: Principal, name: str, email: str = "") -> User
 
 
 def known(session: Session, who: Principal, *, offset: int = 0, limit: int = 100) -> Sequence[UserRow]:
-    """Return users by name.
-
-    Raises:
-        NotPermittedError: If the caller administers no project.
-    """
+    """Return users by name."""
     who.administered()
     return session.scalars(select(UserRow).order_by(UserRow.name, UserRow.id).offset(offset).limit(limit)).all()
 
@@ -84,11 +76,7 @@ def set_role(session: Session, who: Principal, user_id: int, project: str, grant
     """Set the role of a user in a project; None removes it.
 
     Args:
-        session: A transaction.
-        who: The caller.
-        user_id: The user.
         project: The project, "" for all.
-        grant: The role.
     """
     who.demand(ProjectRole.ADMIN, project)
     user = _get(session, user_id)

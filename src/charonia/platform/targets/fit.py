@@ -19,12 +19,7 @@ IDLE_CORES_MIN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """The memory of a GPU.
-
-    Attributes:
-        total_bytes: All of it.
-        free_bytes: Memory not in use.
-    """
+    """The memory of a GPU."""
 
     total_bytes: int
     free_bytes: int
@@ -35,9 +30,6 @@ class LocalMachine:
     """Resources of a machine.
 
     Attributes:
-        cores: CPU cores.
-        available_bytes: Memory that is not in use.
-        gpus: Number of GPUs.
         gpu_memory: Their memory; empty if NVIDIA's management library does not report it.
         idle_cores: Cores that were idle recently; None if unknown.
     """
@@ -54,8 +46,6 @@ class Needs:
     """Resources of one server.
 
     Attributes:
-        memory_bytes: Memory.
-        gpus: Numbers of its GPUs.
         gpu_bytes: Memory of each of them, 0 if not specified.
     """
 
@@ -75,8 +65,6 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
     """Yield why a workload does not fit, a sentence each.
 
     Args:
-        workload: The workload.
-        machine: The machine.
         promised: Resources of each server of the other deployments.
         running: Existing servers of this deployment. They are upgraded one after the other, so at most one extra engine
             runs at a time.

@@ -99,10 +99,7 @@ class LocalTarget:
     """Deployments on this machine. See `DeploymentTarget`.
 
     Args:
-        folder: Parent of their folders.
-        ports: First and last port.
         isolation: Confines servers; by default, as `charonia platform` does.
-        machine: Returns the resources of the machine.
     """
 
     name = "local"
@@ -461,12 +458,7 @@ def _made(workload: Workload) -> str:
 
 
 class FreePorts:
-    """Finds free ports in a row.
-
-    Args:
-        ports: First and last port.
-        count: How many in a row.
-    """
+    """Finds free ports in a row."""
 
     def __init__(self, ports: tuple[int, int], count: int) -> None:
         self.first, self.last = ports

@@ -134,11 +134,7 @@ class ServerFolder(NotesFolder):
                 os.kill(pid, number)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the server, which survives this process.
-
-        Raises:
-            ServingError: UNAVAILABLE while another one lives.
-        """
+        """Start the server, which survives this process."""
         with _held(self.path / "lock") as lock, self.log.open("ab") as log:
             self.forget_pid()
             self.forget_stopping()
@@ -167,22 +163,14 @@ class ServerFolder(NotesFolder):
 
 
 class Steps:
-    """A command about a server that outlives this process: `steps` has its output, `exit` its status.
-
-    Args:
-        folder: The folder of the server.
-    """
+    """A command about a server that outlives this process: `steps` has its output, `exit` its status."""
 
     def __init__(self, folder: Path) -> None:
         self._output = folder / "steps"
         self._exit = folder / "exit"
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Begin.
-
-        Raises:
-            ServingError: UNAVAILABLE while it is under way.
-        """
+        """Begin."""
         self._exit.unlink(missing_ok=True)
         with _held(self._output) as output:
             output.truncate(0)
@@ -273,11 +261,7 @@ def _start(
 
 @contextmanager
 def _held(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that is locked until every handle of it is closed, including inherited ones.
-
-    Raises:
-        ServingError: UNAVAILABLE while another process holds it.
-    """
+    """Yield a file that is locked until every handle of it is closed, including inherited ones."""
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

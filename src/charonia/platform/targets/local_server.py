@@ -52,10 +52,7 @@ class DeployedServer:
     """A server of a deployment.
 
     Args:
-        deployment: The folder of the deployment.
-        number: Its number.
         unwell: When servers stopped answering, by their folder, in seconds of the monotonic clock.
-        isolation: Confines it.
     """
 
     def __init__(
@@ -128,11 +125,7 @@ class DeployedServer:
         return last_said(tail(self.folder.log, 1))
 
     def start(self, revision: int, beside: "DeployedServer | None") -> None:
-        """Start it with a revision.
-
-        Raises:
-            ServingError: UNAVAILABLE while it lives.
-        """
+        """Start it with a revision."""
         starts, how = int(self.folder.read("starts").get("count", 0)), self._how(revision)
         self.folder.write("starts", count=starts + 1, time=time.time())
         self.folder.forget("serving")
@@ -165,11 +158,7 @@ class DeployedServer:
         steps.start(command, self._control_environment())
 
     def retune(self, revision: int) -> None:
-        """Split traffic as a revision says, now and after restarts.
-
-        Raises:
-            ServingError: It refuses, or does not answer.
-        """
+        """Split traffic as a revision says, now and after restarts."""
         serving = self.folder.read("serving")
         base, key = int(serving["base"]), self._deployment.platform_key.read_text()
         for model in (self._repository(revision)).iterdir():

@@ -28,11 +28,9 @@ class RolloutGoal:
 
     Attributes:
         revision: The revision of all servers, 0 for none at all.
-        count: Number of servers.
         before: The revision to roll back to, 0 for none.
         is_reached: Whether the state has been reached: later failures do not count against the revision.
         failed: The revision that was abandoned because it failed, 0 for none.
-        reason: Why it failed.
     """
 
     revision: int = 0
@@ -66,14 +64,11 @@ class ServerState:
 
     Attributes:
         number: Its number, from 1 on.
-        phase: Its state.
         revision: The revision that answers, 0 for none.
         applying: The revision being applied, or one that has failed; 0 for none.
         made: Digest of the content of the revision that answers.
         is_ready: Whether it answers, with all models.
-        unwell_s: For how long it has not.
         failure: Why the applied revision has failed, "" if it has not.
-        starts: How often it was started.
         since_start_s: Seconds since the last start.
     """
 

@@ -22,14 +22,9 @@ def ask(
     """Call a server and return its JSON answer.
 
     Args:
-        address: Address of its HTTP endpoint.
-        path: Path of the call.
         key: An API key, "" for none.
         body: The JSON body, None for none.
         method: The method; POST by default where there is a body, else GET.
-
-    Raises:
-        ServingError: INVALID_ARG or NOT_FOUND with the server's words; UNAVAILABLE when it does not answer.
     """
     data = None if body is None else json.dumps(body).encode()
     method = method or ("GET" if body is None else "POST")
@@ -90,11 +85,7 @@ def without_traffic(config: str) -> str:
 
 
 def forget_changes(address: str, key: str, model: str) -> None:
-    """Reset the traffic split of a model to its configuration, discarding earlier calls.
-
-    Raises:
-        ServingError: UNAVAILABLE if it does not answer.
-    """
+    """Reset the traffic split of a model to its configuration, discarding earlier calls."""
     try:
         ask(address, model_path(model, "traffic"), key=key, method="DELETE")
     except ServingError as error:
@@ -103,9 +94,5 @@ def forget_changes(address: str, key: str, model: str) -> None:
 
 
 def change_traffic(address: str, key: str, model: str, traffic: Mapping[str, Any]) -> None:
-    """Set the traffic split of a model; omitted settings are reset.
-
-    Raises:
-        ServingError: INVALID_ARG or NOT_FOUND if it refuses; UNAVAILABLE if it does not answer.
-    """
+    """Set the traffic split of a model; omitted settings are reset."""
     ask(address, model_path(model, "traffic"), key=key, body={name: traffic.get(name) for name in SETTINGS})

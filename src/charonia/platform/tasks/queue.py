@@ -19,7 +19,6 @@ def add(
 
     Raises:
         TooManyError: Too many tasks of the project wait.
-        ServingError: UNAVAILABLE when too many wait.
     """
     all_waiting = select(func.count()).select_from(TaskRow).where(TaskRow.state == "waiting")
     own = session.scalar(all_waiting.where(TaskRow.project_id == project_id)) or 0
@@ -53,11 +52,8 @@ def page(
     """Return the tasks of a project, newest first.
 
     Args:
-        session: A session.
-        project: The project.
         kind: Only tasks of this kind, "" for all.
         before: Only tasks with a smaller number, 0 for all.
-        limit: How many.
     """
     query = select(TaskRow).where(TaskRow.project_id == project.id).options(joinedload(TaskRow.project))
     if kind:
@@ -68,11 +64,7 @@ def page(
 
 
 def cancel(session: Session, task_id: int) -> TaskRow:
-    """Cancel a task: immediately if it waits, as soon as it notices if it runs.
-
-    Raises:
-        ServingError: NOT_FOUND for an unknown number.
-    """
+    """Cancel a task: immediately if it waits, as soon as it notices if it runs."""
     task = session.get(TaskRow, task_id)
     if task is None:
         raise not_found(f"task {task_id} does not exist")

@@ -52,11 +52,7 @@ class TaskRun:
     """A task, as its handler sees it.
 
     Attributes:
-        id: Its number.
-        project_id: Its project.
         subject: Its object, for display.
-        arguments: Its arguments.
-        folder: For its log and result files.
     """
 
     def __init__(self, database: Database, task: TaskRow, folder: Path, closing: threading.Event) -> None:
@@ -110,8 +106,6 @@ class TaskRun:
         """Run a command with its output in the log, and return its exit status.
 
         Args:
-            command: Program and arguments.
-            timeout_s: Time limit.
             environment: Its environment variables; inherited by default.
             folder: Its working folder; inherited by default.
             on_line: Called with each line of its output.
@@ -120,7 +114,6 @@ class TaskRun:
 
         Raises:
             CancelledTaskError: If the task was cancelled; the command has exited then.
-            ServingError: INTERNAL after the time limit.
         """
         started, is_enough = now(), threading.Event()
 
@@ -166,13 +159,7 @@ Handler = Callable[[TaskRun], Mapping[str, Any]]
 
 
 class TaskRunner:
-    """Runs the tasks of a platform.
-
-    Args:
-        database: Where they are stored.
-        folder: For logs and reports, a folder for each task.
-        handlers: The handler of each kind of task.
-    """
+    """Runs the tasks of a platform."""
 
     def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
         self._database = database

@@ -53,14 +53,7 @@ class TrialPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialView:
-    """A snapshot of a trial.
-
-    Attributes:
-        phase: Whether a server runs.
-        doing: The current step while it starts.
-        reason: Why it has failed.
-        seconds: How long it has been starting.
-    """
+    """A snapshot of a trial."""
 
     phase: TrialPhase = TrialPhase.NONE
     doing: str = ""
@@ -74,8 +67,6 @@ class TrialServer:
     Args:
         folder: For its files, which are removed when it exits.
         workload: Fetches the version's files, and returns the workload; called in a separate thread.
-        isolation: Confines the server.
-        start_s_max: Time limit to become ready.
         idle_s_max: It is stopped when it was not used for this long.
     """
 

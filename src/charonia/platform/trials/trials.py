@@ -24,14 +24,7 @@ _Key = tuple[str, str, int]
 
 
 class Trials:
-    """The versions being tried. Any thread may call.
-
-    Args:
-        database: The tables.
-        workloads: Creates workloads.
-        folder: For the files of their servers.
-        isolation: Confines their servers.
-    """
+    """The versions being tried. Any thread may call."""
 
     def __init__(self, database: Database, workloads: Workloads, folder: Path, isolation: Isolation) -> None:
         self._database = database
@@ -43,13 +36,7 @@ class Trials:
         shutil.rmtree(folder, ignore_errors=True)  # of a platform that was killed; its servers ended with it
 
     def start(self, who: Principal, project: str, model: str, number: int, environment: str = "") -> None:
-        """Start the server of a version, unless it is running.
-
-        Raises:
-            NotPermittedError: If the caller is not a deployer, or the version contains code and they may not run it.
-            ServingError: INVALID_ARG for an unknown version or environment, or one that is not ready; UNAVAILABLE while
-                too many run.
-        """
+        """Start the server of a version, unless it is running."""
         spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
         with self._database.reading() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
@@ -87,11 +74,7 @@ class Trials:
         return (server.view(), server.log) if server is not None else (TrialView(), "")
 
     def use(self, who: Principal, project: str, model: str, number: int) -> tuple[str, str]:
-        """Return the address of the server of a version and a key for it, and extend its life.
-
-        Raises:
-            ServingError: UNAVAILABLE while it does not run.
-        """
+        """Return the address of the server of a version and a key for it, and extend its life."""
         who.demand(ProjectRole.DEPLOYER, project)
         server = self._servers.get((project, model, number))
         if server is None or server.view().phase is not TrialPhase.READY:

@@ -59,12 +59,7 @@ def kserve_rendered(workload: Workload, repository: str, settings: KubernetesSet
     """Return the ServiceAccount, the runtime and the InferenceService of a workload.
 
     Args:
-        workload: The workload.
         repository: Address of its models, or their folder in the claim.
-        settings: Of the cluster.
-
-    Raises:
-        ServingError: INVALID_ARG for a store that KServe does not read.
     """
     spec, name = workload.spec, object_name(workload.deployment)
     address = f"pvc://{settings.claim}/{repository}" if settings.claim else repository

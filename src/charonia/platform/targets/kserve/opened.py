@@ -33,10 +33,7 @@ def kserve_target(
     """Return the target in a namespace.
 
     Args:
-        cluster: The namespace.
-        settings: Of the cluster.
         owner: Name of this platform; the objects of the target `kubernetes` have a different owner.
-        repositories: Where pods find models.
     """
     return KubernetesTarget(
         cluster,

@@ -38,10 +38,7 @@ def note(service: Plain, owner: str, deployment: str, revision: int, serving: in
     It is applied after the InferenceService, because annotations on the InferenceService would change its pods.
 
     Args:
-        service: The InferenceService in the cluster.
-        owner: Which platform this is.
         deployment: "PROJECT/NAME".
-        revision: The revision that is applied.
         serving: The revision that serves during the rollout.
     """
     name = object_name(deployment)
@@ -62,7 +59,6 @@ def as_workload(service: Plain | None, found: Plain | None, made: Sequence[Plain
     """Return an InferenceService as a Deployment, None where there is none.
 
     Args:
-        service: The InferenceService.
         found: The note about it; a note about an earlier object of the same name does not count.
         made: The Deployments created for it; Knative creates one for each revision.
     """

@@ -56,17 +56,7 @@ class ExpiredError(Exception):
 
 
 class Cluster:
-    """A namespace of a cluster. Any thread may call.
-
-    Args:
-        settings: Where it is.
-
-    Attributes:
-        namespace: The namespace.
-
-    Raises:
-        ServingError: INVALID_ARG where the kubeconfig cannot be used; UNSUPPORTED without the extra.
-    """
+    """A namespace of a cluster. Any thread may call."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         try:
@@ -115,11 +105,7 @@ class Cluster:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def get(self, wanted: Reference) -> Plain | None:
-        """Return an object, None where there is none.
-
-        Raises:
-            ServingError: UNAVAILABLE when the API server cannot be reached; INVALID_ARG if it refuses.
-        """
+        """Return an object, None where there is none."""
         return self.run(self._get(wanted))
 
     def list(self, kind: ObjectKind, *, labels: str = "", fields: str = "") -> tuple[Sequence[Plain], str]:
@@ -134,13 +120,8 @@ class Cluster:
         """Apply an object, and return it.
 
         Args:
-            wanted: The fields that we set.
             force: Take over fields from other field managers.
             is_trial: Only check whether it would be refused.
-
-        Raises:
-            ServingError: ALREADY_EXISTS if another field manager has changed our fields; INVALID_ARG if it is refused;
-                UNAVAILABLE when the API server cannot be reached.
         """
         which = reference(wanted)
         query = [("dryRun", "All")] if is_trial else []
@@ -204,7 +185,6 @@ class Cluster:
 
         Raises:
             ExpiredError: The version is too old.
-            ServingError: UNAVAILABLE when it cannot be watched; INVALID_ARG if it is refused.
         """
         query = [
             ("watch", "1"),
@@ -365,9 +345,7 @@ def refusal(status: int, answer: bytes | str, what: str) -> ServingError:
     """Return the error that an answer of the API server means.
 
     Args:
-        status: Its HTTP status.
         answer: Its body: a `Status` of Kubernetes.
-        what: The requested object.
     """
     found = _status(answer)
     said = str(found.get("message", "")) or f"it answers {status}"

@@ -16,14 +16,7 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 
 @dataclass(frozen=True, slots=True)
 class PodNeed:
-    """Resources that a server requests.
-
-    Attributes:
-        cores: CPU cores.
-        memory_bytes: Memory.
-        gpus: How many GPUs.
-        gpu_resource: Resource name of the GPUs.
-    """
+    """Resources that a server requests."""
 
     cores: float
     memory_bytes: int

@@ -52,8 +52,6 @@ class ObjectKind:
 
     Attributes:
         api: Its API: "v1", "apps/v1".
-        kind: Its name.
-        plural: Its plural in URLs.
     """
 
     api: str
@@ -131,11 +129,7 @@ def note_name(name: str) -> str:
 
 
 def reference(found: Plain) -> Reference:
-    """Return the reference of an object.
-
-    Raises:
-        ServingError: INVALID_ARG for a kind that the chart does not have.
-    """
+    """Return the reference of an object."""
     kind = _KINDS.get((found["apiVersion"], found["kind"]))
     if kind is None:
         raise invalid(

@@ -32,10 +32,7 @@ def prepared(
     """Return the objects of a revision, in order, with labels and annotations.
 
     Args:
-        rendered: The objects of the chart.
-        owner: Which platform this is.
         deployment: "PROJECT/NAME".
-        revision: Its number.
         before: The objects of the serving revision, if any. Pods restart only if their template changes.
     """
     own = {OWNER: owner, OBJECT: object_name(deployment)}
@@ -63,7 +60,6 @@ def with_replicas(wanted: Plain, present: Plain | None, least: int) -> Plain:
     Args:
         wanted: The workload; returned unchanged if it sets the number of replicas.
         present: The workload in the cluster, None if there is none.
-        least: Minimum number of replicas.
     """
     if "replicas" in wanted["spec"]:
         return wanted
@@ -87,9 +83,7 @@ def tried(wanted: Plain, present: Plain | None, least: int) -> Plain:
     """Return an object for a dry run: a workload omits replicas that have yet to be taken over.
 
     Args:
-        wanted: The object.
         present: The object in the cluster, None if there is none.
-        least: Minimum number of replicas.
     """
     if not is_workload(wanted):
         return wanted

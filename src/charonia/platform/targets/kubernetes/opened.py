@@ -27,16 +27,7 @@ OWNER_FILE = "kubernetes-owner"
 
 
 def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Path) -> KubernetesTarget:
-    """Return the target, without contacting the cluster.
-
-    Args:
-        settings: Of the cluster.
-        store: The artifact store.
-        data: The data folder of the platform.
-
-    Raises:
-        ServingError: INVALID_ARG where the kubeconfig cannot be used; UNSUPPORTED without the extra.
-    """
+    """Return the target, without contacting the cluster."""
     cluster = Cluster(settings)
     chart = Chart(settings.chart, settings.helm, settings.values)
 
@@ -80,7 +71,6 @@ class Chart:
 
     Args:
         folder: Its path, "" for the chart that comes with Charonia.
-        helm: The program.
         values: Path of an additional file of values, "" for none.
     """
 
@@ -105,13 +95,7 @@ class Chart:
         """Return the objects of the chart.
 
         Args:
-            name: Name of the release.
-            namespace: Its namespace.
             usual: Values that the file of values may override.
-            values: Values that it may not override.
-
-        Raises:
-            ServingError: INVALID_ARG with Helm's message for invalid values; UNAVAILABLE if Helm cannot be run.
         """
         with tempfile.TemporaryDirectory(prefix="charonia-chart-") as folder:
             files = [Path(folder) / "usual.json", *([self._values] if self._values else []), Path(folder) / "own.json"]

@@ -50,13 +50,7 @@ FIRST_S_MAX = 20.0
 
 
 class WatchedObjects:
-    """The objects of a kind with a label. Any thread may ask.
-
-    Args:
-        cluster: Where they are.
-        kind: Their kind.
-        labels: Selector of their labels.
-    """
+    """The objects of a kind with a label. Any thread may ask."""
 
     def __init__(self, cluster: Cluster, kind: ObjectKind, labels: str) -> None:
         self._cluster = cluster
@@ -72,11 +66,7 @@ class WatchedObjects:
         cluster.begin(self._follow())
 
     def all(self) -> Sequence[Plain]:
-        """Return the objects.
-
-        Raises:
-            ServingError: UNAVAILABLE if the watch has been broken for too long.
-        """
+        """Return the objects."""
         is_tried, failure = self._is_tried.wait(FIRST_S_MAX), self._failure
         if failure is not None and (not self._is_listed or time.monotonic() - self._failed_s > STALE_S_MAX):
             raise unavailable(failure.message, hint=failure.hint)
@@ -176,7 +166,6 @@ class OwnObjects:
     """Reads and writes the objects of deployments. Any thread may call; only one at a time may write a deployment's.
 
     Args:
-        cluster: Where they are.
         owner: Name of this platform among all that use the namespace.
 
     Attributes:
@@ -201,11 +190,7 @@ class OwnObjects:
         return sorted({str(annotations(each)[TITLE]) for each in found if TITLE in annotations(each)})
 
     def try_out(self, record: RevisionRecord) -> None:
-        """Check whether all objects of a revision would be accepted, so that it is never applied in part.
-
-        Raises:
-            ServingError: INVALID_ARG if an object of another owner has the name of one of them; as `Cluster.apply`.
-        """
+        """Check whether all objects of a revision would be accepted, so that it is never applied in part."""
         present = {which: self._cluster.get(which) for which in record.references()}
         for which, found in present.items():
             if found is not None and labels(found).get(OWNER) != self.owner:
@@ -217,11 +202,7 @@ class OwnObjects:
             self._cluster.apply(tried(each, present[reference(each)], record.replicas_min), is_trial=True)
 
     def put(self, record: RevisionRecord, serving: int, keys: Sequence[str]) -> None:
-        """Apply all objects of a revision: its record first, its workload last.
-
-        Raises:
-            ServingError: As `Cluster.apply`.
-        """
+        """Apply all objects of a revision: its record first, its workload last."""
         self.apply_record(record)
         self.apply_keys(record.deployment, record.key, keys)
         self.apply_objects(record, serving)
@@ -230,7 +211,6 @@ class OwnObjects:
         """Apply the objects of a record, the workload last.
 
         Args:
-            record: The record.
             serving: The revision that serves during the rollout.
         """
         for each in record.objects:

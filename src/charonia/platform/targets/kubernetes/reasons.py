@@ -29,8 +29,6 @@ def pod_reason(pod: Plain, events: Sequence[Plain] = (), log: str = "") -> str:
     """Return why a pod does not answer, "" where nothing is wrong or it only needs more time.
 
     Args:
-        pod: The pod.
-        events: Its events.
         log: Last lines of the container that has exited, "" if unknown.
     """
     status = pod.get("status") or {}

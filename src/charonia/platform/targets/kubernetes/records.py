@@ -37,13 +37,11 @@ class RevisionRecord:
 
     Attributes:
         deployment: "PROJECT/NAME".
-        revision: Its number.
         objects: Its objects, in the order in which they are applied.
         repository: Address of its models for its servers.
         configs: The configuration of each of its models.
         key: The API key of the platform, "" in records of earlier releases.
         failure: Why it failed, "" if it did not.
-        replicas_min: Minimum number of servers.
     """
 
     deployment: str
@@ -72,11 +70,7 @@ class RevisionRecord:
 
 
 def to_secret(record: RevisionRecord, owner: str) -> dict[str, Any]:
-    """Return the Secret of a record.
-
-    Raises:
-        ServingError: INVALID_ARG if it is too large.
-    """
+    """Return the Secret of a record."""
     content = {
         "objects": list(record.objects),
         "repository": record.repository,

@@ -59,11 +59,7 @@ class ModelRepositories(Protocol):
 
 
 class NoRepositories:
-    """Reports the obstacle: the artifact store is a folder of the platform's machine.
-
-    Args:
-        folder: The folder.
-    """
+    """Reports the obstacle: the artifact store is a folder of the platform's machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -180,7 +176,6 @@ def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
     """Return where pods find models.
 
     Args:
-        store: The artifact store.
         claim: The PersistentVolumeClaim that it is on, "" for none.
     """
     if claim:

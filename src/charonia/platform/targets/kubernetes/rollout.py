@@ -34,7 +34,6 @@ class Rollout:
     """Progress of a deployment.
 
     Attributes:
-        state: Its state.
         serving: The revision that answers, 0 for none.
         applying: The revision being applied, or one that has failed; 0 for none.
         said: The current step, or the obstacle, for display.
@@ -52,8 +51,6 @@ class Sight:
 
     Attributes:
         workload: The object whose pods are its servers, None where there is none.
-        pods: Its pods.
-        records: Of its revisions.
     """
 
     workload: Plain | None = None
@@ -87,7 +84,6 @@ def rollout(sight: Sight, reason: Callable[[Plain], str]) -> Rollout:
     """Return the progress of a deployment.
 
     Args:
-        sight: Its objects.
         reason: Returns why a pod does not answer, "" if nothing is wrong with it.
     """
     workload = sight.workload

@@ -14,9 +14,7 @@ class ServiceAddresses:
     """Addresses of services and pods of a namespace.
 
     Attributes:
-        namespace: The namespace.
         proxy: Address of a `kubectl proxy`, "" if the platform runs in the cluster itself.
-        http_port: Port of pods.
     """
 
     namespace: str

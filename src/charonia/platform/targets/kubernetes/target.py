@@ -74,14 +74,8 @@ class KubernetesTarget:
     """Deployments in a namespace of a cluster. See `DeploymentTarget`.
 
     Args:
-        cluster: The namespace.
         owner: Name of this platform among all that use the namespace.
-        render: Creates objects.
-        repositories: Where pods find models.
-        addresses: How servers are reached.
         problem: Returns why a workload cannot be rendered, "" if it can.
-        name: As specifications name the target.
-        objects: Reads and writes the objects.
         prepare: Puts labels and annotations on objects, as `prepared`.
     """
 
@@ -243,11 +237,7 @@ class KubernetesTarget:
         return "\n".join(texts)
 
     def _readable(self, kind: ObjectKind) -> Sequence[Plain]:
-        """Return the nodes, or the quotas of the namespace; none if the platform may not read them.
-
-        Raises:
-            ServingError: UNAVAILABLE when the API server cannot be reached.
-        """
+        """Return the nodes, or the quotas of the namespace; none if the platform may not read them."""
         try:
             return self._cluster.nodes(kind) if kind == NODE else self._cluster.list(kind)[0]
         except ServingError as error:
@@ -312,11 +302,7 @@ class KubernetesTarget:
                 self._objects.delete(_record_of(deployment, record.revision))
 
     def _change_traffic(self, record: RevisionRecord, before: RevisionRecord) -> None:
-        """Change the traffic split in all running servers, and in the configuration that later servers read.
-
-        Raises:
-            ServingError: UNAVAILABLE if a server does not answer: it is retried.
-        """
+        """Change the traffic split in all running servers, and in the configuration that later servers read."""
         changed = [name for name, text in record.configs.items() if text != before.configs.get(name)]
         told: dict[str, str] = {}
         try:
@@ -367,7 +353,6 @@ class PodReasons:
     """Explains why pods do not answer. Any thread may ask.
 
     Args:
-        cluster: Where they are.
         clock: Seconds of a monotonic clock.
     """
 

@@ -31,9 +31,7 @@ def chart_values(workload: Workload, repository: str, settings: KubernetesSettin
     """Return the values that a workload sets, which override the file of values.
 
     Args:
-        workload: The workload.
         repository: Address of its models, or their folder in the claim.
-        settings: Of the cluster.
     """
     spec = workload.spec
     name = object_name(workload.deployment)

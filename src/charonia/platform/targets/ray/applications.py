@@ -30,7 +30,6 @@ class Revisions:
     Attributes:
         serving: The application with the route, {} for none.
         applying: The application without a route yet, {} for none.
-        ending: The applications that are being deleted.
     """
 
     serving: Mapping[int, Plain]
@@ -59,7 +58,6 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
 
     Args:
         owner: Name of the platform in the cluster.
-        workload: The workload.
         repository: Address of its models on the nodes of the cluster.
         key: The API key of the platform; Ray receives only its digest.
         replicas: Number of servers of the previous revision, 0 for none.

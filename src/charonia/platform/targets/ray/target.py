@@ -70,7 +70,6 @@ class Dashboard:
     """The dashboard of a Ray cluster.
 
     Args:
-        url: Its address.
         token: The token, "" if the cluster requires none.
     """
 
@@ -80,11 +79,7 @@ class Dashboard:
         self._lock = threading.Lock()
 
     def look(self) -> Plain:
-        """Return the state of Serve and of all applications.
-
-        Raises:
-            ServingError: UNAVAILABLE when it does not answer.
-        """
+        """Return the state of Serve and of all applications."""
         try:
             found: Plain = json.loads(self._call(APPLICATIONS))
         except ValueError as error:
@@ -96,10 +91,6 @@ class Dashboard:
 
         Args:
             make: Returns the applications to declare, given the declared ones.
-
-        Raises:
-            ServingError: UNAVAILABLE when it does not answer, or other clients keep changing applications; INVALID_ARG
-                with Ray's message when it refuses.
         """
         with self._lock:
             for _ in range(CHANGE_TRIES):
@@ -138,11 +129,7 @@ class Dashboard:
 
 
 def declared_in(seen: Plain) -> dict[str, Any]:
-    """Return the declared applications. Those started by `serve.run` are not declared, and stay in any case.
-
-    Raises:
-        ServingError: UNAVAILABLE for an application that cannot be passed on.
-    """
+    """Return the declared applications. Those started by `serve.run` are not declared, and stay in any case."""
     found = {}
     for name, details in seen["applications"].items():
         if details.get("source") != "declarative" or details["status"] == "DELETING":
@@ -166,10 +153,8 @@ class RayTarget:
     """Deployments in a Ray cluster. See `DeploymentTarget`.
 
     Args:
-        dashboard: The dashboard of the cluster.
         owner: Name of this platform among all that use the cluster.
         repositories: Where the nodes of the cluster find models.
-        settings: Of the cluster.
         secret: From which the platform derives its API key of each deployment.
     """
 
@@ -366,13 +351,7 @@ SECRET_FILE = "ray-secret"
 
 
 def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
-    """Return the target, without contacting the cluster.
-
-    Args:
-        settings: Of the cluster.
-        store: The artifact store.
-        data: The data folder of the platform.
-    """
+    """Return the target, without contacting the cluster."""
     repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
     owner = settings.owner or _kept(data / OWNER_FILE, 8)
     secret = _kept(data / SECRET_FILE, 32)
