@@ -57,7 +57,7 @@ def test_a_conversation_goes_on_until_a_new_one_begins(tab: Page, server: ServeP
 
     view.get_by_role("button", name="New conversation").click()
     expect(view.locator(".message")).to_have_count(0)
-    view.locator("summary").click()
+    view.locator("summary", has_text="Settings").click()
     view.get_by_role("textbox", name="System message").fill("Be brief.")
     view.get_by_role("spinbutton", name=re.compile("Longest answer")).fill("17")
     say(view, "three")
@@ -73,7 +73,7 @@ def test_an_answer_can_be_stopped_and_is_kept(tab: Page, server: ServeProcess, r
 
     view.get_by_role("button", name="Stop").click()
 
-    expect(view.locator(".theirs .note")).to_have_text("Stopped")
+    expect(view.locator(".theirs .note")).to_contain_text("Stopped")
     assert eventually(mark.exists, 10)
     say(view, "hello")
     expect(view.locator(".theirs .said").last).to_have_text("0 1 2", use_inner_text=True)
@@ -91,3 +91,63 @@ def test_a_refusal_is_shown_and_the_message_counts_as_unsaid(tab: Page, server: 
 def test_only_models_that_chat_have_it(tab: Page, server: ServeProcess) -> None:
     expect(chat(tab, server, "numbers")).to_have_count(0)
     expect(chat(tab, server, "embedding")).to_have_count(0)
+
+
+def test_an_answer_is_markdown_and_never_markup(tab: Page, server: ServeProcess) -> None:
+    view = chat(tab, server, "plain")
+    say(
+        view,
+        "**bold** `code` <b>no</b> [a](https://example.org) [b](javascript:alert)\n\n- one\n\n```python\nx = *y*\n```",
+    )
+    said = view.locator(".theirs .said")
+
+    expect(said.locator("strong")).to_have_text("bold")
+    expect(said.locator("p code")).to_have_text("code")
+    expect(said.locator("li")).to_have_text("one")
+    expect(said.locator(".code pre")).to_have_text("x = *y*")
+    expect(said.locator("a")).to_have_attribute("href", "https://example.org")
+    expect(said).to_contain_text("<b>no</b>")
+    expect(said).to_contain_text("[b](javascript:alert)")
+
+
+def test_an_answer_is_asked_for_again(tab: Page, server: ServeProcess) -> None:
+    view = chat(tab, server, "plain")
+    say(view, "one")
+    view.locator("summary", has_text="Settings").click()
+    view.get_by_role("spinbutton", name=re.compile("Longest answer")).fill("4")
+    view.get_by_role("button", name="Try again").click()
+
+    expect(view.locator(".theirs .said")).to_have_text("user")
+    expect(view.locator(".message")).to_have_count(2)
+
+
+def test_two_models_answer_side_by_side(tab: Page, server: ServeProcess) -> None:
+    view = chat(tab, server, "plain")
+    view.get_by_label("Compare with").select_option("engine")
+    say(view, "hello")
+
+    expect(view.locator(".log").first.locator(".theirs .said")).to_contain_text("user: hello")
+    expect(view.locator(".log").last.locator(".theirs .said")).to_have_text("0 1 2", use_inner_text=True)
+    expect(view.locator(".theirs .note")).to_have_text([re.compile("first after"), re.compile("first after")])
+
+
+def test_the_conversation_is_code_for_clients_of_openai(tab: Page, server: ServeProcess) -> None:
+    view = chat(tab, server, "plain")
+    say(view, "it's me")
+    expect(view.locator(".theirs .note")).to_have_text(re.compile("first after"))
+    view.get_by_text("The same conversation as code").click()
+
+    source = view.locator("details .code pre")
+    expect(source).to_contain_text(f'base_url="http://{server.http}/v1"')
+    expect(source).to_contain_text('{"role":"user","content":"it\'s me"}')
+    view.get_by_role("button", name="curl").click()
+    expect(source).to_contain_text("it'\\''s me")
+
+
+def test_an_ensemble_shows_its_pipeline(tab: Page, server: ServeProcess) -> None:
+    tab.goto(f"http://{server.http}/#steps")
+
+    expect(tab.locator(".pipeline .step")).to_have_text(re.compile(r"^\s*whole(idle|.* ms .*) · 1 instance$"))
+    expect(tab.locator(".pipeline .arrow")).to_have_text(["text_input", "text_output"])
+    tab.locator(".pipeline .step").click()
+    expect(tab.locator("article h1")).to_contain_text("whole")

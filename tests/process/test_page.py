@@ -136,6 +136,17 @@ def test_the_request_is_filled_in_and_works(page: Page, server: ServeProcess) ->
     expect(tile(page, "Batch size")).to_have_text("1")
 
 
+def test_a_model_shows_what_it_does_now(page: Page, server: ServeProcess) -> None:
+    show(page, server, "story")
+    run(page)
+
+    expect(tile(page, "Requests")).to_have_text(re.compile(r"^0\.\d+/s$|^[1-9]\d*/s$"))
+    expect(tile(page, "Time of a request")).to_have_text(re.compile(r"^[\d.]+ (µs|ms|s)$"))
+    expect(tile(page, "Instances")).to_have_text("1")
+    expect(tile(page, "Memory")).to_have_text(re.compile(r"^[\d.]+ MB$"))
+    expect(page.locator("#metrics")).to_be_hidden()  # its port was chosen by the system
+
+
 def test_numbers_of_every_datatype_arrive(page: Page, server: ServeProcess) -> None:
     values = {
         "BOOL": ["true", "false"],
@@ -464,7 +475,7 @@ def test_text_can_be_read_in_light_and_dark(page: Page, server: ServeProcess, sc
         show(page, server, model)
         if model != "broken":
             run(page)
-            expect(page.locator(".tiles")).to_be_visible()
+            expect(page.locator(".answer .tiles")).to_be_visible()
         assert page.evaluate(_CONTRAST.replace("LIMIT", str(CONTRAST))) == []
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
 

@@ -100,6 +100,7 @@ class Endpoints:
             http_headers=forwarded_headers(options.http.access),
             grpc_headers=forwarded_headers(options.grpc.access),
             page_scheme=("https" if options.http.tls.active else "http") if options.http.page else "",
+            metrics_port=options.metrics.port if options.metrics.enabled else 0,
             controls_models=options.models.control_mode in (ControlMode.EXPLICIT, ControlMode.AUTO),
             cors_origins=options.http.cors_origins,
             has_openai=options.http.openai,

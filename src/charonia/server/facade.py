@@ -98,6 +98,7 @@ class Services:
             own.
         count_tokens: Counts the tokens of a request to a model, given by name, that does not report them itself.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
+        metrics_port: Port of the metrics endpoint, for the page; 0 for none.
         controls_models: Whether models are loaded and unloaded on request.
         sequences: Returns the slots and the backlog of a model, given by name and version, that works on sequences.
         cors_origins: Origins of pages in browsers that may call the server over HTTP.
@@ -124,6 +125,7 @@ class Services:
     rate_limits: Callable[[], Awaitable[Document]] | None = None
     demand: EnsureLoaded | None = None
     page_scheme: str = ""
+    metrics_port: int = 0
     controls_models: bool = False
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None

@@ -41,7 +41,10 @@ _HEADERS = (
     b"Cross-Origin-Opener-Policy: same-origin\r\nCache-Control: no-cache\r\n"
 ) % POLICY.encode()
 
-_SCRIPTS = ("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js", "chat.js", "page.js")
+_SCRIPTS = (
+    *("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js"),
+    *("markdown.js", "chat.js", "live.js", "page.js"),
+)
 """The parts of the page's script, in this order."""
 
 _ALIVE = b'{"status":"alive"}'
@@ -66,6 +69,7 @@ class PageHandlers:
         self._has_openai = services.has_openai
         self._has_kserve_v1 = services.has_kserve_v1
         self._scheme = services.page_scheme
+        self._metrics_port = services.metrics_port
         self._controls_models = services.controls_models
         self._tasks = tasks
 
@@ -108,6 +112,7 @@ class PageHandlers:
             has_keys=self._has_keys,
             may_control=self._may_control(exchange),
             has_openai=self._has_openai,
+            metrics_port=self._metrics_port,
         )
 
     async def _samples(self, exchange: Exchange, target: RouteTarget) -> object:

@@ -453,6 +453,7 @@ def openapi_document(
     has_keys: bool,
     may_control: bool = False,
     has_openai: bool = True,
+    metrics_port: int = 0,
 ) -> Json:
     """Return the document.
 
@@ -462,6 +463,7 @@ def openapi_document(
         has_keys: Whether the server requires API keys.
         may_control: Whether the reader may load and unload models.
         has_openai: Whether OpenAI's API is served.
+        metrics_port: Port of the metrics endpoint, 0 for none.
     """
     served = sorted(models, key=lambda model: model.config.name)
     paths = dict(_SERVER_PATHS)
@@ -488,6 +490,7 @@ def openapi_document(
         "components": {
             "schemas": shared_schemas(datatypes_used) | named,
         },
+        "x-metrics-port": metrics_port,
         "x-model-control": may_control,
         "x-models": [_summary(model, requests[model.config.name], has_openai) for model in served],
     }
@@ -513,7 +516,10 @@ def _summary(model: ServedModel, request: ExampleRequest, has_openai: bool) -> J
         "stream": config.is_decoupled,
         "openai": list(routes_of(config)) if has_openai else [],
         "sequence": config.sequence_batching is not None,
-        "ensemble": [step.model_name for step in config.ensemble_scheduling.step] if config.ensemble_scheduling else [],
+        "ensemble": [
+            {"model": step.model_name, "takes": [*step.input_map.values()], "gives": [*step.output_map.values()]}
+            for step in (config.ensemble_scheduling.step if config.ensemble_scheduling else ())
+        ],
         "inputs": [_input_summary(config, given, request) for given in config.input if given.data_type is not None],
         "outputs": [_output_summary(config, output) for output in config.output],
         "samples": samples(request),

@@ -4,6 +4,7 @@ const LOADING = ["LOADING", "UNLOADING"];
 const LOADING_MS = 1000;
 const SOON_MS = 300;
 const SURE_MS = 4000;
+const LIVE_MS = 2000;
 const FILTER_FROM = 9;
 
 const KEY = "charonia-key";
@@ -91,6 +92,9 @@ function draw() {
   const { entries, document: about } = state;
   const ready = entries.filter((entry) => entry.state === "READY").length;
   byId("server").textContent = `${ready} of ${plural(entries.length, "model")} ready · version ${about.info.version}`;
+  const metricsPort = about["x-metrics-port"];
+  byId("metrics").hidden = !metricsPort;
+  if (metricsPort) byId("metrics").href = `http://${location.hostname}:${metricsPort}/metrics`;
   byId("filter").hidden = entries.length < FILTER_FROM;
   drawList();
   const name = chosenName();
@@ -103,6 +107,7 @@ function draw() {
   if (shown) byId("model").replaceChildren(viewOf(shown));
   else if (name) byId("model").replaceChildren(notice("No such model", `This server has no model named ${name}.`));
   else if (!entries.length) byId("model").replaceChildren(notice("No models", "The repositories of this server are empty."));
+  updateLive();
   clearTimeout(draw.again);
   if (entries.some((entry) => LOADING.includes(entry.state))) draw.again = setTimeout(refresh, LOADING_MS);
 }
@@ -132,8 +137,21 @@ function notice(title, text) {
 function viewOf(entry) {
   const model = state.models.get(entry.name);
   const signature = JSON.stringify([entry, model, problems.get(entry.name), mayControl()]);
-  if (views.get(entry.name)?.signature !== signature) views.set(entry.name, { signature, element: makeView(entry, model) });
+  if (views.get(entry.name)?.signature !== signature) {
+    const live = model ? liveSection(model, stateOf) : null;
+    views.set(entry.name, { signature, live, element: makeView(entry, model, live) });
+  }
   return views.get(entry.name).element;
+}
+
+function stateOf(name) {
+  return STATES[state.entries.find((entry) => entry.name === name)?.state ?? ""];
+}
+
+// Only of the model that is looked at.
+function updateLive() {
+  if (document.visibilityState !== "visible") return;
+  for (const { live } of views.values()) if (live?.element.isConnected) live.update();
 }
 
 function mayControl() {
@@ -180,7 +198,7 @@ function controls(entry) {
   return [group];
 }
 
-function makeView(entry, model) {
+function makeView(entry, model, live) {
   const [text, kind] = STATES[entry.state];
   const head = element("header", {}, element("a", { class: "back", href: "#" }, "‹ Models"),
     element("div", { class: "headline" }, element("h1", {}, ...breakable(entry.name), " ", badge(text, kind)), ...controls(entry)));
@@ -197,8 +215,11 @@ function makeView(entry, model) {
     return element("div", {}, ...parts);
   }
   head.append(element("p", { class: "about" }, ...aboutModel(model)));
-  if (model.openai.includes(CHAT_ROUTE)) parts.push(chatSection(model));
-  parts.push(signatureSection(model), ...trySections(model));
+  if (model.openai.includes(CHAT_ROUTE)) {
+    const others = [...state.models.values()].filter((other) => other !== model && other.openai.includes(CHAT_ROUTE));
+    parts.push(chatSection(model, others.map((other) => other.name)));
+  }
+  parts.push(live.element, signatureSection(model), ...trySections(model));
   return element("div", {}, ...parts);
 }
 
@@ -209,7 +230,7 @@ function aboutModel(model) {
   if (model.sequence) facts.push("sequences");
   const shown = facts.map((fact) => element("span", {}, fact));
   if (model.ensemble.length) {
-    const steps = [...new Set(model.ensemble)].flatMap((name, place) =>
+    const steps = [...new Set(model.ensemble.map((step) => step.model))].flatMap((name, place) =>
       [place ? ", " : "", element("a", { href: `#${encodeURIComponent(name)}` }, ...breakable(name))]);
     shown.push(element("span", {}, "runs ", ...steps));
   }
@@ -227,4 +248,5 @@ byId("retry").addEventListener("click", refresh);
 byId("filter").addEventListener("input", () => { drawList(); draw(); });
 addEventListener("hashchange", () => { draw(); scrollTo(0, 0); });
 addEventListener("focus", () => { if (!byId("content").hidden) refresh(); });
+setInterval(updateLive, LIVE_MS);
 refresh();
