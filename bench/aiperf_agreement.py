@@ -22,7 +22,7 @@ from typing import Any
 from bench.compare import RESULTS
 from bench.machine import machine
 from charonia.tools.perf.language.load import FileTokenizer
-from charonia.tools.perf.language.prompts import TextGenerator
+from charonia.tools.perf.language.requests import TextGenerator
 from charonia.tools.results.language import FIGURES
 
 RUN_TIMEOUT_S = 900.0

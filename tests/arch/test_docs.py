@@ -12,9 +12,9 @@ from charonia.cli.command_line import CommandLine
 from charonia.cli.convert import LINE as CONVERT
 from charonia.cli.export import KSERVE
 from charonia.cli.main import COMMANDS
-from charonia.cli.perf_options import LINE as PERF
-from charonia.cli.perf_options import OLD_NAMES, REFUSED
-from charonia.cli.tune_options import PROFILE as TUNE
+from charonia.cli.perf import LINE as PERF
+from charonia.cli.perf import OLD_NAMES, REFUSED
+from charonia.cli.tune import PROFILE as TUNE
 from charonia.server.http.frontend import HttpLimits, protocol_routes
 
 ROOT = Path(__file__).parents[2]

@@ -272,7 +272,6 @@ LIBRARIES = {
     "httptools",
     "importlib.metadata",
     "importlib.resources",
-    "optuna",
     "packaging",
 }
 

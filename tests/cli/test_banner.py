@@ -1,9 +1,10 @@
+import io
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from charonia.cli.banner import banner, models_table, signature
-from charonia.cli.terminal import Style
+from charonia.cli.terminal import Style, is_terminal
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
 from charonia.config.parameters import EXAMPLE_REFUSED
 from charonia.core.dtypes import DataType
@@ -172,3 +173,16 @@ def test_the_table_says_what_is_wrong_with_a_model_once() -> None:
         "inner  1        UNAVAILABLE: Model 'net' loading failed with error: see 'net';",
         "outer  1        UNAVAILABLE: Model 'inner' loading failed with error: see 'inner';",
     ]
+
+
+def test_a_terminal_without_cursor_control_counts_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    found = {}
+    for name in ("xterm", "dumb", ""):
+        monkeypatch.setenv("TERM", name)
+        found[name] = is_terminal(Terminal())
+
+    assert found == {"xterm": True, "dumb": False, "": False}

@@ -1,7 +1,7 @@
 import pytest
 
 from charonia.cli.serve import parse
-from charonia.cli.serve_values import with_cache
+from charonia.cli.serve_options import with_cache
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charonia.cli.tune_options import parse_profile, subcommand
+from charonia.cli.tune import parse_profile, subcommand
 from charonia.tools.tune.options import LaunchMode
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
-from charonia.cli.perf import described, parse
-from charonia.cli.perf_options import LINE, OLD_NAMES, REFUSED
+from charonia.cli.perf import LINE, OLD_NAMES, REFUSED, described, parse
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import Distribution, MeasurementMode, ServiceObjective, SharedMemory
 from charonia.tools.perf.options import CallStyle, PerfOptions, WireProtocol
@@ -456,27 +455,6 @@ def test_a_default_that_is_written_down_is_that_of_the_field(option: Option) -> 
     words = {"newest", "none", "the system's", "the server's", "a running server"}
     if option.default not in words and not str(option.default).startswith(("localhost", "-1, ", "port ")):
         assert option.read(option.default) == attrgetter(option.field)(LINE.record)
-
-
-@pytest.mark.parametrize(
-    ("words", "port"),
-    [
-        ((), None),
-        (("--live",), 0),
-        (("--live", "--quiet"), 0),
-        (("--live", "9000"), 9000),
-        (("--live=9000", "--quiet"), 9000),
-    ],
-)
-def test_the_live_view_takes_a_port_or_none(words: tuple[str, ...], port: int | None) -> None:
-    made = options(*words)
-
-    assert made.report.live_port == port
-    assert made.report.quiet == ("--quiet" in words)
-
-
-def test_a_port_of_the_live_view_is_one(tmp_path: Path) -> None:
-    assert problems(*M, "--live", "70000") == ["--live: expected an integer from 0 to 65535, got '70000'"]
 
 
 def test_a_header_is_read_from_a_file(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support.runs import synthetic_run
 
-from charonia.cli.perf_progress import ProgressLine, bar, cut
-from charonia.cli.perf_run import UNFINISHED, Printer, watched
+from charonia.cli.perf_run import UNFINISHED, Printer, ProgressLine, bar, cut, watched
 from charonia.tools.perf.api import Event, LevelBegun, LevelDone, LevelTick
 from charonia.tools.perf.options import PerfOptions, ReportOptions, TargetOptions
 from charonia.tools.report.run_files import read_run

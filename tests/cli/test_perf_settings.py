@@ -8,16 +8,14 @@ import pytest
 from tests.support.runs import synthetic_run
 
 from charonia.cli.perf import ExitStatus, parse, status_of
-from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, ExportedInputs, plain, printed_settings
+from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, exported_inputs, plain, settings_text
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import Array, Tensor
 from charonia.tools.perf.api import LoadPlan, MeasuredTarget, RunSettings, SequencePlan
-from charonia.tools.perf.data.convert import to_bfloat
 from charonia.tools.perf.data.load import InputBatches
-from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec
+from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec, to_bfloat
 from charonia.tools.perf.options import target
-from charonia.tools.report.console import Settings
 from charonia.tools.results.records import ErrorKind, LoadMode, Verdict
 from charonia.wire.tensors import bytes_array
 from charonia.wire.transport import TlsOptions
@@ -130,13 +128,68 @@ def test_a_decoupled_model_needs_a_stream() -> None:
     assert settings("-i", "grpc", "--streaming", config=DECOUPLED).target.streaming
 
 
-def test_settings_are_printed_as_they_are() -> None:
-    sweep = parse(["-m", "resnet", "--request-rate-range", "10:50:10", "-a"]).options
-    stream = parse(["-m", "resnet", "-i", "grpc", "--streaming"]).options
+@pytest.mark.parametrize(
+    ("words", "config", "lines"),
+    [
+        (
+            "--concurrency-range 1:4",
+            {},
+            [
+                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
+                '  Using "time_windows" mode for stabilization',
+                *("  Stabilizing using average latency and throughput", "  Measurement window: 5000 msec"),
+                *("  Latency limit: 0 msec", "  Concurrency limit: 4 concurrent requests"),
+                "  Using synchronous calls for inference",
+            ],
+        ),
+        (
+            "-b 8 --request-rate-range 100:300:100 --request-distribution poisson -l 5 -a",
+            {},
+            [
+                *("*** Measurement Settings ***", "  Batch size: 8", "  Service Kind: TRITON"),
+                '  Using "time_windows" mode for stabilization',
+                *("  Stabilizing using average latency and throughput", "  Measurement window: 5000 msec"),
+                *("  Latency limit: 5 msec", "  Request Rate limit: 300 requests per seconds"),
+                "  Using poisson distribution on request generation",
+                "  Using asynchronous calls for inference",
+            ],
+        ),
+        (
+            "--request-count 200 --warmup-request-count 5 -i grpc --streaming",
+            DECOUPLED,
+            [
+                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
+                *("  Sending 5 warmup request(s)", "  Sending 200 benchmark requests"),
+                "  Using asynchronous calls for inference",
+                "  Detected decoupled model, using the last response for measuring latency",
+            ],
+        ),
+        (
+            "--measurement-mode count_windows --measurement-request-count 100 --percentile 95",
+            SEQUENCE,
+            [
+                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
+                '  Using "count_windows" mode for stabilization',
+                "  Stabilizing using p95 latency and throughput",
+                "  Minimum number of samples in each window: 100",
+                "  Using asynchronous calls for inference",
+            ],
+        ),
+    ],
+)
+def test_settings_are_printed_before_the_run(words: str, config: dict[str, object], lines: list[str]) -> None:
+    options = parse(["-m", "resnet", *words.split()]).options
 
-    assert printed_settings(sweep, {}) == Settings(load=LoadMode.REQUEST_RATE, end=50.0, is_range=True, is_async=True)
-    assert printed_settings(stream, DECOUPLED) == Settings(is_async=True, decoupled=True)
-    assert printed_settings(parse(["-m", "resnet"]).options, SEQUENCE) == Settings(is_async=True)
+    assert settings_text(options, config).splitlines() == lines
+
+
+def test_the_end_of_a_range_and_a_binary_search_are_printed() -> None:
+    options = parse(["-m", "resnet", "--concurrency-range", "1:8", "-l", "9", "--binary-search"]).options
+
+    assert settings_text(options, {}).splitlines()[-4:] == [
+        *("  Latency limit: 9 msec", "  Concurrency limit: 8 concurrent requests"),
+        *("  Using Binary Search algorithm", "  Using synchronous calls for inference"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +210,7 @@ def test_inputs_of_a_request_are_exported_by_name() -> None:
     spec = ModelSpec("m", "", 8, (TensorSpec("X", DataType.INT32, (2,)),))
     source = InputBatches(spec, [[InputStep({"X": np.array([1, 2], np.int32)})]])
 
-    inputs = ExportedInputs(source)
+    inputs = exported_inputs(source)
 
     assert json.loads(inputs(0, 0)) == {"X": [1, 2]}
     assert inputs(0, 0) is inputs(0, 0)

@@ -7,8 +7,7 @@ import pytest
 
 from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
 from charonia.cli.serve import parse, run
-from charonia.cli.serve_options import LINE, UNSUPPORTED
-from charonia.cli.serve_values import METRICS_SETTINGS, TRACE_SETTINGS
+from charonia.cli.serve_options import LINE, METRICS_SETTINGS, TRACE_SETTINGS, UNSUPPORTED
 from charonia.core.errors import ServingError
 from charonia.server.model_options import ControlMode
 from charonia.server.options import FRONT_ENDS_AUTO, CompressionLevel, ServerOptions

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.cli.tune_options import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
+from charonia.cli.tune import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
 from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
 from charonia.tools.perf.options import WireProtocol

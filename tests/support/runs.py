@@ -15,13 +15,17 @@ from charonia.tools.results.records import (
     LoadLevel,
     LoadMode,
     Machine,
+    ModelInfo,
     Offered,
     PerfRun,
+    Resources,
+    ServerInfo,
+    ServerModel,
+    ServerSide,
     TimeBucket,
     Verdict,
     Window,
 )
-from charonia.tools.results.server import ModelInfo, Resources, ServerInfo, ServerModel, ServerSide
 
 SECOND = 1_000_000_000
 _BUCKET_NS = SECOND // 10

@@ -11,9 +11,8 @@ from charonia.client.sync_client import Client
 from charonia.tools.perf import samples
 from charonia.tools.perf.api import LoadPlan, MeasuredTarget, MeasurePlan, Progress, RunSettings, StopRequest, silent
 from charonia.tools.perf.level import Context, measure
-from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.pool import WorkerPool
+from charonia.tools.perf.pool import Begin, WorkerPool
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.results.records import LevelResult, LoadLevel
 

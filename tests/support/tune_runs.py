@@ -24,7 +24,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import decide
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
-from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.phases import make_search
 from charonia.tools.tune.space import automatic_dimensions
 from charonia.tools.tune.variants import BaseModel, Names, apply_variant, instance_group_text, serving_text
 

@@ -16,12 +16,12 @@ from charonia.tools.tune.api import (
     Measured,
     Metric,
     Outcome,
-    Search,
     SearchSpace,
     Trial,
     Variant,
 )
 from charonia.tools.tune.objective import Loads
+from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.space import instance_count, max_batch_size
 
 TELLS_MAX = 100_000

@@ -56,10 +56,7 @@ def banner(options: ServerOptions, server: StartedServer, names: Sequence[str], 
     """Return what to print when a server of files has started: its models, its address and a first request.
 
     Args:
-        options: The server's options.
-        server: The server.
         names: The models of the files, in the order in which they were given.
-        style: Colours.
     """
     configs = []
     for name in names:

@@ -93,7 +93,6 @@ class Chat:
 
     Attributes:
         system: The system message, "" for none.
-        messages: The conversation up to now.
         usage: Usage of the last answer, empty where the server does not report it.
     """
 

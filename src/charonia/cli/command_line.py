@@ -64,15 +64,12 @@ class Option:
             separated by spaces: "--model -m". The name of a positional argument has no dashes.
         field: Path of the field that it sets, "" for none or several.
         read: Reads a value from the text of an argument, "" for an option without one; raises ValueError.
-        metavar: Placeholder of the argument, "" for an option without one; in brackets, the argument may be missing.
+        metavar: Placeholder of the argument, "" for an option without one.
         help: One sentence without a full stop.
         collect: Combines the values of all occurrences into that of the field, or into `Fields`.
         default: Default as text, None for that of the field.
         rank: Priority of abbreviations: prefixes match options of rank 0 first, then 1; `NEVER` for no match.
         unsupported: Reason why it has no effect or is refused; "" for a supported option.
-        is_refused: Whether using it is an error.
-        harmless: Values, in lower case, that request the actual behaviour.
-        in_file_only: Whether it exists in configuration files only.
         instead: What replaces it, "" for an option that is not deprecated.
     """
 
@@ -144,9 +141,6 @@ class Given:
     Attributes:
         values: Texts by name of the option, in order, including values of a configuration file.
         sources: Sources of values that are not from the command line, by name of the option.
-        problems: Errors, a line each.
-        notes: Remarks, a line each.
-        unread: Names of options with invalid values.
     """
 
     values: dict[str, list[Any]] = field(default_factory=dict)
@@ -169,14 +163,9 @@ class CommandLine(Generic[T]):
     """The options of a command.
 
     Attributes:
-        command: The command: "charonia perf".
         intro: Start of the help: usage and purpose.
-        groups: Options by heading.
-        record: The record that the options fill, with the defaults.
         unlisted: Options that the help lists by name only, by heading.
-        epilog: End of the help.
         abbreviates: Whether a unique prefix of a long option is accepted.
-        hint: Hint for an unexpected positional argument.
         elsewhere: Hints for options of similar programs, which are none here, by name.
     """
 
@@ -370,8 +359,6 @@ def unknown(kind: str, name: str, known: Sequence[str], otherwise: str = "") -> 
     """Return a message about an unknown name, with the most similar known one.
 
     Args:
-        kind: Kind of the named thing.
-        known: The known names.
         otherwise: Hint if no known name is similar; "" to list all of them.
     """
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILARITY_MIN)
@@ -392,8 +379,6 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
     """Run a command and return its exit status, 2 for invalid arguments.
 
     Args:
-        line: Its options.
-        act: Executes the command and returns the exit status.
         failed: Exit status if it raises ServingError.
     """
     if not HELP_NAMES.isdisjoint(arguments):
@@ -414,8 +399,7 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
 
 def _take(given: Given, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]) -> None:
     """Add an option with its value, which may be the next argument."""
-    may_lack = option.metavar.startswith("[") and (not rest or rest[0].startswith("-"))
-    if text is None and option.metavar and not may_lack:
+    if text is None and option.metavar:
         if not rest or rest[0].partition("=")[0] in known:
             given.problems.append(f"{option.name}: expected a value behind it, got none")
             given.unread += option.names.split()

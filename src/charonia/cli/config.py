@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.serve_values import backend_settings, with_cache
+from charonia.cli.serve_options import backend_settings, with_cache
 from charonia.cli.values import assignment
 from charonia.core.errors import ServingError
 from charonia.server.machine.private_folder import PrivateFolder

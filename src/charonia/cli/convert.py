@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import integer, names, number
+from charonia.cli.values import integer, names, number, one_of
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
 from charonia.server.convert.check import OutputDifference
@@ -17,20 +17,6 @@ from charonia.server.convert.options import PRECISIONS, ROWS_MAX, TARGET_NAMES, 
 from charonia.tools.report.quantities import in_columns
 
 _STEP_COLUMNS = 12
-
-
-def target(text: str) -> str:
-    """Read the name of a target."""
-    if text not in TARGET_NAMES:
-        raise ValueError(f"expected one of {', '.join(TARGET_NAMES)}, got '{text}'")
-    return text
-
-
-def precision(text: str) -> str:
-    """Read a precision."""
-    if text not in PRECISIONS:
-        raise ValueError(f"expected one of {', '.join(PRECISIONS)}, got '{text}'")
-    return text
 
 
 def shapes(text: str) -> tuple[str, Range]:
@@ -71,7 +57,7 @@ a model, also one of ONNX, to a TensorRT plan.
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL", "A file, or the folder of a SavedModel"),
-            Option("--to", "target", target, "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
+            Option("--to", "target", one_of(TARGET_NAMES), "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
             Option("--output -o", "output", str, "FILE", "File to write", default="MODEL's name, here"),
             Option("--repository", "repository", str, "DIR",
                    "Write NAME/1/model.onnx, or model.plan, in this folder instead"),
@@ -90,7 +76,8 @@ a model, also one of ONNX, to a TensorRT plan.
                    default="the converter's"),
         ),
         "TensorRT": (
-            Option("--precision", "precision", precision, "NAME", f"Precision of the plan: {', '.join(PRECISIONS)}"),
+            Option("--precision", "precision", one_of(PRECISIONS), "NAME",
+                   f"Precision of the plan: {', '.join(PRECISIONS)}"),
             Option("--shapes", "shapes", shapes, "NAME:MIN,OPT,MAX",
                    "Smallest, best and largest shape of an input, such as x:1x64,8x64,32x64; repeatable", tuple,
                    default="batches of 1, 8 and 32"),

@@ -9,10 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.server.doctor.report import Check, Section
 from charonia.server.machine.private_folder import PrivateFolder
+
+if TYPE_CHECKING:
+    from charonia.server.doctor.machine import Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,18 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _look)
 
 
-def _isolation() -> Section:
+def _isolation() -> "Section":
     """Return how far `charonia platform` could isolate models here: only its users need that."""
     from charonia.platform.isolation.isolation import layers
     from charonia.platform.isolation.rules import missing
+    from charonia.server.doctor.machine import Check, Section
 
     found = layers()
     said = missing(found.landlock, found.namespace, is_root=os.getuid() == 0, has_users=found.has_users)
     return Section("Isolation of the platform's models", (Check("isolation", " ".join(said) or "complete"),))
 
 
-async def _examine(paths: Sequence[str]) -> list[Section]:
+async def _examine(paths: Sequence[str]) -> "list[Section]":
     from charonia.server.doctor.repository import examine
     from charonia.server.files.repository import with_files
 
@@ -70,8 +74,7 @@ async def _examine(paths: Sequence[str]) -> list[Section]:
 
 def _look(given: DoctorOptions) -> int:
     # Imported late, because they import the engine, which `--help` does not need.
-    from charonia.server.doctor.machine import look
-    from charonia.server.doctor.report import problem_count, to_json, to_text
+    from charonia.server.doctor.machine import look, problem_count, to_json, to_text
 
     sections = [] if given.models_only else [*look(), *([_isolation()] if sys.platform == "linux" else [])]
     if given.repositories:

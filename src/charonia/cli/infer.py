@@ -149,11 +149,7 @@ def _answer(given: InferOptions) -> int:
 
 
 def _config(client: Client, given: InferOptions) -> ModelConfig:
-    """Return the model's configuration.
-
-    Raises:
-        ServingError: The server does not answer, or does not know the model, or has several and none is named.
-    """
+    """Return the model's configuration."""
     try:
         model = given.model or only_model({entry.name for entry in client.repository_index(ready=True)})
         return from_json(dump(client.model_config(model, given.version)).decode())
@@ -394,10 +390,7 @@ def tensors_of(
     """Return the tensors of inputs that were given as text.
 
     Args:
-        config: The model's complete configuration.
         given: Text by input: a value, or `@` and the path of a file.
-        read: Returns the content of a file.
-        picture: Decodes images.
 
     Raises:
         ServingError: The model does not have an input of that name, or a text is not a valid value of it.

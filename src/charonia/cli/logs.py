@@ -32,12 +32,7 @@ _LETTERS = {logging.CRITICAL: "E", logging.ERROR: "E", logging.WARNING: "W"}
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record.
-
-    Args:
-        line_format: How a line begins.
-        escape: Whether messages are quoted.
-    """
+    """Formats a record."""
 
     def __init__(self, line_format: LogFormat = LogFormat.DEFAULT, *, escape: bool = True) -> None:
         super().__init__()
@@ -95,11 +90,7 @@ class SeverityFilter(logging.Filter):
 
 
 class ServerLogControl:
-    """The root logger as the server's log.
-
-    Attributes:
-        options: The current settings.
-    """
+    """The root logger as the server's log."""
 
     def __init__(self, handler: logging.Handler, options: LogOptions, *, terminal: bool = False) -> None:
         self._handler = handler
@@ -126,7 +117,6 @@ def configure(options: LogOptions, *, terminal: bool = False) -> ServerLogContro
     """Set up the root logger, replacing earlier handlers, and return its control.
 
     Args:
-        options: Its settings.
         terminal: Whether someone reads it in a terminal: only warnings and errors are written then, as plain text,
             unless the options ask for more.
 

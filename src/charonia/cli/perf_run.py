@@ -1,26 +1,17 @@
-"""A run of `charonia perf`: the measurement, its progress display, and its reports.
-
-The live view (`--live`) is the page of the report with the current measurement above. It is made when a browser asks
-for it, on a thread of its server, and at most once for each level; apart from that, an open page costs one event a
-second. Other processes send the load.
-"""
+"""A run of `charonia perf`: the measurement, its progress display, and its reports."""
 
 import asyncio
 import json
 import math
 import os
 import sys
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
 from pathlib import Path
-from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
-from charonia.cli.perf_progress import Course, ProgressLine
 from charonia.cli.values import STDOUT, only_model
 from charonia.client.errors import ClientError
 from charonia.client.sync_client import Client
@@ -29,18 +20,20 @@ from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.api import (
+    Distribution,
     Event,
     InputSource,
     LevelBegun,
     LevelDone,
     LevelTick,
+    MeasurementMode,
+    MeasurePlan,
     Progress,
     RunSettings,
     WindowDone,
 )
-from charonia.tools.perf.data.convert import from_bfloat
 from charonia.tools.perf.data.load import load_inputs
-from charonia.tools.perf.data.spec import model_spec
+from charonia.tools.perf.data.spec import from_bfloat, model_spec
 from charonia.tools.perf.language.load import language_run
 from charonia.tools.perf.options import (
     CallStyle,
@@ -52,249 +45,15 @@ from charonia.tools.perf.options import (
 )
 from charonia.tools.perf.run import Subject, ask, run, stopped_by_signals
 from charonia.tools.report import markdown
-from charonia.tools.report.console import (
-    Settings,
-    View,
-    level_text,
-    level_title,
-    pass_text,
-    settings_text,
-    summary_text,
-)
+from charonia.tools.report.console import View, level_text, level_title, pass_text, summary_text
 from charonia.tools.report.csv import csv_files
-from charonia.tools.report.html import render, render_live
-from charonia.tools.report.quantities import clock
-from charonia.tools.report.run_files import write_profile, write_run, write_whole
+from charonia.tools.report.html import render
+from charonia.tools.report.quantities import clock, duration, number
+from charonia.tools.report.run_files import InputsOf, write_profile, write_run, write_whole
 from charonia.tools.report.summary import failures
 from charonia.tools.results.json_form import to_json
-from charonia.tools.results.records import PerfRun
+from charonia.tools.results.records import LoadMode, PerfRun
 from charonia.wire.transport import Failure
-
-HOST = "127.0.0.1"
-PACE_S = 1.0
-"""Time between two events of a page."""
-
-POINTS_MAX = 1200
-"""Points of time that a page shows: five minutes."""
-
-STREAMS_MAX = 16
-"""Pages that follow a run at a time; more are refused."""
-
-REQUEST_S_MAX = 5.0
-"""Time in which a browser sends its request, or takes a part of the answer."""
-
-START_S_MAX = 30.0
-"""Time that an early browser waits for the run to begin."""
-
-FAREWELL_S = 3.0
-"""Time at the end of a run in which open pages load the final report."""
-
-_NAMES_HERE = ("127.0.0.1", "localhost")
-
-
-class LiveRun:
-    """The state of a run in progress, and its page. Threads may share it.
-
-    Args:
-        now_s: The clock.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._begin_s: float | None = None
-        self._changed = Condition()
-        self._rendering = Lock()
-        self._course = Course()
-        self._level = ""
-        self._tick: LevelTick | None = None
-        self._run: PerfRun | None = None
-        self._points: deque[tuple[int, float, int, int, str]] = deque(maxlen=POINTS_MAX)
-        self._point_count = 0
-        self._page_count = 0
-        self._pages: dict[str, bytes] = {}
-        self._has_ended = False
-        self._following = self._farewells = 0
-        self._loaded_s = -math.inf
-
-    def __call__(self, event: Event) -> None:
-        with self._changed:
-            self._course(event)
-            match event:
-                case LevelBegun():
-                    self._begin_s = self._now_s() if self._begin_s is None else self._begin_s
-                    self._level, self._tick = str(event.level), None
-                    self._show(event.run)
-                case LevelDone():
-                    self._show(event.run)
-                case LevelTick():
-                    self._tick = event
-                    passed_ms = round(1000 * (self._now_s() - (self._begin_s or 0.0)))
-                    self._points.append((passed_ms, event.rate, event.p50_ns, event.p99_ns, str(event.level)))
-                    self._point_count += 1
-
-    def end(self, run: PerfRun) -> None:
-        """Show the final report, and wait until the pages that follow have loaded it, at most `FAREWELL_S`."""
-        with self._changed:
-            self._has_ended = True
-            self._show(run)
-            is_loading = self._now_s() - self._loaded_s < PACE_S
-            pages = max(self._following, int(is_loading))
-            self._changed.wait_for(lambda: self._farewells >= pages, FAREWELL_S)
-
-    def page(self) -> bytes:
-        """Return the current page."""
-        with self._rendering:
-            with self._changed:
-                self._changed.wait_for(lambda: self._run is not None, START_S_MAX)
-                run, page, has_ended = self._run, self._page, self._has_ended
-            if run is None:
-                return b"The run has not begun: load this page again."
-            if page not in self._pages:
-                made = render([run]) if has_ended else render_live(run, page, POINTS_MAX)
-                self._pages = {page: made}
-            return self._pages[page]
-
-    def taken(self) -> None:
-        """Count a page that has been loaded."""
-        with self._changed:
-            self._loaded_s = self._now_s()
-            if self._has_ended:
-                self._farewells += 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def following(self) -> Iterator[bool]:
-        """Count a page that follows the run; yield False for one too many."""
-        with self._changed:
-            is_taken = self._following < STREAMS_MAX
-            self._following += is_taken
-        try:
-            yield is_taken
-        finally:
-            with self._changed:
-                self._following -= is_taken
-
-    def events(self) -> Iterator[bytes]:
-        """Yield an event a second, and one as soon as the page is another, until the run has ended."""
-        sent = 0
-        has_ended = False
-        while not has_ended:
-            with self._changed:
-                page, has_ended = self._page, self._has_ended
-                new = min(self._point_count - sent, len(self._points))
-                points = list(self._points)[len(self._points) - new :]
-                sent = self._point_count
-                now = self._now()
-            yield f"data: {json.dumps(now | {'points': points}, separators=(',', ':'))}\n\n".encode()
-            with self._changed:
-                self._changed.wait_for(self._is_past(page), 0 if has_ended else PACE_S)
-
-    def _is_past(self, page: str) -> Callable[[], bool]:
-        return lambda: self._page != page
-
-    @property
-    def _page(self) -> str:
-        # Runs of other processes at the same port have other pages.
-        return f"{os.getpid()}-{self._page_count}"
-
-    def _show(self, run: PerfRun) -> None:
-        self._run = run
-        self._page_count += 1
-        self._changed.notify_all()
-
-    def _now(self) -> dict[str, Any]:
-        course, tick = self._course, self._tick
-        left_s = None if tick is None else course.left_s(tick)
-        return {
-            "page": self._page,
-            "level": self._level,
-            "number": course.number,
-            "count": course.count,
-            "share": 0.0 if tick is None else course.share(tick),
-            "left": "" if left_s is None else clock(left_s),
-            "window": 0 if tick is None else tick.window,
-            "windows": 0 if tick is None else tick.window_count_max,
-            "inFlight": 0 if tick is None else tick.in_flight,
-            "errors": 0 if tick is None else tick.error_count,
-        }
-
-
-class _PageServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, port: int, run: LiveRun) -> None:
-        self.run = run
-        super().__init__((HOST, port), _Handler)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore browsers that have gone."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_S_MAX
-    server: _PageServer
-
-    def do_GET(self) -> None:
-        # A page of another site must not read this one through a name that it made to lead here.
-        if self.headers.get("Host", "").partition(":")[0] not in _NAMES_HERE:
-            self.send_error(421, "expected the host 127.0.0.1 or localhost")
-        elif self.path == "/":
-            page = self.server.run.page()
-            self._begin("text/html; charset=utf-8", len(page))
-            self.wfile.write(page)
-            self.server.run.taken()
-        elif self.path == "/events":
-            with self.server.run.following() as is_taken:
-                if not is_taken:
-                    self.send_error(503, f"more than {STREAMS_MAX} pages follow the run")
-                    return
-                self._begin("text/event-stream")
-                for event in self.server.run.events():
-                    self.wfile.write(event)
-        else:
-            self.send_error(404)
-
-    def _begin(self, kind: str, length: int | None = None) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Cache-Control", "no-store")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: stderr is the run's."""
-
-
-@contextmanager
-def live_view(port: int | None) -> Iterator[LiveRun | None]:
-    """Serve the page of a run, and print its address to stderr; yield what follows the run.
-
-    Args:
-        port: The port, 0 for a free one, None for no view.
-
-    Raises:
-        ServingError: UNAVAILABLE if the port is taken.
-    """
-    if port is None:
-        yield None
-        return
-    run = LiveRun()
-    try:
-        server = _PageServer(port, run)
-    except OSError as error:
-        raise unavailable(
-            f"--live: cannot listen on {HOST}:{port}: {error.strerror}", hint="--live without a port takes a free one"
-        ) from None
-    with server:
-        thread = Thread(target=server.serve_forever, name="live view", daemon=True)
-        thread.start()
-        print(f"live view: http://{HOST}:{server.server_port}/", file=sys.stderr, flush=True)
-        try:
-            yield run
-        finally:
-            server.shutdown()
-
 
 EXPORT_ELEMENTS_MAX = 4096
 """Largest input in an export; larger ones are null."""
@@ -378,17 +137,14 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
         out = _text_output(options)
         printer = None if out is None else Printer(options, is_decoupled(subject.config), out)
         if out is not None:
-            print(settings_text(printed_settings(options, subject.config)), file=out, flush=True)
-        with live_view(options.report.live_port) as live:
-            with stopped_by_signals() as stop, watched(options.report, printer, live) as progress:
-                made = run(settings, source, client, subject, progress, stop, replies)
-            if printer is not None:
-                printer.end(made)
-            failed = failures(options.report.fail_if, made)  # which the caller prints, to stderr
-            made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
-            write_reports(made, options, source)
-            if live is not None:
-                live.end(made)
+            print(settings_text(options, subject.config), file=out, flush=True)
+        with stopped_by_signals() as stop, watched(options.report, printer) as progress:
+            made = run(settings, source, client, subject, progress, stop, replies)
+        if printer is not None:
+            printer.end(made)
+        failed = failures(options.report.fail_if, made)  # which the caller prints, to stderr
+        made = replace(made, notes=(*made.notes, *(f"Failed: {sentence}" for sentence in failed)))
+        write_reports(made, options, source)
     return made
 
 
@@ -420,11 +176,7 @@ def _text_output(options: PerfOptions) -> TextIO | None:
 
 
 class Printer:
-    """Prints results as they arrive.
-
-    Args:
-        decoupled: Whether the model is decoupled.
-    """
+    """Prints results as they arrive."""
 
     def __init__(self, options: PerfOptions, decoupled: bool, out: TextIO) -> None:
         self._out = out
@@ -464,46 +216,61 @@ class Printer:
         print(text, file=self._out, flush=True)
 
 
-def printed_settings(options: PerfOptions, config: Mapping[str, Any]) -> Settings:
-    """Return the settings to print before the run."""
-    measure, load = options.measure, options.load
-    style = options.report.call_style
-    if style is None:
-        style = CallStyle.ASYNC if options.target.streaming or is_sequence(config) else CallStyle.SYNC
-    return Settings(
-        batch_size=options.target.batch_size,
-        load=load.mode,
-        end=0.0 if math.isinf(load.end) else load.end,
-        is_range=load.start != load.end,
-        mode=measure.mode.value,
-        interval_ms=measure.interval_ms,
-        window_request_count=measure.window_request_count,
-        request_count=measure.request_count,
-        warmup_request_count=measure.warmup_request_count,
-        percentile=measure.percentile,
-        latency_limit_ms=measure.latency_limit_ns // 1_000_000,
-        distribution=load.distribution.value,
-        binary_search=load.binary_search,
-        is_async=style is CallStyle.ASYNC,
-        decoupled=is_decoupled(config),
-        language=options.language.endpoint.value if options.is_language else "",
-    )
+def settings_text(options: PerfOptions, config: Mapping[str, Any]) -> str:
+    """Return the text printed before a run, for a model with this configuration."""
+    measure, load, style = options.measure, options.load, options.report.call_style
+    is_language, is_rate = options.is_language, load.mode is LoadMode.REQUEST_RATE
+    lines = ["*** Measurement Settings ***", f"  Batch size: {options.target.batch_size}", "  Service Kind: TRITON"]
+    if is_language:
+        lines[1:] = [f"  Language model, endpoint: {options.language.endpoint.value}"]
+    if measure.warmup_request_count:
+        lines.append(f"  Sending {measure.warmup_request_count} warmup request(s)")
+    if measure.request_count:
+        lines.append(f"  Sending {measure.request_count} benchmark requests")
+    else:
+        lines += _window_lines(measure)
+    if load.start != load.end:
+        lines.append(f"  Latency limit: {measure.latency_limit_ns // 1_000_000} msec")
+        if not math.isinf(load.end):
+            what, unit = ("Request Rate", "requests per seconds") if is_rate else ("Concurrency", "concurrent requests")
+            lines.append(f"  {what} limit: {load.end:g} {unit}")
+    if is_rate:
+        name = "uniform" if load.distribution is Distribution.CONSTANT else load.distribution.value
+        lines.append(f"  Using {name} distribution on request generation")
+    if load.binary_search:
+        lines.append("  Using Binary Search algorithm")
+    if not is_language:
+        is_async = options.target.streaming or is_sequence(config) if style is None else style is CallStyle.ASYNC
+        lines.append(f"  Using {'asynchronous' if is_async else 'synchronous'} calls for inference")
+        if is_decoupled(config):
+            lines.append("  Detected decoupled model, using the last response for measuring latency")
+    return "\n".join(lines) + "\n"
+
+
+def _window_lines(measure: MeasurePlan) -> Iterator[str]:
+    yield f'  Using "{measure.mode.value}" mode for stabilization'
+    if measure.mode is MeasurementMode.ADAPTIVE:
+        yield "  Measuring until the confidence intervals of throughput and latency are tight"
+        return
+    latency = "average latency" if measure.percentile is None else f"p{measure.percentile:g} latency"
+    yield f"  Stabilizing using {latency} and throughput"
+    if measure.mode is MeasurementMode.COUNT_WINDOWS:
+        yield f"  Minimum number of samples in each window: {measure.window_request_count}"
+    else:
+        yield f"  Measurement window: {measure.interval_ms} msec"
 
 
 @contextmanager
-def watched(report: ReportOptions, printer: Progress | None, live: LiveRun | None = None) -> Iterator[Progress]:
+def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progress]:
     """Yield a receiver of progress events that displays, prints and saves them.
 
     Args:
-        report: The options of the output.
         printer: Prints results, None for no text.
-        live: The view in the browser, None for none.
     """
     wanted = report.progress and not report.quiet and sys.stderr.isatty()
     line = ProgressLine(sys.stderr) if wanted else None
-    saved = None if report.json is None or report.json == STDOUT else SavedLevels(report.json)
     # The progress line comes first, because it must be wiped before other output.
-    watchers = [watcher for watcher in (line, printer, saved, live) if watcher is not None]
+    watchers = [watcher for watcher in (line, printer, SavedLevels(report)) if watcher is not None]
 
     def tell(event: Event) -> None:
         for watcher in watchers:
@@ -517,17 +284,23 @@ def watched(report: ReportOptions, printer: Progress | None, live: LiveRun | Non
 
 
 class SavedLevels:
-    """Saves the run so far after every level, so that no result is lost if the run is killed."""
+    """Writes JSON and page of the run so far after every level, so that no result is lost if the run is killed."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, report: ReportOptions) -> None:
+        self._report = report
 
     def __call__(self, event: Event) -> None:
         """Write the run so far after a level."""
-        if isinstance(event, LevelDone):
-            # A full disk must not end the run; the file is written again at the end, where an error is reported.
-            with suppress(OSError):
-                write_run(self._path, replace(event.run, notes=(*event.run.notes, UNFINISHED)))
+        if not isinstance(event, LevelDone):
+            return
+        so_far = replace(event.run, notes=(*event.run.notes, UNFINISHED))
+        json_file, page = self._report.json, self._report.html
+        # A full disk must not end the run; the files are written again at the end, where an error is reported.
+        with suppress(OSError):
+            if json_file is not None and json_file != STDOUT:
+                write_run(json_file, so_far)
+            if page is not None:
+                write_whole(page, render([so_far]))
 
 
 def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
@@ -536,10 +309,19 @@ def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> No
     Raises:
         ServingError: UNAVAILABLE if a file cannot be written; the others are written anyway.
     """
+    report = options.report
+    files: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
+        (report.json, lambda path: print(to_json(run), flush=True) if path == STDOUT else write_run(path, run)),
+        (report.csv, lambda path: _write_csv(path, run, options)),
+        (report.html, lambda path: write_whole(path, render([run]))),
+        (report.markdown, lambda path: write_whole(path, markdown.render(run).encode())),
+        (report.profile_export, lambda path: write_profile(path, run, exported_inputs(source))),
+    )
     problems: list[str] = []
-    for write in (_write_json, _write_csv, _write_html, _write_markdown, _write_profile):
+    for path, write in files:
         try:
-            write(run, options, source)
+            if path is not None:
+                write(path)
         except OSError as error:
             problems.append(f"{error.filename}: cannot be written: {error.strerror}")
         except ServingError as error:
@@ -548,62 +330,21 @@ def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> No
         raise unavailable("\n".join(problems))
 
 
-def _write_json(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    path = options.report.json
-    if path == STDOUT:
-        print(to_json(run), flush=True)
-    elif path is not None:
-        write_run(path, run)
-
-
-def _write_csv(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    report = options.report
-    if report.csv is None:
-        return
-    files = csv_files(run, report.csv, verbose=report.verbose_csv, metrics=options.collect_metrics)
+def _write_csv(file: Path, run: PerfRun, options: PerfOptions) -> None:
+    files = csv_files(run, file, verbose=options.report.verbose_csv, metrics=options.collect_metrics)
     for path, text in files.items():
         write_whole(path, text.encode())
 
 
-def _write_html(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    path = options.report.html
-    if path is not None:
-        # Imported late, because few runs write a page.
-        from charonia.tools.report.html import render
+def exported_inputs(source: InputSource) -> InputsOf:
+    """Return a function that returns the inputs of a request as JSON text."""
 
-        write_whole(path, render([run]))
+    @cache
+    def text(stream: int, step: int) -> str:
+        inputs = source.request(stream, step).inputs
+        return json.dumps({name: plain(tensor) for name, tensor in inputs.items()}, separators=(",", ":"))
 
-
-def _write_markdown(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    if options.report.markdown is not None:
-        write_whole(options.report.markdown, markdown.render(run).encode())
-
-
-def _write_profile(run: PerfRun, options: PerfOptions, source: InputSource) -> None:
-    path = options.report.profile_export
-    if path is not None:
-        write_profile(path, run, ExportedInputs(source))
-
-
-class ExportedInputs:
-    """The inputs of requests as cached JSON.
-
-    Args:
-        source: The requests.
-    """
-
-    def __init__(self, source: InputSource) -> None:
-        self._source = source
-        self._texts: dict[tuple[int, int], str] = {}
-
-    def __call__(self, stream: int, step: int) -> str:
-        """Return the inputs of a request as JSON text."""
-        text = self._texts.get((stream, step))
-        if text is None:
-            inputs = self._source.request(stream, step).inputs
-            text = json.dumps({name: plain(tensor) for name, tensor in inputs.items()}, separators=(",", ":"))
-            self._texts[stream, step] = text
-        return text
+    return text
 
 
 def plain(tensor: Tensor) -> object:
@@ -615,3 +356,120 @@ def plain(tensor: Tensor) -> object:
     if tensor.datatype is DataType.BYTES:
         elements = [element.decode(errors="replace") for element in elements]
     return elements[0] if len(elements) == 1 else elements
+
+
+_WIDTH_UNKNOWN = 80
+_BAR = 12
+_SEPARATOR = "  "
+
+
+class Course:
+    """How far a run is, by its events.
+
+    Attributes:
+        number: Number of the current level, from 1.
+        count: Levels of the run, 0 if it depends on the results.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.count = 0
+        self._elapsed_s = 0.0
+        self._levels_s: list[float] = []
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case LevelBegun():
+                self.number, self.count, self._elapsed_s = event.number, event.count, 0.0
+            case LevelTick():
+                self._elapsed_s = event.elapsed_s
+            case LevelDone():
+                self._levels_s.append(self._elapsed_s)
+
+    def left_s(self, tick: LevelTick) -> float | None:
+        """Return the time left of the run at most, or of the level if the number of levels is unknown."""
+        if tick.left_s is None:
+            return None
+        others = max(0, self.count - self.number)
+        whole_s = tick.elapsed_s + tick.left_s
+        return tick.left_s + others * max([whole_s, *self._levels_s])
+
+
+class ProgressLine:
+    """A progress line on a terminal.
+
+    It is redrawn for ticks, a few times a second, and wiped for every other event, before results are printed. It uses
+    a carriage return and spaces only, no colours or escape sequences: they work on every terminal and take only
+    microseconds, which matters during a measurement.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._drawn = 0
+        self._course = Course()
+
+    def __call__(self, event: Event) -> None:
+        """Draw a tick; wipe the line for every other event."""
+        self._course(event)
+        if isinstance(event, LevelTick):
+            self._draw(cut(self._parts(event), self._width()))
+        else:
+            self.wipe()
+
+    def wipe(self) -> None:
+        """Erase the line and return the cursor to its start."""
+        if self._drawn:
+            self._draw("")
+
+    def _draw(self, text: str) -> None:
+        # The spaces cover the rest of a longer previous line.
+        end = "" if text else "\r"
+        # A closed terminal must not end the run.
+        with suppress(OSError, ValueError):
+            self._stream.write(f"\r{text.ljust(self._drawn)}{end}")
+            self._stream.flush()
+        self._drawn = len(text)
+
+    def _width(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _WIDTH_UNKNOWN
+        except (OSError, ValueError):
+            return _WIDTH_UNKNOWN
+
+    def _parts(self, tick: LevelTick) -> Iterator[str]:
+        """Yield the parts of the line, the most important first."""
+        course = self._course
+        place = f" ({course.number}/{course.count})" if course.count > 1 else ""
+        yield f"{tick.level}{place}"
+        if tick.left_s is not None:
+            yield bar(tick.elapsed_s, tick.left_s)
+        yield f"{number(tick.rate)} infer/s"
+        if tick.p50_ns:
+            yield f"p50 {duration(tick.p50_ns)}"
+            yield f"p99 {duration(tick.p99_ns)}"
+        if tick.error_count:
+            yield f"{tick.error_count:,} errors"
+        left_s = course.left_s(tick)
+        if left_s is not None:
+            yield f"at most {clock(left_s)} left"
+        if tick.window:
+            yield f"window {tick.window}" + (f"/{tick.window_count_max}" if tick.window_count_max else "")
+        yield f"{tick.in_flight:,} in flight"
+
+
+def bar(done: float, left: float) -> str:
+    """Return the progress as a bar of `#` and `-`."""
+    whole = done + left
+    filled = round(_BAR * done / whole) if whole > 0 else 0
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}]"
+
+
+def cut(parts: Iterator[str], width: int) -> str:
+    """Return as many parts as fit into a line, without the last column."""
+    line = ""
+    for part in parts:
+        longer = f"{line}{_SEPARATOR}{part}" if line else part[: max(0, width - 1)]
+        if len(longer) > width - 1:
+            break
+        line = longer
+    return line

@@ -21,7 +21,6 @@ LENGTH_MAX = 1e7
 """Limit of the length of a generated prompt or response, in tokens, and of a delay, in milliseconds."""
 
 PREFIXES_MAX = 100_000
-PORT_MAX = 65_535
 INTERVALS_MAX = 10_000_000
 """Limit of lines in a file of intervals."""
 
@@ -49,12 +48,7 @@ def share(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 
 def levels(mode: LoadMode, first: Callable[[str], float], final: Callable[[str], float]) -> Callable[[str], Fields]:
-    """Return a reader of `start[:end[:step]]`; without an end it is one level, an end of 0 means no limit.
-
-    Args:
-        first: Reader of the start and of the step.
-        final: Reader of the end.
-    """
+    """Return a reader of `start[:end[:step]]`; without an end it is one level, an end of 0 means no limit."""
 
     def read(text: str) -> Fields:
         parts = text.split(":")
@@ -240,12 +234,8 @@ def shared_memory(text: str) -> SharedMemory:
     return SharedMemory(word)
 
 
-def service_kind(text: str) -> Fields:
-    """Read the kind of service: triton, or openai, which is the same as `--llm`."""
-    word = text.strip().lower()
-    if word not in ("triton", "openai"):
-        raise ValueError(f"expected triton or openai, got '{text}'")
-    return Fields({"is_language": True} if word == "openai" else {})
+service_kind = word(triton=Fields({}), openai=Fields({"is_language": True}))
+"""Reads the kind of service: triton, or openai, which is the same as `--llm`."""
 
 
 def present_place(text: str) -> str:
@@ -270,11 +260,6 @@ def output_file(text: str) -> Path:
     if found.is_dir():
         raise ValueError(f"expected a file, got the folder '{text}'")
     return found
-
-
-def optional_port(text: str) -> int:
-    """Read a port, 0 for any free one without a text."""
-    return integer(0, PORT_MAX)(text) if text else 0
 
 
 def new_file(text: str) -> Path:
@@ -312,9 +297,5 @@ def intervals(text: str) -> Fields:
     return Fields({"load.mode": LoadMode.INTERVALS, "load.intervals_ns": tuple(gaps)})
 
 
-def trace_level(text: str) -> str:
-    """Read a level of tracing."""
-    word = text.strip().upper()
-    if word not in TraceLevel.__members__:
-        raise ValueError(f"expected {' or '.join(TraceLevel.__members__)}, got '{text}'")
-    return word
+trace_level = word(**{name: name for name in TraceLevel.__members__})
+"""Reads the name of a level of tracing."""

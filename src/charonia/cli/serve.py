@@ -20,8 +20,7 @@ from typing import Protocol
 from charonia.cli import logs
 from charonia.cli.banner import StartedServer, banner, models_table, summary
 from charonia.cli.command_line import HELP_NAMES, complain
-from charonia.cli.serve_options import LINE, vertex_ai_options
-from charonia.cli.serve_values import cache_folder, knative_port, with_cache
+from charonia.cli.serve_options import LINE, cache_folder, knative_port, vertex_ai_options, with_cache
 from charonia.cli.terminal import WaitingLine, is_terminal, style_of
 from charonia.core.errors import ServingError
 from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort_given
@@ -150,15 +149,7 @@ async def serve_given(
     notifier: Notifier = SILENT,
     progress: WaitingLine = NO_PROGRESS,
 ) -> tuple[int, bool]:
-    """Run a server as `serve` does, with files and folders of models in a repository that is made for them.
-
-    Args:
-        options: All options.
-        given: What to serve.
-        folder: Empty folder for the repository.
-        notifier: The service manager.
-        progress: Shown until the models are ready.
-    """
+    """Run a server as `serve` does, with files and folders of models in a repository that is made for them."""
     if options.models.files.predictor:
         try:
             files = options.models.files
@@ -235,9 +226,7 @@ async def serve(
     """Run a server until it fails to start or a signal arrives.
 
     Args:
-        options: All options.
         show: Models to print on standard output when they are ready, with requests.
-        notifier: The service manager.
         progress: Cleared when the server has started, or cannot.
 
     Returns:

@@ -54,7 +54,6 @@ class WaitingLine:
 
     Args:
         stream: The terminal, None for nothing.
-        text: Name of the work.
     """
 
     def __init__(self, stream: TextIO | None, text: str) -> None:

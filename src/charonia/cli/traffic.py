@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, by_version, header, with_key
+from charonia.cli.values import HEADER_HELP, by_version, header, one_of, with_key
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.tools.report.quantities import in_columns
@@ -49,12 +49,6 @@ class TrafficOptions:
     difference_rate_max: float | None = None
 
 
-def _action(text: str) -> str:
-    if text not in ACTIONS:
-        raise ValueError(f"expected one of {', '.join(ACTIONS)}, got '{text}'")
-    return text
-
-
 def _percentages(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
@@ -76,7 +70,7 @@ ACTION is one of {", ".join(ACTIONS)}.
 """,
     groups={
         "Options": (
-            Option("ACTION", "action", _action, "ACTION", "What to do"),
+            Option("ACTION", "action", one_of(ACTIONS), "ACTION", "What to do"),
             Option("MODEL", "model", str, "MODEL", "Name of the model"),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or grpc://HOST:PORT"),
             Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),

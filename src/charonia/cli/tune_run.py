@@ -1,17 +1,14 @@
 """The subcommands of `charonia tune`: `profile` searches for a configuration, `report` reports on an earlier search.
 
 Load generator settings go through the options of `charonia perf`. Results are in a folder of the export path. Progress
-is a line for each trial, or a table on a terminal: without `rich`, which takes a quarter of a second to import and
-about ninety times as long for each update of the table.
+is a line for each trial.
 """
 
 import os
 import shlex
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,9 +16,6 @@ from typing import TextIO
 
 from charonia.cli.command_line import unknown
 from charonia.cli.perf import parse
-from charonia.cli.perf_progress import bar
-from charonia.cli.terminal import is_terminal
-from charonia.cli.tune_options import ReportRequest
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.perf.api import MeasuredTarget
@@ -31,15 +25,14 @@ from charonia.tools.perf.language.load import LanguageRun, language_run
 from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
-from charonia.tools.report.quantities import clock, in_columns, number, signed_percent
+from charonia.tools.report.quantities import clock
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Failed, LoadPoint, Metric, Trial
+from charonia.tools.tune.api import Failed, LoadPoint, Metric
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.measure import Prepare, PreparedLoad
-from charonia.tools.tune.options import OutputSettings, TuneOptions, TuneRequest
+from charonia.tools.tune.options import OutputSettings, ReportRequest, TuneOptions, TuneRequest
 from charonia.tools.tune.output import CONFIG_FILE
-from charonia.tools.tune.profile import profile
-from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
+from charonia.tools.tune.profile import Event, Noted, SearchDone, TrialBegun, TrialDone, profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
@@ -72,7 +65,8 @@ def profile_models(request: TuneRequest, command: str) -> int:
     output = request.options.output
     check_writable(output)
     loads = loads_of(request.options)
-    with watched(sys.stderr, quiet=output.quiet, verbose=output.verbose) as progress, stopped_by_signals() as stop:
+    with stopped_by_signals() as stop:
+        progress = TunePrinter(sys.stderr, quiet=output.quiet)
         found = replace(profile(request, loads, progress, stop), command=command)
     earlier = keep_earlier(output)
     written, tables = write_results(found, output)
@@ -198,7 +192,6 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
     """Write all files, and return their paths and the tables.
 
     Args:
-        output: The files to write.
         names: Variants that the page shows beside the default and the recommended one, () for all.
 
     Raises:
@@ -358,39 +351,8 @@ def _arguments(given: dict[str, list[str]]) -> list[str]:
     return arguments
 
 
-SHOWN_MAX = 8
-"""Measurements that stay in view."""
-
-_NUMBERS = (0, 3, 4)
-_NAME_LENGTH_MAX = 36
-_WIDTH_UNKNOWN = 80
-
-
-@contextmanager
-def watched(stream: TextIO, *, quiet: bool, verbose: bool) -> Iterator[Progress]:
-    """Yield the progress display: a table on a terminal, else a line for each measurement.
-
-    Args:
-        stream: The output.
-        quiet: Whether to show nothing.
-        verbose: Whether to print lines in any case.
-    """
-    if quiet or verbose or not is_terminal(stream):
-        yield TunePrinter(stream, quiet=quiet)
-        return
-    table = LiveTable(stream)
-    try:
-        yield table
-    finally:
-        table.wipe()
-
-
 class TunePrinter:
-    """Prints a line for each event.
-
-    Args:
-        quiet: Whether to print nothing.
-    """
+    """Prints a line for each event: a terminal keeps it, and so does a file. Nothing if quiet."""
 
     def __init__(self, out: TextIO, *, quiet: bool) -> None:
         self._out = out
@@ -398,6 +360,7 @@ class TunePrinter:
         self._names: dict[str, str] = {}
         self._left = ""
         self._reasons: dict[str, int] = {}
+        self._measured_s: list[float] = []
 
     def __call__(self, event: Event) -> None:
         if self._quiet:
@@ -405,8 +368,12 @@ class TunePrinter:
         match event:
             case TrialBegun():
                 self._names[event.trial.variant.key] = event.name
-                self._left = "" if event.left_s is None else f", {event.left_s:.0f} s left"
+                left_s = event.left_s
+                if left_s is None and self._measured_s:
+                    left_s = event.trials_left * sum(self._measured_s) / len(self._measured_s)
+                self._left = "" if left_s is None else f"; at most {clock(left_s)} left"
             case TrialDone():
+                self._measured_s += [] if event.resumed else [event.outcome.elapsed_s]
                 name = self._names.get(event.trial.variant.key, str(event.trial.variant))
                 self._say(
                     f"[{event.trial.number}] {name}, {loads_text(event.trial.loads)}: {self._found(event)}{self._left}"
@@ -417,7 +384,13 @@ class TunePrinter:
                 pass
 
     def _say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        # Names are a model's: control characters must not reach a terminal. A closed one must not end the run.
+        with suppress(OSError, ValueError):
+            print(
+                "".join(each if each.isprintable() or each == "\n" else "?" for each in text),
+                file=self._out,
+                flush=True,
+            )
 
     def _found(self, event: TrialDone) -> str:
         outcome = event.outcome
@@ -436,127 +409,6 @@ class TunePrinter:
         return f"{self._names.get(best.variant.key, str(best.variant))} ({rate:,.0f} {unit})"
 
 
-class LiveTable:
-    """The table. Notes are printed above it and stay; the table is cleared at the end.
-
-    Args:
-        stream: The terminal.
-        now: A clock in seconds.
-    """
-
-    def __init__(self, stream: TextIO, now: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._now = now
-        self._begin = now()
-        self._drawn = 0
-        self._names: dict[str, str] = {}
-        self._head: tuple[str, ...] = ("", "configuration", "load", "infer/s", "p99 ms", "")
-        self._latest: deque[tuple[str, ...]] = deque(maxlen=SHOWN_MAX)
-        self._trying: tuple[str, ...] = ()
-        self._best: tuple[str, ...] = ()
-        self._left = ""
-        self._measured_s: list[float] = []
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case TrialBegun():
-                self._begun(event)
-            case TrialDone():
-                self._done(event)
-            case Noted():
-                self.wipe()
-                self._write(f"{_plain(event.text)}\n")
-            case _:
-                self.wipe()
-                return
-        self._draw()
-
-    def wipe(self) -> None:
-        """Clear the table, and return the cursor to where it started."""
-        if self._drawn:
-            self._write(f"\r\x1b[{self._drawn}A\x1b[J")
-            self._drawn = 0
-
-    def _begun(self, event: TrialBegun) -> None:
-        trial = event.trial
-        self._names[trial.variant.key] = event.name
-        self._trying = ("now", self._name(trial), loads_text(trial.loads), "", "", trial.purpose)
-        elapsed = self._now() - self._begin
-        left = event.left_s
-        if left is None and self._measured_s:
-            left = event.trials_left * sum(self._measured_s) / len(self._measured_s)
-        about = "" if left is None else f"  {bar(elapsed, left)}  at most {clock(left)} left"
-        count = "" if event.left_s is not None else f", {event.trials_left:,} measurements"
-        self._left = f"{clock(elapsed)}{about}{count}"
-
-    def _done(self, event: TrialDone) -> None:
-        trial, outcome = event.trial, event.outcome
-        if not event.resumed:
-            self._measured_s.append(outcome.elapsed_s)
-        self._trying = ()
-        if isinstance(outcome, Failed):
-            found = ("", "", f"failed: {outcome.reason.splitlines()[0] if outcome.reason else ''}")
-        else:
-            for metrics in outcome.metrics.values():
-                (_, per_s), (_, name) = _figures(metrics)
-                self._head = (*self._head[:3], per_s, f"{name} ms", "")
-            found = (*_values(outcome.metrics), trial.purpose + (" (journal)" if event.resumed else ""))
-        self._latest.append((str(trial.number), self._name(trial), loads_text(trial.loads), *found))
-        if event.best is not None:
-            self._best = self._best_line(event.best)
-
-    def _best_line(self, best: Ranked) -> tuple[str, ...]:
-        why = "over a limit" if not best.keeps_constraints else ""
-        if not why and best.gain is not None and not best.variant.is_default:
-            why = f"{signed_percent(best.gain.value)} over the default"
-            if best.between_loads:
-                why += f" at {loads_text(best.base_loads)}"
-        name = self._names.get(best.variant.key, str(best.variant))
-        return ("best", name, loads_text(best.loads), *_values(best.metrics), why)
-
-    def _name(self, trial: Trial) -> str:
-        return self._names.get(trial.variant.key, str(trial.variant))
-
-    def _draw(self) -> None:
-        rows = [
-            self._head,
-            *self._latest,
-            *([self._trying] if self._trying else []),
-            *([self._best] if self._best else []),
-        ]
-        lines = [*aligned(rows), self._left]
-        width = self._width() - 1  # a line that reaches the last column may wrap
-        text = "".join(f"{line[:width]}\n" for line in lines)
-        above = f"\r\x1b[{self._drawn}A\x1b[J" if self._drawn else ""
-        self._write(above + text)
-        self._drawn = len(lines)
-
-    def _write(self, text: str) -> None:
-        # A closed terminal must not end the run.
-        with suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()
-
-    def _width(self) -> int:
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or _WIDTH_UNKNOWN
-        except (OSError, ValueError):
-            return _WIDTH_UNKNOWN
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns, numbers to the right, long names cut."""
-    shown = [[_plain(cell) for cell in row] for row in rows]
-    for row in shown:
-        row[1] = row[1] if len(row[1]) <= _NAME_LENGTH_MAX else f"…{row[1][1 - _NAME_LENGTH_MAX :]}"
-    return in_columns(shown, _NUMBERS)
-
-
-def _plain(text: str) -> str:
-    """Return a text without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 _Metrics = Mapping[str, Estimate]
 
 
@@ -565,15 +417,6 @@ def _figures(metrics: _Metrics) -> tuple[tuple[Metric, str], tuple[Metric, str]]
     if Metric.OUTPUT_TOKENS in metrics:
         return (Metric.OUTPUT_TOKENS, "tokens/s"), (Metric.TTFT_P99, "TTFT p99")
     return (Metric.THROUGHPUT, "infer/s"), (Metric.LATENCY_P99, "p99")
-
-
-def _values(found: Mapping[str, _Metrics]) -> tuple[str, str]:
-    rates, latencies = [], []
-    for metrics in found.values():
-        (rate, _), (latency, _) = _figures(metrics)
-        rates += [metrics[rate].value] if rate in metrics else []
-        latencies += [metrics[latency].value] if latency in metrics else []
-    return number(sum(rates)) if rates else "", number(max(latencies)) if latencies else ""
 
 
 def _rate(found: Mapping[str, _Metrics]) -> tuple[float, str]:

@@ -87,11 +87,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _upgrade(options: UpgradeOptions, arguments: list[str] | None) -> int:
-    """Upgrade a server, and print the steps.
-
-    Raises:
-        ServingError: The server does not exist or refuses, or the upgrade fails.
-    """
+    """Upgrade a server, and print the steps."""
     pid = options.pid or _only_server()
     asked = {
         "arguments": arguments,

@@ -127,6 +127,17 @@ def choice(kind: type[_E]) -> Callable[[object], _E]:
     return read
 
 
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """Return a reader of one of these names."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"expected one of {', '.join(names)}, got '{text}'")
+        return text
+
+    return read
+
+
 def duration(default_unit: str) -> Callable[[object], int]:
     """Return a reader of times such as `50ms` or `1.5s` into ns; a number alone is in `default_unit`."""
 

@@ -18,8 +18,7 @@ from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import Neighbours, make_busy_poll
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.explainer import Explainer
-from charonia.server.explain.explanation import explanation_json
+from charonia.server.explain.explainer import Explainer, explanation_json
 from charonia.server.explain.load_reports import EngineLoad
 from charonia.server.facade import Document, LogControl, Services
 from charonia.server.grpc.frontend import GrpcFrontend

@@ -22,7 +22,7 @@ from tests.support.pod_security import violations
 from charonia import __version__
 from charonia.cli.infer import LINE as INFER
 from charonia.cli.serve import parse
-from charonia.cli.tune_options import parse_profile
+from charonia.cli.tune import parse_profile
 
 HERE = Path(__file__).parent
 VALUES = sorted((HERE / "values").glob("*.yaml"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from charonia.cli import perf_options, tune_options
+from charonia.cli import perf, tune
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
 from charonia.platform.deployments.spec import read_spec
@@ -21,7 +21,7 @@ def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
     name, *arguments = job.command("http://127.0.0.1:9000", str(tmp_path))
 
     assert name == "perf"
-    assert perf_options.LINE.parse(arguments)
+    assert perf.LINE.parse(arguments)
 
 
 def test_tune_understands_its_command(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_tune_understands_its_command(tmp_path: Path) -> None:
 
     assert name == "tune"
     assert "30s" in arguments
-    assert tune_options.PROFILE.parse(arguments)
+    assert tune.PROFILE.parse(arguments)
 
 
 @pytest.mark.parametrize("concurrency", ["", "0", "8:1", "1:2000", "1:1000", "1:8:0", "a"])

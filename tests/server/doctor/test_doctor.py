@@ -13,15 +13,20 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.install_hint import extra_hint
 from charonia.server.doctor import machine, repository
 from charonia.server.doctor.machine import (
+    Check,
+    Section,
+    bytes_text,
     gpus,
     is_optimised,
     onnxruntime_finding,
     packages,
     port_finding,
+    problem_count,
     python_finding,
+    to_json,
+    to_text,
     torch_findings,
 )
-from charonia.server.doctor.report import Check, Section, bytes_text, problem_count, to_json, to_text
 from charonia.server.doctor.repository import copies_of, problem_of, totals
 from charonia.server.machine.gpus import NvmlDevice
 

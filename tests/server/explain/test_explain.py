@@ -7,7 +7,7 @@ import pytest
 
 from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
-from charonia.server.explain.explanation import Explanation, explanation_json
+from charonia.server.explain.explainer import Explanation, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason

@@ -12,8 +12,7 @@ from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import REQUESTS_MIN
-from charonia.server.explain.explainer import Explainer, setup_of
-from charonia.server.explain.explanation import ProcessHistory
+from charonia.server.explain.explainer import Explainer, ProcessHistory, setup_of
 from charonia.server.explain.rules import ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.gauges import CpuTimes

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from charonia.tools.perf import intervals
-from charonia.tools.results.student import student
+from charonia.tools.results.records import student
 
 Floats = NDArray[np.float64]
 

@@ -4,8 +4,7 @@ import pytest
 
 from charonia.tools.perf.observer import CpuSample, load_between
 from charonia.tools.perf.outcome import judged
-from charonia.tools.results.records import Verdict
-from charonia.tools.results.server import MachineLoad
+from charonia.tools.results.records import MachineLoad, Verdict
 
 S = 1_000_000_000
 SAMPLES = [

@@ -22,7 +22,7 @@ from charonia.tools.perf.api import (
 )
 from charonia.tools.perf.data.load import InputBatches
 from charonia.tools.perf.data.spec import InputStep, model_spec
-from charonia.tools.perf.messages import Begin
+from charonia.tools.perf.pool import Begin
 from charonia.tools.perf.run import ask, run
 from charonia.tools.perf.worker import ABANDONED_S_MAX
 from charonia.tools.results.records import LoadLevel, LoadMode, PerfRun, Verdict

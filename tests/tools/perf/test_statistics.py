@@ -1,6 +1,6 @@
 from typing import Any
 
-from charonia.tools.perf import metrics_page, statistics
+from charonia.tools.perf import statistics
 
 
 def entry(name: str, count: int, version: str = "1", fail: int = 0) -> dict[str, Any]:
@@ -129,20 +129,20 @@ what is this
 
 
 def test_a_metrics_page_is_read_by_name_and_labels() -> None:
-    page = metrics_page.parse(PAGE)
+    page = statistics.parse_page(PAGE)
 
     assert page['nv_inference_count{model="a b",version="1"}'] == 7
     assert len(page) == 5
 
 
 def test_gpus_are_the_mean_and_the_most_of_several_pages() -> None:
-    pages = [metrics_page.parse(text) for text in (PAGE, PAGE.replace("0.25", "0.75").replace("1e9", "1.5e9"))]
+    pages = [statistics.parse_page(text) for text in (PAGE, PAGE.replace("0.25", "0.75").replace("1e9", "1.5e9"))]
 
-    (gpu,) = metrics_page.gpus(pages)
+    (gpu,) = statistics.gpus(pages)
 
     assert (gpu.uuid, gpu.utilization, gpu.power_watts) == ("GPU-1", 0.5, 41.5)
     assert (gpu.memory_used_bytes, gpu.memory_total_bytes) == (1.5e9, 2e9)
 
 
 def test_a_page_without_gpus_has_none() -> None:
-    assert metrics_page.gpus([metrics_page.parse("up 1\n"), {}]) == ()
+    assert statistics.gpus([statistics.parse_page("up 1\n"), {}]) == ()

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tests.support.runs import FakeService, synthetic_run
 
-from charonia.cli.perf_compare import run
+from charonia.cli.perf import compare as run
 from charonia.tools.report.run_files import write_run
 from charonia.tools.results.records import LoadLevel, LoadMode
 

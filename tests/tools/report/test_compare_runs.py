@@ -6,7 +6,7 @@ from tests.support.runs import FakeService, synthetic_run
 from charonia.core.errors import ServingError
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.compare import Comparison, Criteria, MetricChange, Outcome, compare
-from charonia.tools.report.compare_text import as_text, verdict
+from charonia.tools.report.comparison import as_text, verdict
 from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, PerfRun, Verdict
 
 ONE = (LoadLevel(LoadMode.CONCURRENCY, 4),)

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
+from charonia.cli.explain import explain_text
 from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.activity import Activity, Counts
-from charonia.server.explain.explanation import Explanation, ProcessHistory, explanation_json
+from charonia.server.explain.explainer import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Facts, ModelSetup
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
-from charonia.tools.report.explain_text import explain_text
 
 MS = 1_000_000
 SETUP = ModelSetup(

@@ -12,8 +12,18 @@ from tests.support.runs import synthetic_run
 from charonia.core.errors import ServingError
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.html import render
-from charonia.tools.results.records import ErrorKind, Goodput, LevelResult, LoadLevel, LoadMode, PerfRun, Verdict
-from charonia.tools.results.server import Gpu, ServerModel, ServerSide
+from charonia.tools.results.records import (
+    ErrorKind,
+    Goodput,
+    Gpu,
+    LevelResult,
+    LoadLevel,
+    LoadMode,
+    PerfRun,
+    ServerModel,
+    ServerSide,
+    Verdict,
+)
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&<!--"""
 ONE = (LoadLevel(LoadMode.CONCURRENCY, 4),)

@@ -13,11 +13,10 @@ from tests.support.runs import synthetic_run
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report import markdown
 from charonia.tools.report.compare import Outcome, compare
-from charonia.tools.report.compare_text import as_text
+from charonia.tools.report.comparison import as_text
 from charonia.tools.report.console import View, level_text, summary_text
 from charonia.tools.report.csv import csv_files
-from charonia.tools.report.html import render
-from charonia.tools.report.plot_data import plot_data
+from charonia.tools.report.html import plot_data, render
 from charonia.tools.results.conditions import Condition
 from charonia.tools.results.json_form import from_json, to_json
 from charonia.tools.results.language import CountedBy, LanguageFigures, Spread

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tests.support.runs import synthetic_run
 
+from charonia.tools.report.document import level_columns
 from charonia.tools.report.markdown import render
 from charonia.tools.results.records import LoadLevel, LoadMode
 
@@ -14,8 +15,8 @@ def test_each_level_is_a_row_of_as_many_cells_as_the_head() -> None:
     rows = [line for line in render(RUN).splitlines() if line.startswith("|")]
 
     assert len(rows) == 2 + len(RUN.levels)
-    assert {row.count("|") for row in rows} == {9}
-    assert [row.split("|")[1].strip() for row in rows[2:]] == ["concurrency 1", "concurrency 8"]
+    assert {row.count("|") for row in rows} == {len(level_columns(RUN)) + 1}
+    assert [row.split("|")[1].strip() for row in rows] == ["Concurrency", "---", "1", "8"]
 
 
 def test_names_and_notes_cannot_break_the_table_or_become_markup() -> None:

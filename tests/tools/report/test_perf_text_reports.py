@@ -10,12 +10,10 @@ import pytest
 
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.console import (
-    Settings,
     View,
     level_text,
     level_title,
     pass_text,
-    settings_text,
     summary_text,
 )
 from charonia.tools.report.csv import csv_files
@@ -25,17 +23,22 @@ from charonia.tools.results.records import (
     ErrorKind,
     Estimate,
     Goodput,
+    Gpu,
     LevelResult,
     LoadLevel,
     LoadMode,
     Machine,
+    ModelInfo,
     Offered,
     PerfRun,
     RequestRecord,
+    Resources,
+    ServerInfo,
+    ServerModel,
+    ServerSide,
     Verdict,
     Window,
 )
-from charonia.tools.results.server import Gpu, ModelInfo, Resources, ServerInfo, ServerModel, ServerSide
 
 US = 1_000
 N = 1000
@@ -260,56 +263,6 @@ def test_metrics_of_gpus_have_a_block() -> None:
 
 def test_a_server_without_statistics_has_no_block() -> None:
     assert "Server:" not in level_text(level(server=ServerSide(None, False)), View())
-
-
-@pytest.mark.parametrize(
-    ("settings", "lines"),
-    [
-        (
-            Settings(end=4, is_range=True),
-            [
-                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
-                '  Using "time_windows" mode for stabilization',
-                *("  Stabilizing using average latency and throughput", "  Measurement window: 5000 msec"),
-                *("  Latency limit: 0 msec", "  Concurrency limit: 4 concurrent requests"),
-                "  Using synchronous calls for inference",
-            ],
-        ),
-        (
-            Settings(8, LoadMode.REQUEST_RATE, 300, True, distribution="poisson", latency_limit_ms=5, is_async=True),
-            [
-                *("*** Measurement Settings ***", "  Batch size: 8", "  Service Kind: TRITON"),
-                '  Using "time_windows" mode for stabilization',
-                *("  Stabilizing using average latency and throughput", "  Measurement window: 5000 msec"),
-                *("  Latency limit: 5 msec", "  Request Rate limit: 300 requests per seconds"),
-                "  Using poisson distribution on request generation",
-                "  Using asynchronous calls for inference",
-            ],
-        ),
-        (
-            Settings(request_count=200, warmup_request_count=5, binary_search=True, decoupled=True),
-            [
-                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
-                *("  Sending 5 warmup request(s)", "  Sending 200 benchmark requests"),
-                "  Using Binary Search algorithm",
-                "  Using synchronous calls for inference",
-                "  Detected decoupled model, using the last response for measuring latency",
-            ],
-        ),
-        (
-            Settings(mode="count_windows", window_request_count=100, percentile=95),
-            [
-                *("*** Measurement Settings ***", "  Batch size: 1", "  Service Kind: TRITON"),
-                '  Using "count_windows" mode for stabilization',
-                "  Stabilizing using p95 latency and throughput",
-                "  Minimum number of samples in each window: 100",
-                "  Using synchronous calls for inference",
-            ],
-        ),
-    ],
-)
-def test_settings_are_printed_before_the_run(settings: Settings, lines: list[str]) -> None:
-    assert settings_text(settings).splitlines() == lines
 
 
 def test_levels_and_windows_announce_themselves() -> None:

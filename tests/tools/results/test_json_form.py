@@ -11,18 +11,23 @@ from charonia.tools.results.records import (
     ErrorKind,
     Estimate,
     Goodput,
+    Gpu,
     LevelResult,
     LoadLevel,
     LoadMode,
     Machine,
+    ModelInfo,
     Offered,
     PerfRun,
     RequestRecord,
+    Resources,
+    ServerInfo,
+    ServerModel,
+    ServerSide,
     TimeBucket,
     Verdict,
     Window,
 )
-from charonia.tools.results.server import Gpu, ModelInfo, Resources, ServerInfo, ServerModel, ServerSide
 
 PART = ServerModel("part", "1", 8, 4, 8, 0, 800, 100, 100, 500, 100, 8)
 MODEL = ServerModel("whole", "3", 8, 4, 8, 1, 2000, 300, 100, 500, 100, 8, 2, 100, 6, 300, composing=(PART,))

@@ -1,16 +1,12 @@
 """Statistics of measurements: pooling, scores, constraints, the plateau, the limits of load, and the verdict."""
 
 import math
-import sys
 from collections.abc import Callable
 
 import pytest
 from tests.support.tuning import SimulatedServer
 
-from charonia.core.errors import ServingError
-from charonia.install_hint import extra_hint
-from charonia.tools.results.records import Estimate, LoadMode
-from charonia.tools.results.student import student
+from charonia.tools.results.records import Estimate, LoadMode, student
 from charonia.tools.tune.api import (
     Constraint,
     Goal,
@@ -23,7 +19,6 @@ from charonia.tools.tune.api import (
     ModelGoal,
     Objective,
     Outcome,
-    SearchMode,
     SearchOptions,
     SearchSpace,
     Told,
@@ -33,7 +28,6 @@ from charonia.tools.tune.api import (
 from charonia.tools.tune.decision import Conclusion, decide
 from charonia.tools.tune.objective import Evidence, gain, standard_error
 from charonia.tools.tune.search import load
-from charonia.tools.tune.search.start import make_search
 from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 
 FACTS = ModelFacts("m", max_batch_size=8)
@@ -350,15 +344,6 @@ def test_the_formula_keeps_to_the_bounds_for_the_default_too() -> None:
     driver = driver_of(LoadSpace(maximum=10, formula=True, batch_sizes=(1, 4)))
 
     assert play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
-
-
-def test_optuna_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-
-    with pytest.raises(ServingError, match="needs the library optuna") as caught:
-        make_search(SearchSpace((FACTS,), ()), GOAL, SearchOptions(SearchMode.OPTUNA))
-
-    assert extra_hint("tune") in caught.value.hint
 
 
 def test_the_simulated_server_answers_the_same_trial_the_same() -> None:

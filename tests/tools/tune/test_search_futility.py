@@ -19,8 +19,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Point, Score
-from charonia.tools.tune.search.final import may_decide
-from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.phases import make_search, may_decide
 from charonia.tools.tune.space import automatic_dimensions
 
 FACTS = ModelFacts("m", max_batch_size=8)

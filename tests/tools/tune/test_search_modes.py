@@ -31,8 +31,7 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide
-from charonia.tools.tune.search.final import CLEAR
-from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.phases import CLEAR, make_search
 from charonia.tools.tune.search.trial_driver import FAILURES_MAX, USUAL
 from charonia.tools.tune.space import Grid, automatic_dimensions, load_values
 
@@ -43,15 +42,10 @@ SMALL = SearchSpace(
 )
 THROUGHPUT = Goal((ModelGoal("m"),))
 MODES = list(SearchMode)
-THOROUGH = {SearchMode.OPTUNA: SearchOptions(SearchMode.OPTUNA, optuna_trials_min=150, optuna_trials_max=250)}
 
 
 def p99_goal(limit_ms: float) -> Goal:
     return Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=limit_ms),)),))
-
-
-def options_of(mode: SearchMode, seed: int = 0) -> SearchOptions:
-    return replace(THOROUGH.get(mode, SearchOptions(mode)), seed=seed)
 
 
 def true_best(server: SimulatedServer, values: Sequence[float], p99_max: float = float("inf")) -> float:
@@ -77,16 +71,16 @@ def recommended(server: SimulatedServer, goal: Goal, options: SearchOptions) -> 
 def test_without_noise_each_mode_finds_the_optimum_exactly(mode: SearchMode) -> None:
     server = SimulatedServer(SPACE)
 
-    found = recommended(server, THROUGHPUT, options_of(mode))
+    found = recommended(server, THROUGHPUT, SearchOptions(mode))
 
     assert found[Metric.THROUGHPUT] == pytest.approx(true_best(server, load_values(SPACE.load)))
 
 
-@pytest.mark.parametrize("mode", [SearchMode.RACE, SearchMode.BRUTE, SearchMode.QUICK])
+@pytest.mark.parametrize("mode", MODES)
 def test_without_noise_each_mode_finds_the_best_within_a_latency_limit(mode: SearchMode) -> None:
     server = SimulatedServer(SPACE)
 
-    found = recommended(server, p99_goal(40), options_of(mode))
+    found = recommended(server, p99_goal(40), SearchOptions(mode))
 
     assert found[Metric.LATENCY_P99] <= 40
     assert found[Metric.THROUGHPUT] >= 0.99 * true_best(server, range(1, 65), 40)
@@ -97,7 +91,7 @@ def test_without_noise_each_mode_finds_the_best_within_a_latency_limit(mode: Sea
 def test_with_noise_each_mode_comes_close_to_the_optimum(mode: SearchMode, seed: int) -> None:
     server = SimulatedServer(SPACE, noise=0.05, seed=seed)
 
-    found = recommended(server, THROUGHPUT, options_of(mode, seed))
+    found = recommended(server, THROUGHPUT, SearchOptions(mode, seed=seed))
 
     assert found[Metric.THROUGHPUT] >= 0.92 * true_best(server, load_values(SPACE.load))
 
@@ -134,7 +128,7 @@ class EqualVariants(SimulatedServer):
         return super().truth(Variant(), load)
 
 
-@pytest.mark.parametrize("mode", [SearchMode.RACE, SearchMode.BRUTE, SearchMode.QUICK])
+@pytest.mark.parametrize("mode", MODES)
 def test_noise_alone_is_rarely_taken_for_a_gain_over_the_default(mode: SearchMode) -> None:
     gains = 0
     for seed in range(10):
@@ -224,7 +218,7 @@ def test_variants_that_do_not_load_are_told_once_and_left_out(mode: SearchMode) 
     server = SimulatedServer(
         SMALL, refuses=lambda variant: "no room" if (variant.changes and variant.changes[0].instance_count == 2) else ""
     )
-    search = make_search(SMALL, THROUGHPUT, options_of(mode))
+    search = make_search(SMALL, THROUGHPUT, SearchOptions(mode))
 
     run(search, server)
 
@@ -251,7 +245,7 @@ def test_a_search_gives_up_where_nothing_can_be_measured() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_time_budget_is_kept_and_the_finalists_still_repeated(mode: SearchMode) -> None:
     server = SimulatedServer(SPACE, noise=0.03)
-    search = make_search(SPACE, THROUGHPUT, replace(options_of(mode), time_budget_s=45))
+    search = make_search(SPACE, THROUGHPUT, replace(SearchOptions(mode), time_budget_s=45))
 
     run(search, server)
 
@@ -313,7 +307,7 @@ def test_two_models_are_searched_together_under_load_on_both(mode: SearchMode) -
     ]
     space = SearchSpace(models, tuple(dimensions), LoadSpace(maximum=8))
     goal = Goal((ModelGoal("a", weight=3), ModelGoal("b")))
-    search = make_search(space, goal, options_of(mode))
+    search = make_search(space, goal, SearchOptions(mode))
 
     run(search, SimulatedServer(space))
     best = decide(goal, search.history).best
@@ -358,7 +352,7 @@ def test_an_outcome_without_a_trial_is_refused() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    mode=st.sampled_from([SearchMode.RACE, SearchMode.BRUTE, SearchMode.QUICK]),
+    mode=st.sampled_from(MODES),
     noise=st.sampled_from([0.0, 0.05, 0.4]),
     seed=st.integers(0, 10_000),
     trials_max=st.integers(1, 150),

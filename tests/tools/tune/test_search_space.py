@@ -132,12 +132,11 @@ def test_a_coordinate_stands_for_one_variant() -> None:
     assert len({grid.variant(coordinate).key for coordinate in grid.coordinates()}) == 4
 
 
-def test_neighbours_lie_within_the_bounds_nearest_first() -> None:
+def test_neighbours_lie_within_the_bounds() -> None:
     dimensions = (Dimension("m", "a", ("1", "2", "3")), Dimension("m", "b", ("1", "2")))
     grid = Grid(SearchSpace((FACTS,), dimensions))
 
     assert list(grid.neighbours((0, 0))) == [(0, 1), (1, 0)]
-    assert list(grid.neighbours((0, 0), 2)) == [(0, 1), (1, 0), (1, 1), (2, 0)]
 
 
 def test_a_variant_of_several_models_names_each() -> None:

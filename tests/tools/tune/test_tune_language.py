@@ -15,9 +15,8 @@ from charonia.config.pbtxt import parse
 from charonia.core.latency import LatencyHistogram
 from charonia.server.backends.vllm.options import engine_arguments
 from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
-from charonia.tools.tune.api import Metric, ModelChange
+from charonia.tools.tune.api import METRICS, Metric, ModelChange
 from charonia.tools.tune.measure import metrics_of
-from charonia.tools.tune.report.wording import METRIC_NAMES
 from charonia.tools.tune.space import manual_dimensions
 from charonia.tools.tune.tables import HEADERS
 from charonia.tools.tune.variants import BaseModel, apply_change
@@ -107,7 +106,7 @@ def test_other_models_have_none() -> None:
 
 
 def test_every_metric_has_a_name_and_a_header() -> None:
-    assert set(METRIC_NAMES) == set(Metric)
+    assert set(METRICS) == set(Metric)
     assert {metric.value for metric in Metric} <= HEADERS.keys()
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tests.support.tune_runs import synthetic_tune_run
 
-from charonia.tools.results.records import Estimate
-from charonia.tools.results.server import Gpu
+from charonia.tools.results.records import Estimate, Gpu
 from charonia.tools.tune.api import (
     Constraint,
     Failed,
@@ -27,7 +26,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import Conclusion, Decision
 from charonia.tools.tune.report.html import ROWS_MAX, render
-from charonia.tools.tune.report.wording import goal_text, headline, settings_of, value_text
+from charonia.tools.tune.report.view import goal_text, headline, settings_of, value_text
 from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun, VariantRecord
 
 HOSTILE = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"'&<!--"""

@@ -8,8 +8,7 @@ from tests.support.runs import synthetic_run
 from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.core.errors import ServingError
-from charonia.tools.results.records import Estimate, LevelResult, LoadMode, Machine
-from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadMode, Machine, ServerInfo
 from charonia.tools.tune.api import (
     Constraint,
     Failed,

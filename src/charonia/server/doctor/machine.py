@@ -1,4 +1,7 @@
-"""Checks of this machine: interpreter, cores, memory, limits, ports, GPUs, frameworks and packages."""
+"""The report of `charonia doctor` as text and JSON, and the checks of this machine.
+
+They are about interpreter, cores, memory, limits, ports, GPUs, frameworks and packages.
+"""
 
 import importlib
 import os
@@ -8,6 +11,7 @@ import socket
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,12 +20,72 @@ import psutil
 from charonia.config.backends import Package, records
 from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import install_hint
-from charonia.server.doctor.report import Check, Section, bytes_text
 from charonia.server.machine.cores import usable_cores
 from charonia.server.machine.gpus import Nvml, visible_gpus
 from charonia.server.machine.memory import usable_memory
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions
 from charonia.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        problem: Its problem, "" for none.
+    """
+
+    name: str
+    value: str
+    problem: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A group of checks."""
+
+    title: str
+    findings: tuple[Check, ...]
+
+
+def problem_count(sections: list[Section]) -> int:
+    return sum(bool(finding.problem) for section in sections for finding in section.findings)
+
+
+def to_text(sections: list[Section]) -> str:
+    """Return the report as text for a terminal."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", section.title] if lines else [section.title]
+        width = max((len(finding.name) for finding in section.findings), default=0)
+        for finding in section.findings:
+            mark = "!" if finding.problem else " "
+            lines.append(f"{mark} {finding.name:<{width}}  {finding.value}".rstrip())
+            lines += [f"  {'':<{width}}  {text}" for text in finding.problem.splitlines()]
+            lines += [f"  {'':<{width}}  hint: {finding.hint}"] if finding.hint else []
+    return "\n".join(lines)
+
+
+def to_json(sections: list[Section]) -> dict[str, object]:
+    """Return the report as JSON: a list of findings by section, those without a problem without that field."""
+    return {
+        section.title: [
+            {key: value for key in ("name", "value", "problem", "hint") if (value := getattr(finding, key))}
+            for finding in section.findings
+        ]
+        for section in sections
+    }
+
+
+def bytes_text(size: float) -> str:
+    """Return a number of bytes for people: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
 
 DISTRIBUTION_PREFIX = "/usr"
 """Prefix of the interpreters of distributions, which build them with profile-guided optimisation."""
@@ -36,7 +100,6 @@ TOOLS = (
     Package("skl2onnx", "skl2onnx", "convert", purpose="charonia convert"),
     Package("nvidia-ml-py", "pynvml", "gpu", purpose="metrics of GPUs"),
     Package("tritonclient", "tritonclient", "demo", purpose="the demo"),
-    Package("optuna", "optuna", "tune", purpose="the optuna search of charonia tune"),
 )
 """Packages that no backend needs."""
 
@@ -49,7 +112,6 @@ def is_optimised(prefix: str = sys.base_prefix, arguments: str | None = None) ->
     """Whether the interpreter was probably built with profile-guided optimisation.
 
     Args:
-        prefix: Prefix of its installation.
         arguments: Arguments of `configure` in its build; None for those of this interpreter.
 
     Source: Python's "Using Python on Unix platforms", performance options of `configure`.
@@ -134,8 +196,6 @@ def gpus(nvml: Nvml | None, device_files: int, environment: Mapping[str, str] = 
 
     Args:
         nvml: NVIDIA's library, None where it is missing or does not answer.
-        device_files: Number of the driver's device files.
-        environment: Environment variables.
     """
     if nvml is None:
         if device_files == 0:

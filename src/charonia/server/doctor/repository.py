@@ -14,8 +14,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.server.backends.registry import check_of, install_hint, installed_backends
-from charonia.server.doctor.machine import COMPILERS
-from charonia.server.doctor.report import Check, Section, bytes_text
+from charonia.server.doctor.machine import COMPILERS, Check, Section, bytes_text
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions, configure
 from charonia.server.lifecycle.repository.scan import ModelFolder, scan
@@ -32,7 +31,6 @@ async def examine(
     """Return the checks of every model of the repositories.
 
     Args:
-        repositories: Paths of folders.
         settings: Settings of `--backend-config`.
 
     Raises:

@@ -26,15 +26,6 @@ class Counts:
     """Counters of a model version since it was loaded; times in nanoseconds.
 
     Attributes:
-        success: Requests that were answered.
-        hits: Requests of these that the response cache answered.
-        failed: Requests that failed, by reason.
-        inferences: Batch elements that were computed.
-        batches: Batches that ran, by their number of elements.
-        closes: Batches by the reason they were sent.
-        request_ns: Time of all answered requests from arrival to answer.
-        queue_ns: Time that they waited for an instance.
-        infer_ns: Compute time of batches.
         moving_ns: Time to move their inputs and outputs to and from the model, including the instance's own queue.
         waits: Answered requests by their waiting time: a count for each of the queue histogram's buckets.
     """
@@ -61,11 +52,7 @@ class Mark:
     """A snapshot.
 
     Attributes:
-        at_ns: Monotonic time.
-        counts: The counters.
-        queued: Requests that wait.
         idle_cores: Idle cores of the server since the previous mark, on average.
-        shortage: The rate limiter's resources that instances wait for.
         taken_cores: Cores that other programs and the hypervisor took since then.
     """
 
@@ -82,16 +69,12 @@ class Activity:
     """What happened between two marks.
 
     Attributes:
-        seconds: Time between them.
         active_seconds: Part of this time with work. A second in which work began or ended counts in part: its number
             of ended requests relative to that of the neighbouring second.
-        counts: The increase of the counters.
         wait_bounds_ns: Upper bounds of the buckets of `counts.waits`.
-        queued: Requests that waited at each mark, the latest last.
         idle_cores: Idle cores in the active seconds, on average.
         short: Share of the active seconds in which an instance waited for resources of the rate limiter.
         resources: These resources, the most often missing first; all that instances need where none was missing.
-        holders: The models that held them, in the same order.
         taken_cores: Cores that other programs and the hypervisor took in the active seconds, on average.
     """
 
@@ -169,11 +152,6 @@ class History:
         """Take a snapshot.
 
         Args:
-            metrics: The version's counters.
-            at_ns: Monotonic time.
-            queued: Requests that wait.
-            idle_cores: Idle cores since the previous mark, on average.
-            shortage: The rate limiter's resources that instances wait for.
             taken_cores: Cores that other programs and the hypervisor took since the previous mark, on average.
         """
         statistics = metrics.statistics

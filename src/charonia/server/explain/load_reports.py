@@ -43,7 +43,6 @@ class EngineLoad:
         chosen: Names of the metrics in a report, in order: `LOAD_METRICS`, and custom metrics of models, whose
             values are added up.
         runners: Returns the runners of all versions.
-        custom: Metrics that models define.
         now_ns: Returns the time.
     """
 
@@ -97,7 +96,6 @@ class LoadCounts:
     """Counters of versions.
 
     Attributes:
-        at_ns: When.
         versions: By the identity of a version's counters: its requests, its failed requests, its executions and
             their nanoseconds.
     """

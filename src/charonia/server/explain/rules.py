@@ -42,17 +42,13 @@ class ModelSetup:
     """How a model version is configured and where it runs.
 
     Attributes:
-        model: Its name.
-        version: The version, as text.
         instances: Number of instances, 0 for an ensemble; one a front end where it runs there.
         on_gpu: Whether they are on a GPU.
         threads: Configured threads of each instance, 0 for its share of the cores.
-        cores: Cores of the server.
         batch_max: `max_batch_size`.
         batches: Whether there is dynamic batching.
         delay_us: `max_queue_delay_microseconds`.
         preferred: `preferred_batch_size`.
-        steps: Models of an ensemble.
         where: Where its requests run, None for a server of one process.
         bounds: The fewest and the most instances, None where their number is fixed.
         scaling: How their number came about, in words, "" where it is fixed.
@@ -79,8 +75,6 @@ class Finding:
     """The result of a rule.
 
     Attributes:
-        kind: Its name, for programs.
-        says: The observation, in a sentence or two.
         change: What to change, "" for nothing.
     """
 
@@ -94,8 +88,6 @@ class Facts:
     """The input of the rules.
 
     Attributes:
-        setup: The model's configuration.
-        activity: Its recent activity.
         busiest: The busiest step of an ensemble and its share of busy time, None for any other model.
         shortest: The step that waited most for resources of the rate limiter, and the share of time it did.
     """

@@ -28,8 +28,6 @@ class Look:
     """The estimates at one moment.
 
     Attributes:
-        begin_ns: End of the warm-up.
-        end_ns: The moment.
         throughput: Requests a second.
         latency: Stabilising latency in nanoseconds.
     """
@@ -45,14 +43,7 @@ class Look:
 
 
 def look(rows: Rows, begin_ns: int, end_ns: int, plan: MeasurePlan) -> Look:
-    """Return the estimates from the requests of a level.
-
-    Args:
-        rows: Completed requests, by completion time.
-        begin_ns: Start of the level.
-        end_ns: The moment.
-        plan: Percentile and confidence.
-    """
+    """Return the estimates from the requests of a level."""
     good = successes(rows)
     good = good[(good[:, DONE] >= begin_ns) & (good[:, DONE] < end_ns)]
     skipped = intervals.warmup(response_times(good).astype(np.float64))
@@ -76,12 +67,7 @@ def latency_interval(good: Rows, plan: MeasurePlan) -> Estimate:
 
 
 class AdaptiveStop:
-    """Decides when a level is settled.
-
-    Args:
-        plan: The required precision, and the time limit.
-        begin_ns: Start of the level.
-    """
+    """Decides when a level is settled."""
 
     def __init__(self, plan: MeasurePlan, begin_ns: int) -> None:
         self._plan = plan

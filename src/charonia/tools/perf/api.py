@@ -20,10 +20,6 @@ class InputSource(Protocol):
 
     A stream is a list of steps. A sequence runs through one stream from its first step; other load cycles through the
     steps of all streams, stream by stream.
-
-    Attributes:
-        batch_size: Items in each request.
-        stream_count: Number of streams, at least one.
     """
 
     batch_size: int
@@ -73,14 +69,8 @@ class MeasuredTarget:
 
     Attributes:
         url: With scheme (`http://`, `https://`, `grpc://`, `grpcs://`), host and port.
-        model: Model name.
         version: Model version, "" for the server's choice.
         transport: Settings of the connections; `transport.timeout_s` is the limit of a request.
-        streaming: Whether requests use ModelStreamInfer (gRPC).
-        json_inputs: Whether inputs are JSON (HTTP).
-        json_outputs: Whether outputs are JSON (HTTP).
-        shared_memory: Where tensors are.
-        output_bytes: Shared memory for an output of unknown size.
     """
 
     url: str
@@ -104,15 +94,12 @@ class LoadPlan:
     """The levels of a run, and their load.
 
     Attributes:
-        mode: Meaning of the following numbers.
-        start: First level.
         end: Last level; infinite if the latency limit ends the sweep.
         step: From one level to the next; the precision of a binary search.
         binary_search: Whether to search for the highest level within the latency limit.
         distribution: Distribution of the gaps between requests of an open loop.
         intervals_ns: Gaps between requests of `LoadMode.INTERVALS`, repeated.
         seed: Seed of all random choices: arrivals, lengths of sequences, streams.
-        process_count_max: Limit of worker processes.
         request_period: Responses of each request before the next step of `LoadMode.PERIODIC`.
     """
 
@@ -134,11 +121,8 @@ class SequencePlan:
 
     Attributes:
         concurrent: Concurrent sequences of an open loop; in a closed loop it is the concurrency.
-        length: Requests in a sequence.
         length_from_data: Whether a sequence has a request for each step of its stream, instead of `length`.
         variation: Largest difference from `length`, as a share of it (0.2: from 80 % to 120 %).
-        first_id: First correlation id.
-        id_count: Number of ids, which are reused.
         serial: Whether requests of a sequence never overlap in an open loop.
     """
 
@@ -156,7 +140,6 @@ class ServiceObjective:
     """A limit that a good request meets.
 
     Attributes:
-        text: As the user wrote it.
         limit: Longest time in nanoseconds, or lowest rate.
         figure: The limited figure: `latency`, or another field of `LanguageFigures` for a language model.
     """
@@ -171,18 +154,14 @@ class MeasurePlan:
     """When the measurement of a level ends.
 
     Attributes:
-        mode: The criterion.
         interval_ms: Length of a window; actual windows are 1.2 times as long, as in perf_analyzer.
         window_request_count: Minimum of requests in a window of `COUNT_WINDOWS`.
         stability: Largest difference among three windows, as a share (0.1: 10 %).
         percentile: Percentile that must stabilise and that limits apply to; None for the mean.
-        trials_max: Limit of windows.
         request_count: Send exactly this number of requests in one window; 0 for windows or `ADAPTIVE`.
         warmup_request_count: Requests before the first window, which are not measured.
         latency_limit_ns: The sweep ends at a level that reaches it; 0 for none.
-        objectives: Conditions of a good request.
         precision: Half-width of a confidence interval that `ADAPTIVE` requires, as a share of the value.
-        confidence: Confidence level of the intervals.
         time_max_s: Longest time of a level in `ADAPTIVE`.
         time_min_s: Shortest time of a level in `ADAPTIVE`.
     """
@@ -210,7 +189,6 @@ class ServerPlan:
     Attributes:
         composing: Models (name, version or "") whose statistics are part of the measured model's.
         metrics_url: URL of the metrics page, "" to skip it.
-        metrics_interval_ms: Time between two readings of the metrics page.
         resources: Whether to sample the server's processes if they are on this machine.
         trace: Trace settings to apply before the load, values by name; empty to leave them unchanged.
     """
@@ -227,12 +205,8 @@ class RunSettings:
     """The settings of a run, without its input data.
 
     Attributes:
-        target: The model to measure.
-        load: The levels.
-        measure: When the measurement of a level ends.
         sequences: Settings of sequences, None for a stateless model.
         language: How a language model is measured, None for other models.
-        server: Observation of the server.
         keep_requests: Whether to fill `LevelResult.requests`, which takes memory.
         tolerance: Absolute and relative tolerance of floating-point outputs compared with validation data.
         options: The effective options by name, for the record of the run.
@@ -258,7 +232,6 @@ class LevelBegun:
     Attributes:
         number: Its number in the run, from 1.
         count: Levels of the run, 0 if it depends on the results.
-        run: The run so far, without this level.
     """
 
     level: LoadLevel
@@ -272,13 +245,8 @@ class LevelTick:
     """Progress of a level, a few times a second. Rates and latencies are of the time since the last tick.
 
     Attributes:
-        elapsed_s: Time since the level started.
         left_s: Upper limit of the time left, None if unknown.
         rate: Inferences per second.
-        p50_ns: Median response time.
-        p99_ns: 99th percentile of it.
-        in_flight: Requests in flight.
-        error_count: Failures since the level started.
         window: Number of the current window, from 1; 0 before the first.
         window_count_max: Limit of windows, 0 for none.
     """
@@ -301,8 +269,6 @@ class WindowDone:
 
     Attributes:
         number: Its number, from 1.
-        window: The measurement.
-        deviation_ns: Sample standard deviation of its response times.
     """
 
     level: LoadLevel
@@ -313,11 +279,7 @@ class WindowDone:
 
 @dataclass(frozen=True, slots=True)
 class LevelDone:
-    """A level was measured.
-
-    Attributes:
-        run: The run so far, including this level.
-    """
+    """A level was measured."""
 
     result: LevelResult
     run: PerfRun

@@ -10,8 +10,7 @@ Source: method of batch means (Law, Simulation Modeling and Analysis, chapter 9)
 import numpy as np
 from numpy.typing import NDArray
 
-from charonia.tools.results.records import Estimate
-from charonia.tools.results.student import student
+from charonia.tools.results.records import Estimate, student
 
 Floats = NDArray[np.float64]
 
@@ -59,13 +58,7 @@ def percentile_interval(samples: Floats, percentile: float, confidence: float) -
 
 
 def rate_interval(times_ns: NDArray[np.int64], begin_ns: int, end_ns: int, confidence: float) -> Estimate:
-    """Return the events per second, with the confidence interval.
-
-    Args:
-        times_ns: Times of the events.
-        begin_ns: Start of the observed time.
-        confidence: Confidence level.
-    """
+    """Return the events per second, with the confidence interval."""
     if end_ns <= begin_ns:
         return no_interval(0.0)
     seconds = (end_ns - begin_ns) / 1e9

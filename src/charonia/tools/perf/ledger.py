@@ -4,8 +4,7 @@ import time
 
 import numpy as np
 
-from charonia.tools.perf.language.counts import GARBLED, ReplyReader, figures, fill, problem, widened
-from charonia.tools.perf.language.replies import Times
+from charonia.tools.perf.language.replies import GARBLED, ReplyReader, Times, figures, fill, problem, widened
 from charonia.tools.perf.samples import (
     DONE,
     OUTCOME,
@@ -36,7 +35,6 @@ class Ledger:
     """The requests of a level, from all workers.
 
     Args:
-        process_count: Number of workers.
         keep_requests: Whether to keep a record of every request.
         replies: Decodes the responses of a language model, None for others.
     """
@@ -162,8 +160,6 @@ class Ledger:
         """Return the figures of a language model, None for other models, or without a successful request.
 
         Args:
-            good: The successful requests that ended in an interval.
-            begin_ns: Its start.
             end_ns: Its end, which is not part of it.
         """
         if self._replies is None or not len(good):

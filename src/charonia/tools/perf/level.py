@@ -9,12 +9,11 @@ from enum import Enum
 
 from charonia.tools.perf import adaptive, windows
 from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, StopRequest, WindowDone
-from charonia.tools.perf.language.counts import ReplyReader
+from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.ledger import Ledger, Recent
-from charonia.tools.perf.messages import Begin
 from charonia.tools.perf.observer import Observer
 from charonia.tools.perf.outcome import ResultSpan, Seen, clamped, is_open, level_backlog, level_result
-from charonia.tools.perf.pool import WorkerPool
+from charonia.tools.perf.pool import Begin, WorkerPool
 from charonia.tools.perf.samples import ended_within
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict, Window
 
@@ -40,17 +39,7 @@ class Interruption(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all levels of a run share.
-
-    Attributes:
-        pool: The worker processes.
-        observer: Observes the server.
-        settings: The run.
-        batch_size: Items in a request.
-        progress: Receives progress events.
-        stop: The user's request to stop.
-        replies: Decodes the responses of a language model.
-    """
+    """What all levels of a run share."""
 
     pool: WorkerPool
     observer: Observer
@@ -65,15 +54,7 @@ class RunningLoad:
     """A load in progress.
 
     Args:
-        context: The context that all levels share.
-        level: The load.
         request_count: Requests to send; 0 for no limit.
-
-    Attributes:
-        ledger: The requests completed so far.
-        begin_ns: Monotonic time of the start.
-        level: The load.
-        most_in_flight: Highest number of requests in flight.
     """
 
     def __init__(self, context: Context, level: LoadLevel, request_count: int) -> None:
@@ -221,11 +202,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
 
 
 class _Windows:
-    """Measures windows of a time or a count until the last three agree.
-
-    Args:
-        context: The context that all levels share.
-    """
+    """Measures windows of a time or a count until the last three agree."""
 
     def __init__(self, context: Context, load: RunningLoad) -> None:
         self._context = context

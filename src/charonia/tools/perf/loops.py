@@ -38,12 +38,7 @@ class _Time(ctypes.Structure):
 
 
 class TimerFd:
-    """A timerfd (Linux).
-
-    Args:
-        loop: The event loop that watches it.
-        ring: Called at the set time.
-    """
+    """A timerfd (Linux)."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -74,12 +69,7 @@ class TimerFd:
 
 
 class LoopTimer:
-    """The event loop's timer.
-
-    Args:
-        loop: The event loop.
-        ring: Called at the set time.
-    """
+    """The event loop's timer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -176,8 +166,6 @@ class ClosedLoopLoad:
     """Every slot sends its next request when the previous one has ended.
 
     Args:
-        sender: Sends the requests.
-        slots: One for each request to keep in flight.
         request_count: Requests to send; 0 for no limit.
     """
 
@@ -229,8 +217,6 @@ class OpenLoop:
     """Requests are sent at scheduled times, independent of the progress of earlier ones.
 
     Args:
-        sender: Sends the requests.
-        slots: The sources of requests, used in turn.
         times_ns: Scheduled send times, monotonic, ascending.
         request_count: Requests to send; 0 for no limit.
         serial: Whether requests of a slot never overlap. Waiting counts as latency.
@@ -314,11 +300,6 @@ class PeriodicLoop:
     """Adds requests whenever each of those added last has had a number of responses.
 
     Args:
-        sender: Sends the requests.
-        slot: The source of requests.
-        start: Requests at the start.
-        end: Requests in total.
-        step: Requests added at a time.
         period: Responses of each of the last added requests before more are added.
     """
 

@@ -1,9 +1,13 @@
-"""Observes the server beside the load: statistics, processes, metrics page. Each of them may be missing.
+"""Observes the server beside the load: statistics, metrics page, and its processes if they run on this machine.
+
+Each of them may be missing.
 
 Readings are kept with their times, so that those closest to the windows of a result can be compared later.
 """
 
+import ipaddress
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +18,93 @@ import psutil
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, unavailable
 from charonia.http_call import NO_ANSWER, http_call
-from charonia.tools.perf import metrics_page, resources, statistics
+from charonia.tools.perf import statistics
 from charonia.tools.perf.api import RunSettings
-from charonia.tools.perf.resources import ProcessTree
 from charonia.tools.perf.statistics import Reading
-from charonia.tools.results.server import Gpu, MachineLoad, Resources, ServerModel, ServerSide
+from charonia.tools.results.records import Gpu, MachineLoad, Resources, ServerModel, ServerSide
 from charonia.wire.endpoint import parse_url
+
+
+class ProcessTree:
+    """The process that listens at an address, and its children."""
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._root = root
+        self._spent_by_gone = 0.0
+        self._last: dict[int, float] = {}
+
+    def is_within(self, process: psutil.Process) -> bool:
+        """Whether a process has started the server, or is the server."""
+        try:
+            return process in (self._root, *self._root.parents())
+        except psutil.Error:
+            return False
+
+    def sample(self) -> tuple[float, int, int] | None:
+        """Return CPU seconds so far, resident bytes and number of processes; None if the server has exited."""
+        try:
+            members = [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return None
+        rss = 0
+        now: dict[int, float] = {}
+        for process in members:
+            try:
+                times = process.cpu_times()
+                rss += process.memory_info().rss
+            except psutil.Error:
+                continue  # it has just exited
+            now[process.pid] = times.user + times.system
+        # The CPU time of exited processes counts too, so that a restart does not look like negative time.
+        self._spent_by_gone += sum(spent for pid, spent in self._last.items() if pid not in now)
+        self._last = now
+        return self._spent_by_gone + sum(now.values()), rss, len(now)
+
+
+_RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "kubectl", "ssh"})
+"""Programs that listen on behalf of a server elsewhere: in a container, or on another machine."""
+
+
+def find_processes(url: str) -> ProcessTree | None:
+    """Return the processes of the server at a URL; None if it is on another machine, or not visible."""
+    endpoint = parse_url(url)
+    if not is_here(endpoint.host):
+        return None
+    try:
+        listening = [
+            connection.pid
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (endpoint.port,) and connection.pid
+        ]
+        if not listening:
+            return None
+        # Of processes that share a port, the oldest has started the others.
+        root = min(map(psutil.Process, set(listening)), key=lambda process: process.create_time())
+        return None if root.name() in _RELAYS else ProcessTree(root)
+    except psutil.Error:
+        return None
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine."""
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    own = {address.address for family in psutil.net_if_addrs().values() for address in family}
+    return any(address in own or ipaddress.ip_address(address.split("%")[0]).is_loopback for address in addresses)
+
+
+Sample = tuple[int, float, int, int]
+"""Monotonic time in nanoseconds, CPU seconds, resident bytes, processes."""
+
+
+def timed(processes: ProcessTree) -> Sample | None:
+    """Return a sample with its time."""
+    now = time.monotonic_ns()
+    found = processes.sample()
+    return (now, *found) if found is not None else None
+
 
 SAMPLE_S = 0.5
 """Time between two samples of the server's processes."""
@@ -38,10 +123,6 @@ class Observer:
     """The observations of the server during a level.
 
     Args:
-        client: A client of the server.
-        settings: The run.
-        composing: Models whose statistics are part of the model's.
-        has_statistics: Whether the server has the statistics extension.
         processes: Its processes, None if they are not on this machine.
     """
 
@@ -51,7 +132,7 @@ class Observer:
         settings: RunSettings,
         composing: list[tuple[str, str]],
         has_statistics: bool,
-        processes: resources.ProcessTree | None,
+        processes: ProcessTree | None,
     ) -> None:
         self._client = client
         self._settings = settings
@@ -61,11 +142,11 @@ class Observer:
         self._problem = ""
         self._metrics_problem = ""
         self._reads: list[_Read] = []
-        self._samples: list[resources.Sample] = []
+        self._samples: list[Sample] = []
         # A server on this machine that cannot be seen would count among the other programs.
-        is_seen = processes is not None or not resources.is_here(parse_url(settings.target.url).host)
+        is_seen = processes is not None or not is_here(parse_url(settings.target.url).host)
         self._machine = MachineWatch(processes) if is_seen else None
-        self._pages: list[tuple[int, metrics_page.Page]] = []
+        self._pages: list[tuple[int, statistics.Page]] = []
         self._next_sample = self._next_page = 0.0
 
     def begin(self) -> None:
@@ -106,9 +187,7 @@ class Observer:
         """Return the server's statistics of an interval.
 
         Args:
-            begin_ns: Start of the interval.
             ended: Returns how many of our requests ended in an interval.
-            in_flight: Our requests in flight.
         """
         if not self._has_statistics:
             return ServerSide(None, False, ("The server has no statistics extension.",))
@@ -147,23 +226,23 @@ class Observer:
         """Return who used the cores of this machine in an interval, None if that is unknown."""
         return self._machine.load(begin_ns, end_ns) if self._machine is not None else None
 
-    def metrics(self, begin_ns: int, end_ns: int) -> tuple[tuple[Gpu, ...], metrics_page.Page]:
+    def metrics(self, begin_ns: int, end_ns: int) -> tuple[tuple[Gpu, ...], statistics.Page]:
         """Return the GPUs on the metrics page in an interval, and all numbers of the last page."""
         inside = [page for at, page in self._pages if begin_ns <= at <= end_ns]
         inside = inside or [page for _, page in self._pages]
-        return metrics_page.gpus(inside), dict(inside[-1]) if inside else {}
+        return statistics.gpus(inside), dict(inside[-1]) if inside else {}
 
     def _sample(self) -> None:
         if self._machine is not None:
             self._machine.sample()
         if self._processes is not None:
-            sample = resources.timed(self._processes)
+            sample = timed(self._processes)
             if sample is not None and (not self._samples or sample[0] > self._samples[-1][0]):
                 self._samples.append(sample)
 
     def _read_page(self, url: str) -> None:
         try:
-            self._pages.append((time.monotonic_ns(), metrics_page.parse(read_page(url))))
+            self._pages.append((time.monotonic_ns(), statistics.parse_page(read_page(url))))
         except ServingError as error:
             self._metrics_problem = error.message
 
@@ -189,11 +268,7 @@ class CpuSample:
     """CPU time so far, in seconds of all cores together.
 
     Attributes:
-        at_ns: Monotonic time.
-        busy_s: Time that programs ran.
-        idle_s: Time that nothing ran.
         stolen_s: Time that the hypervisor gave to other machines although a program wanted to run here.
-        known_s: Time of the load generator and the server.
     """
 
     at_ns: int

@@ -1,8 +1,9 @@
 """The options of `charonia perf`, the rules between them, and the run that they describe.
 
-Values and defaults are as in perf_analyzer. Most options are a field of the load generator's settings
-(`tools.perf.api`). `PerfOptions` rejects contradictions before any request is sent, with a line for each problem.
-Rules that depend on the model (batch size, shapes, decoupled) are checked once the model is known.
+Values and defaults are as in perf_analyzer; the help of an option in `cli/perf.py` says what its field means. Most
+options are a field of the load generator's settings (`tools.perf.api`). `PerfOptions` rejects contradictions before any
+request is sent, with a line for each problem. Rules that depend on the model (batch size, shapes, decoupled) are
+checked once the model is known.
 """
 
 import math
@@ -59,28 +60,7 @@ class CallStyle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """The model, its server, and the requests to it.
-
-    Attributes:
-        model: Model name; with `serve`, "" for the only one.
-        serve: File or repository that is served on this machine while it is measured, "" for a server that runs.
-        version: Model version, "" for the server's choice.
-        protocol: The protocol of requests.
-        url: `host:port` or a URL, "" for the default port of the protocol on this machine.
-        streaming: Whether requests use a bidirectional stream.
-        batch_size: Items in a request.
-        headers: Headers of HTTP requests, metadata of gRPC calls.
-        parameters: Parameters of every request.
-        json_inputs: Whether inputs are JSON over HTTP.
-        json_outputs: Whether outputs are JSON over HTTP.
-        compression: Compression of gRPC messages, "" for none.
-        shared_memory: Where tensors are.
-        output_bytes: Shared memory of an output of unknown size.
-        timeout_s: Time after which a request counts as failed, 0 for none.
-        http_tls: TLS settings of HTTP, for a URL with `https://`.
-        grpc_tls: TLS settings of gRPC.
-        grpc_uses_tls: Whether gRPC uses TLS.
-    """
+    """The model, its server, and the requests to it."""
 
     model: str = ""
     serve: str = ""
@@ -109,16 +89,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """The input data of the requests.
-
-    Attributes:
-        sources: "random", "zero", a folder, or JSON files.
-        shapes: Shape by input with variable dimensions, without the batch dimension.
-        string_length: Characters of a generated string.
-        string_data: Text of all generated strings, "" for random ones.
-        ranges: Lowest and highest generated value by input.
-        validation_tolerance: Absolute and relative tolerance of floating-point outputs.
-    """
+    """The input data of the requests."""
 
     sources: tuple[str, ...] = ("random",)
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -135,22 +106,7 @@ class DataOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The output.
-
-    Attributes:
-        csv: CSV file.
-        verbose_csv: Whether it has additional columns.
-        profile_export: JSON file of every request.
-        json: JSON file of the whole result, "-" for stdout.
-        html: HTML page.
-        markdown: Markdown file.
-        live_port: Port of the live view, 0 for a free one, None for no view.
-        verbosity: 0, 1 for a line per window, 2 for more.
-        quiet: Whether stdout gets only the final table.
-        progress: Whether to show progress if stderr is a terminal.
-        call_style: The call style of perf_analyzer; None for the model's.
-        fail_if: Conditions that make the run a failure.
-    """
+    """The output."""
 
     csv: Path | None = None
     verbose_csv: bool = False
@@ -158,7 +114,6 @@ class ReportOptions:
     json: Path | None = None
     html: Path | None = None
     markdown: Path | None = None
-    live_port: int | None = None
     verbosity: int = 0
     quiet: bool = False
     progress: bool = True
@@ -169,19 +124,6 @@ class ReportOptions:
 @dataclass(frozen=True, slots=True)
 class PerfOptions:
     """All options of a run.
-
-    Attributes:
-        target: The model and its server.
-        load: The levels, and their load.
-        measure: When the measurement of a level ends.
-        sequences: Settings of sequences; data from files determines their lengths.
-        data: The input data of the requests.
-        server: Observation of the server beside the load.
-        collect_metrics: Whether to read its metrics page.
-        report: The output.
-        is_language: Whether the model is measured as a language model.
-        language: How a language model is measured.
-        prompts: Its prompts, in place of `data`.
 
     Raises:
         ServingError: INVALID_ARG with a line for every violated rule.
@@ -241,7 +183,6 @@ def run_settings(
     Args:
         config: The model's configuration as JSON, {} if the server does not provide it.
         named: The effective options as text by name, for the record of the run.
-        command: The command line, for the record of the run.
 
     Raises:
         ServingError: INVALID_ARG if the options do not fit the model.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.perf import adaptive, intervals
 from charonia.tools.perf.api import MeasurePlan
-from charonia.tools.perf.language.counts import is_good
+from charonia.tools.perf.language.replies import is_good
 from charonia.tools.perf.ledger import Ledger
 from charonia.tools.perf.samples import (
     DONE,
@@ -36,15 +36,18 @@ from charonia.tools.results.records import (
     ClientTimes,
     Estimate,
     Goodput,
+    Gpu,
     LevelResult,
     LoadLevel,
     LoadMode,
+    MachineLoad,
     Offered,
+    Resources,
+    ServerSide,
     TimeBucket,
     Verdict,
     Window,
 )
-from charonia.tools.results.server import Gpu, MachineLoad, Resources, ServerSide
 
 _POINTS = 64
 _GROWTH_MIN = 0.03
@@ -57,10 +60,7 @@ class Backlog:
     """The number of unanswered requests over an interval.
 
     Attributes:
-        begin: Number at the start.
-        end: Number at the end.
         growth: Growth per second.
-        is_overload: Whether the growth is sustained.
     """
 
     begin: int
@@ -75,7 +75,6 @@ def backlog(intended_ns: NDArray[np.int64], done_ns: NDArray[np.int64], begin_ns
     Args:
         intended_ns: Intended send times of all requests of the level, ascending.
         done_ns: Completion times, ascending.
-        begin_ns: Start of the interval.
     """
     at = np.linspace(begin_ns, end_ns, _POINTS)
     waiting = np.searchsorted(intended_ns, at, side="right") - np.searchsorted(done_ns, at, side="right")
@@ -104,11 +103,7 @@ class ResultSpan:
 
     Attributes:
         begin_ns: Start of the level, monotonic.
-        used_begin_ns: Start of the interval.
         windows: All windows, in monotonic time.
-        verdict: How far to trust the result.
-        reasons: The reasons of the verdict, and notes.
-        over_latency_limit: Whether the latency limit was reached.
     """
 
     begin_ns: int
@@ -122,14 +117,7 @@ class ResultSpan:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The observations of the server in that interval.
-
-    Attributes:
-        server: Its statistics.
-        resources: Its processes.
-        metrics: Its metrics page.
-        machine_load: Who used the cores of this machine.
-    """
+    """The observations of the server in that interval."""
 
     server: ServerSide
     resources: Resources | None

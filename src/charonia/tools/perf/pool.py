@@ -1,18 +1,80 @@
-"""The worker processes that send load, controlled from the measuring process."""
+"""The worker processes that send load, and the messages that control them, pickled over a socket pair."""
 
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from charonia.core.errors import Code, ServingError, internal
 from charonia.python_command import python_module
 from charonia.tools.perf.api import InputSource, RunSettings
-from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.perf.shared_memory import SharedLayout
+from charonia.tools.results.records import LoadLevel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """First message to a worker.
+
+    Attributes:
+        process: Number of the worker, from 0.
+        layout: Locations of tensors in shared memory, None if requests contain them.
+    """
+
+    settings: RunSettings
+    source: InputSource
+    process: int
+    process_count: int
+    layout: SharedLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Prepare a load: the reply is `WorkerReady`, and `Go` starts it.
+
+    Attributes:
+        request_count: Requests of all workers together; 0 for no limit.
+    """
+
+    level: LoadLevel
+    request_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Start the prepared load."""
+
+    begin_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Stop the load, wait for requests in flight, and send a last `Chunk`.
+
+    Attributes:
+        wait_s: Time to wait for answers; requests still in flight are then cancelled.
+    """
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker has opened its connections and is ready to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker failed."""
+
+    code: str
+    message: str
+    hint: str = ""
+
 
 START_SECONDS_MAX = 60.0
 """Time for all workers to prepare a level, including their connections."""
@@ -28,9 +90,6 @@ class WorkerPool:
     """Worker processes that send load.
 
     Args:
-        settings: The run.
-        source: Its input data.
-        count: Number of workers.
         layout: Locations of tensors in shared memory, None if requests contain them.
     """
 
@@ -80,11 +139,7 @@ class WorkerPool:
                 yield number, message
 
     def end(self, wait_s: float) -> None:
-        """Let all workers stop the load; their last chunks are `finished`.
-
-        Args:
-            wait_s: Time to wait for answers.
-        """
+        """Let all workers stop the load; their last chunks are `finished`."""
         self._tell(End(wait_s))
 
     def close(self) -> None:
@@ -155,10 +210,8 @@ def process_count(most: int, level: float, is_rate: bool, cores: Sequence[int]) 
     often runs on the same machine.
 
     Args:
-        most: The user's limit.
         level: Highest number of requests per second, or in flight.
         is_rate: Whether `level` is a rate.
-        cores: The available cores.
     """
     wanted = level / _RATE_PER_PROCESS if is_rate else level / _REQUESTS_PER_PROCESS
     return max(1, min(most, len(cores) // 4, int(min(wanted, 1e6))))

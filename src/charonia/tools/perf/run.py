@@ -18,7 +18,7 @@ import psutil
 from charonia.client.sync_client import Client
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelMetadata, ServerMetadata
-from charonia.tools.perf import resources, schedule, search
+from charonia.tools.perf import schedule
 from charonia.tools.perf.api import (
     InputSource,
     LevelBegun,
@@ -30,15 +30,23 @@ from charonia.tools.perf.api import (
     StopRequest,
     silent,
 )
-from charonia.tools.perf.language.counts import ReplyReader
+from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.level import Context, measure
-from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.observer import Observer, find_processes
 from charonia.tools.perf.options import is_decoupled, is_sequence
 from charonia.tools.perf.pool import pool, process_count
 from charonia.tools.perf.shared_memory import shared
 from charonia.tools.perf.statistics import composing_models
-from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Machine, PerfRun, Verdict
-from charonia.tools.results.server import ModelInfo, ServerInfo
+from charonia.tools.results.records import (
+    LevelResult,
+    LoadLevel,
+    LoadMode,
+    Machine,
+    ModelInfo,
+    PerfRun,
+    ServerInfo,
+    Verdict,
+)
 from charonia.version import __version__
 
 STATISTICS_EXTENSION = "statistics"
@@ -52,8 +60,6 @@ class Subject:
     """The measured model and its server.
 
     Attributes:
-        server: The server's metadata.
-        metadata: The model's tensors and versions.
         config: The model's configuration as a JSON object, empty if the server does not provide it.
     """
 
@@ -92,12 +98,8 @@ def run(
     """Measure all levels.
 
     Args:
-        source: Its input data.
-        client: A client of the server.
         subject: The result of `ask`.
-        progress: Receives progress events.
         stop: Ends the run early; the current level is part of the result.
-        replies: Decodes the responses of a language model.
 
     Raises:
         ServingError: Nothing can be measured. After a later failure, the results so far are returned with a note.
@@ -108,7 +110,7 @@ def run(
     notes: list[str] = []
     answer: LoadLevel | None = None
     composing = _composing(client, subject.config) + list(settings.server.composing)
-    processes = resources.find(settings.target.url) if settings.server.resources else None
+    processes = find_processes(settings.target.url) if settings.server.resources else None
     has_statistics = STATISTICS_EXTENSION in subject.server.extensions
     observer = Observer(client, settings, composing, has_statistics, processes)
     here = machine()
@@ -176,8 +178,8 @@ def stopped_by_signals() -> Iterator[StopRequest]:
 def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], PerfRun]) -> LoadLevel | None:
     plan = context.settings.load
     mode = plan.mode
-    values = search.levels(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else _single(context)
-    count = search.level_count(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else 1
+    values = schedule.levels(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else _single(context)
+    count = schedule.level_count(plan) if mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE) else 1
     value = next(values)
     while True:
         level = LoadLevel(mode, value)
@@ -194,7 +196,7 @@ def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], Per
             return LoadLevel(mode, end.value) if limited and end.value is not None else None
 
 
-def _single(context: Context) -> search.Levels:
+def _single(context: Context) -> schedule.Levels:
     plan = context.settings.load
     value = schedule.interval_rate(plan.intervals_ns) if plan.mode is LoadMode.INTERVALS else plan.end
     met = yield value

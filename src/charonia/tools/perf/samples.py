@@ -9,7 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from charonia.tools.perf.language.received import Received
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The response to a request, as it came.
+
+    Attributes:
+        arrivals: int64 [parts, 2] as bytes: the monotonic time of each part, and the size of the body with it.
+        body: The body; over gRPC, the messages one after the other, each of them a part.
+    """
+
+    arrivals: bytes
+    body: bytes
+    history: tuple[str, ...] = ()
+
 
 Rows = NDArray[np.int64]
 """Completed requests, int64 [requests, WIDTH]; times are monotonic nanoseconds."""
@@ -52,10 +65,6 @@ class Chunk:
         until_ns: This chunk and the previous ones hold every request that ended before this time.
         rows: Completed requests, as the bytes of `Rows`.
         sent: Open loop: intended and actual send times of all sent requests, as the bytes of int64 [requests, 2].
-        in_flight: Requests in flight.
-        cpu_ns: CPU time of the process so far.
-        kinds: New kinds of errors by number.
-        messages: Messages of errors, with the numbers of their kinds.
         responses: Times of all responses by number of the row, if they are kept.
         replies: Responses of a language model by number of the row, undecoded.
         finished: Whether all requests were sent and have ended.

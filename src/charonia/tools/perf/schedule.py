@@ -1,17 +1,21 @@
-"""The send times of an open loop. Pure. Random choices are seeded, and the same in every worker of a run.
+"""The levels of a run, and the send times of an open loop. Pure. Choices are seeded, and the same in every worker.
+
+The next level comes from a sweep, or from a binary search for the highest one within the latency limit.
 
 A schedule is an endless series of offsets from the start of a level. Each worker generates all of it and takes every
 n-th arrival, so that the load does not depend on the number of workers.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Generator, Iterator
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from charonia.core.errors import invalid
-from charonia.tools.perf.api import Distribution
+from charonia.tools.perf.api import Distribution, LoadPlan
+from charonia.tools.results.records import LoadMode
 
 _BLOCK = 1024
 SECOND_NS = 1_000_000_000
@@ -35,7 +39,6 @@ def poisson(rate: float, seed: int) -> Iterator[int]:
 
     Args:
         rate: Mean arrivals per second.
-        seed: Random seed.
     """
     random = np.random.default_rng(seed)
     at = 0.0
@@ -72,7 +75,6 @@ def arrivals(distribution: Distribution, rate: float, gaps_ns: tuple[int, ...], 
         distribution: Distribution of arrivals without custom gaps.
         rate: Arrivals per second.
         gaps_ns: Custom gaps, which take precedence; empty for none.
-        seed: Random seed.
     """
     if gaps_ns:
         return intervals(gaps_ns)
@@ -87,3 +89,50 @@ def share(schedule: Iterator[int], process: int, process_count: int) -> Iterator
 def split(total: int, process_count: int) -> list[int]:
     """Split `total` into parts that differ by at most one, larger ones first."""
     return [total // process_count + (part < total % process_count) for part in range(process_count)]
+
+
+_SLACK = 1e-9  # 0.1 + 0.1 + 0.1 reaches the end of a range to 0.3
+
+Levels = Generator[float, bool, float | None]
+"""Yields values of levels, is sent whether each met the latency limit, and returns the last that did."""
+
+
+def levels(plan: LoadPlan) -> Levels:
+    return _binary(plan) if plan.binary_search else _linear(plan)
+
+
+def level_count(plan: LoadPlan) -> int:
+    """Return the number of levels, 0 if it depends on the results."""
+    if plan.binary_search or math.isinf(plan.end):
+        return 0
+    return int((plan.end - plan.start) / plan.step + _SLACK) + 1
+
+
+def _linear(plan: LoadPlan) -> Levels:
+    best: float | None = None
+    number, value = 0, plan.start
+    while value <= plan.end * (1 + _SLACK):
+        if not (yield value):
+            return best
+        best = value
+        number += 1
+        value = plan.start + number * plan.step
+    return best
+
+
+def _binary(plan: LoadPlan) -> Levels:
+    low, high = plan.start, plan.end
+    if not (yield low):
+        return None
+    if (yield high):
+        return high
+    whole = plan.mode is LoadMode.CONCURRENCY
+    while high - low > plan.step:
+        middle = (low + high) // 2 if whole else (low + high) / 2
+        if middle in (low, high):
+            break
+        if (yield middle):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from charonia.tools.perf.api import InputSource
-from charonia.tools.perf.language.received import Received
-from charonia.tools.perf.samples import Chunk, place, sequence_mark
+from charonia.tools.perf.samples import Chunk, Received, place, sequence_mark
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import ERROR_SAMPLES_MAX
@@ -159,10 +158,7 @@ class RequestSender:
     """Sends requests of a data source over a transport.
 
     Args:
-        transport: Connections to the server.
-        source: The requests.
         form_of: Returns the encoding of a request; None for a sender that encodes requests itself.
-        log: Records the outcomes.
         validator: Checks the responses, None for no check.
     """
 
@@ -190,9 +186,7 @@ class RequestSender:
         """Send a request.
 
         Args:
-            part: The request.
             intended_ns: Scheduled send time; 0 for now, in a closed loop.
-            then: Called when it has ended.
         """
         request = self._new(part, intended_ns, then)
         prepared = self._prepared_for(request)

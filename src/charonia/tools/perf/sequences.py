@@ -10,11 +10,8 @@ class Part:
     """A request: a step of the data, optionally as part of a sequence.
 
     Attributes:
-        stream: Stream of the data.
-        step: Step of that stream.
         sequence_id: Correlation id, 0 for a request outside any sequence.
         start: Whether it is the first of its sequence.
-        end: Whether it is the last.
     """
 
     __slots__ = ("end", "sequence_id", "start", "step", "stream")
@@ -43,13 +40,7 @@ def steps(source: InputSource, first: int, stride: int) -> Iterator[Part]:
 
 
 class SequenceIds:
-    """Reusable correlation ids; each of several processes has its own share.
-
-    Args:
-        plan: First id and number of ids.
-        process: Number of this process.
-        process_count: Number of processes.
-    """
+    """Reusable correlation ids; each of several processes has its own share."""
 
     def __init__(self, plan: SequencePlan, process: int, process_count: int) -> None:
         self._first = plan.first_id
@@ -78,14 +69,7 @@ class SequenceIds:
 
 
 class SequenceSlot:
-    """Runs one sequence at a time.
-
-    Args:
-        plan: Settings of sequences.
-        source: Their data.
-        ids: The ids, shared by the slots of a process.
-        seed: Seed of the choice of streams and lengths.
-    """
+    """Runs one sequence at a time."""
 
     def __init__(self, plan: SequencePlan, source: InputSource, ids: SequenceIds, seed: int) -> None:
         self._plan = plan

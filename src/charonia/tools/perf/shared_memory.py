@@ -34,7 +34,6 @@ class SharedLayout:
 
     Attributes:
         inputs: Locations of the inputs by stream and step, then by name.
-        outputs: Locations of the outputs likewise.
     """
 
     inputs: dict[tuple[int, int], dict[str, SharedTensor]]
@@ -53,10 +52,6 @@ def shared(
     """Put the inputs into shared memory and register it with the server; unregister and remove it on exit.
 
     Args:
-        client: A client of the server.
-        source: The requests.
-        target: The model.
-        metadata: Metadata of the model.
         batches: Whether its tensors have a batch dimension.
 
     Raises:
@@ -129,7 +124,6 @@ def _output_bytes(tensor: TensorMetadata, batch_size: int, target: MeasuredTarge
 
     Args:
         batch_size: Items in a request; 0 for a model without batch dimension.
-        target: Has the size for an item.
     """
     item = tensor.shape[1:] if batch_size else tensor.shape
     if tensor.datatype is DataType.BYTES or -1 in item:

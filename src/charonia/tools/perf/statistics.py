@@ -1,14 +1,15 @@
-"""The server's statistics: differences between two readings, of a model or of an ensemble and its models. Pure.
+"""What the server reports: differences of its statistics between two readings, and its metrics page. Pure.
 
 The server counts requests of all clients. Comparing its count with our own reveals other traffic.
 
-Source: Triton's statistics extension.
+Source: Triton's statistics extension; Prometheus text exposition format; names of Triton's GPU metrics.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from charonia.tools.results.server import ServerModel, ServerSide
+from charonia.tools.results.records import Gpu, ServerModel, ServerSide
 
 Json = Mapping[str, Any]
 Reading = Mapping[tuple[str, str], Json]
@@ -27,9 +28,6 @@ def difference(before: Reading, after: Reading, model: str, version: str = "") -
     """Return a model's statistics between two readings, and a note if they are in doubt.
 
     Args:
-        before: First reading.
-        after: Second reading.
-        model: Model name.
         version: Model version, "" for the active one.
     """
     versions = sorted((key[1] for key in after if key[0] == model), key=_number)
@@ -51,9 +49,6 @@ def server_side(
     """Return the server's statistics, and whether there was other traffic.
 
     Args:
-        model: Statistics of the model.
-        composing: Statistics of its composing models.
-        notes: Additional notes.
         ended: Our completed requests, including failed ones.
         in_flight: Upper limit of our requests in flight when the statistics were read.
     """
@@ -125,3 +120,57 @@ def _at(entry: Any, path: Sequence[str]) -> int:
 
 def _number(version: str) -> int:
     return int(version) if version.isdigit() else -1
+
+
+SERIES_MAX = 10_000
+"""Limit of lines read from a page."""
+
+_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+_UUID = re.compile(r'[{,]\s*gpu_uuid="((?:[^"\\]|\\.)*)"')
+
+Page = dict[str, float]
+"""Values by name and labels, as on the page: `nv_gpu_utilization{gpu_uuid="GPU-1"}`."""
+
+
+def parse_page(text: str) -> Page:
+    """Return the numbers of a page; other lines are ignored."""
+    page: Page = {}
+    for line in text.splitlines()[:SERIES_MAX]:
+        found = _LINE.fullmatch(line.strip())
+        if found is None:
+            continue
+        try:
+            value = float(found[3])
+        except ValueError:
+            continue
+        if value - value == 0:  # neither infinite nor NaN, which JSON cannot hold
+            page[found[1] + (found[2] or "")] = value
+    return page
+
+
+def gpus(pages: Sequence[Page]) -> tuple[Gpu, ...]:
+    """Return the GPUs on consecutive pages of the same server."""
+    by_uuid: dict[str, dict[str, list[float]]] = {}
+    for page in pages:
+        for series, value in page.items():
+            uuid = _UUID.search(series)
+            if uuid is not None:
+                by_uuid.setdefault(uuid[1], {}).setdefault(series.split("{", 1)[0], []).append(value)
+    return tuple(_gpu(uuid, series) for uuid, series in sorted(by_uuid.items()))
+
+
+def _gpu(uuid: str, series: dict[str, list[float]]) -> Gpu:
+    def mean(name: str) -> float | None:
+        values = series.get(name)
+        return sum(values) / len(values) if values else None
+
+    def most(name: str) -> float | None:
+        return max(series.get(name, ()), default=None)
+
+    return Gpu(
+        uuid=uuid,
+        utilization=mean("nv_gpu_utilization"),
+        power_watts=mean("nv_gpu_power_usage"),
+        memory_used_bytes=most("nv_gpu_memory_used_bytes"),
+        memory_total_bytes=most("nv_gpu_memory_total_bytes"),
+    )

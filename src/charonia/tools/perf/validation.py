@@ -10,7 +10,7 @@ from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Array, Tensor
 from charonia.tools.perf.api import InputSource, MeasuredTarget
-from charonia.tools.perf.data.convert import from_bfloat, is_integer
+from charonia.tools.perf.data.spec import from_bfloat, is_integer
 from charonia.tools.perf.sequences import Part
 from charonia.wire import grpc_codec, http_codec
 from charonia.wire.transport import Answer
@@ -26,7 +26,6 @@ def mismatch(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], tole
 
     Args:
         expected: Expected outputs; other outputs are ignored.
-        outputs: Actual outputs.
         tolerance: Absolute and relative tolerance of floating-point numbers.
     """
     for name, want in expected.items():
@@ -80,8 +79,6 @@ class Validator:
     """Compares responses with the expected outputs of a data source.
 
     Args:
-        source: The data source.
-        target: Determines the encoding of responses.
         tolerance: Absolute and relative tolerance of floating-point numbers.
     """
 

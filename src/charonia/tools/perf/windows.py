@@ -24,11 +24,7 @@ def window_ns(interval_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """A window and its deviation.
-
-    Attributes:
-        deviation_ns: Sample standard deviation of its response times.
-    """
+    """A window and its deviation."""
 
     window: Window
     deviation_ns: float
@@ -38,10 +34,6 @@ def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile:
     """Measure one window.
 
     Args:
-        rows: Completed requests.
-        begin_ns: Start of the window.
-        end_ns: End of the window.
-        batch_size: Items in a request.
         percentile: The stabilising percentile, None for the mean.
     """
     inside = ended_within(rows, begin_ns, end_ns)

@@ -25,7 +25,7 @@ from charonia.tools.perf.language.replies import read_reply
 from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.language.sending import LanguageSender, OpenSessions, SessionSlot
 from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
-from charonia.tools.perf.messages import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
+from charonia.tools.perf.pool import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, RequestSender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.perf.validation import Validator
@@ -41,7 +41,6 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
-        options: Settings and limits.
 
     Raises:
         ServingError: INVALID_ARG for a URL or options that cannot be used.
@@ -101,13 +100,7 @@ def language_sender(
 
 
 class LoadWorker:
-    """One worker's part of a run.
-
-    Args:
-        commands: Messages from the measuring process.
-        tell: Sends it a message without blocking.
-        setup: Its first message.
-    """
+    """One worker's part of a run."""
 
     def __init__(self, commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
         self._commands = commands
@@ -255,11 +248,7 @@ class LoadWorker:
 
 
 class MessageWriter:
-    """Sends messages from its own thread, because a busy measuring process must not delay the load.
-
-    Args:
-        connection: To the measuring process.
-    """
+    """Sends messages from its own thread, because a busy measuring process must not delay the load."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from charonia.core.errors import invalid
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.results.language import LanguageFigures
-from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, Verdict
-from charonia.tools.results.student import student
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, Verdict, student
 
 _FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose", "quiet", "no-progress")
 
@@ -97,7 +96,6 @@ class Criteria:
     """When a difference counts as a change.
 
     Attributes:
-        confidence: Probability that all intervals hold.
         threshold: Smallest change of interest, as a share; any significant change of errors is of interest.
         seed: Seed of the draws from the distributions, so that the same files give the same result.
     """
@@ -114,9 +112,7 @@ class MetricChange:
     Attributes:
         figure: `throughput`, `p50` and so on, `errors`.
         before: Inferences per second, nanoseconds, or share of failed requests.
-        after: The value of the second run.
         difference: `after / before - 1`; for errors `after - before`. The estimate is zero without an interval.
-        outcome: Its effect.
     """
 
     figure: str
@@ -128,13 +124,7 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """The changes at one level.
-
-    Attributes:
-        level: The load.
-        changes: One per figure.
-        doubts: Reasons for caution, one sentence each.
-    """
+    """The changes at one level."""
 
     level: LoadLevel
     changes: tuple[MetricChange, ...]
@@ -143,16 +133,7 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The changes between two runs.
-
-    Attributes:
-        criteria: When a difference counts as a change.
-        levels: Levels of both runs.
-        only_before: Levels of the first run only.
-        only_after: Levels of the second run only.
-        setup: Differences in the setup, one line each.
-        notes: Notes of the runs, one line each.
-    """
+    """The changes between two runs."""
 
     criteria: Criteria
     levels: tuple[LevelChange, ...]
@@ -176,12 +157,6 @@ def compare(
     before: PerfRun, after: PerfRun, criteria: Criteria | None = None, *, any_model: bool = False
 ) -> Comparison:
     """Compare two runs, level by level.
-
-    Args:
-        before: The first run.
-        after: The second run.
-        criteria: When a difference counts as a change.
-        any_model: Whether to compare models with different names.
 
     Raises:
         ServingError: INVALID_ARG if the runs cannot be compared: different models, or no common level.
@@ -318,7 +293,6 @@ class _Percentiles:
     """The distributions of the percentiles of a level.
 
     Args:
-        result: The level.
         times: The times of its requests, None for response times. Other times of the same requests are taken to be as
             correlated as those.
     """

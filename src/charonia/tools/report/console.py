@@ -18,10 +18,10 @@ from charonia.tools.results.records import (
     LoadLevel,
     LoadMode,
     PerfRun,
+    ServerModel,
     Verdict,
     Window,
 )
-from charonia.tools.results.server import ServerModel
 
 GPUS_MAX = 16
 """Limit of GPUs in the list."""
@@ -130,57 +130,12 @@ OVERHEAD_MAX = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings to print before a run.
-
-    Attributes:
-        batch_size: Items in a request.
-        load: Mode of the levels.
-        end: Last level; 0 for none.
-        is_range: Whether there is more than one level.
-        mode: Measurement mode, e.g. "time_windows".
-        interval_ms: Length of a window.
-        window_request_count: Minimum of requests in a window of "count_windows".
-        request_count: Exact number of requests, 0 for none.
-        warmup_request_count: Requests before the first window.
-        percentile: Percentile that must stabilise, None for the mean.
-        latency_limit_ms: Latency that ends a range.
-        distribution: "constant" or "poisson".
-        binary_search: Whether a binary search selects the levels.
-        is_async: Whether to print that calls are asynchronous.
-        decoupled: Whether a request may have several responses.
-        language: API of a language model, "" for other models.
-    """
-
-    batch_size: int = 1
-    load: LoadMode = LoadMode.CONCURRENCY
-    end: float = 1.0
-    is_range: bool = False
-    mode: str = "time_windows"
-    interval_ms: int = 5000
-    window_request_count: int = 50
-    request_count: int = 0
-    warmup_request_count: int = 0
-    percentile: float | None = None
-    latency_limit_ms: int = 0
-    distribution: str = "constant"
-    binary_search: bool = False
-    is_async: bool = False
-    decoupled: bool = False
-    language: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """How to print results.
 
     Attributes:
         protocol: "http" or "grpc".
         percentile: Percentile that is reported as the latency, None for the mean.
-        verbose: Whether to print more lines.
-        decoupled: Whether to print the throughput of responses.
-        language: Whether to print figures of tokens.
-        metrics: Whether the metrics page was read.
     """
 
     protocol: str = "http"
@@ -189,35 +144,6 @@ class View:
     decoupled: bool = False
     language: bool = False
     metrics: bool = False
-
-
-def settings_text(settings: Settings) -> str:
-    """Return the text printed before a run."""
-    lines = ["*** Measurement Settings ***", f"  Batch size: {settings.batch_size}", "  Service Kind: TRITON"]
-    if settings.language:
-        lines[1:] = [f"  Language model, endpoint: {settings.language}"]
-    if settings.warmup_request_count:
-        lines.append(f"  Sending {settings.warmup_request_count} warmup request(s)")
-    if settings.request_count:
-        lines.append(f"  Sending {settings.request_count} benchmark requests")
-    else:
-        lines += _window_lines(settings)
-    if settings.is_range:
-        lines.append(f"  Latency limit: {settings.latency_limit_ms} msec")
-        if settings.end and settings.load is LoadMode.REQUEST_RATE:
-            lines.append(f"  Request Rate limit: {settings.end:g} requests per seconds")
-        elif settings.end:
-            lines.append(f"  Concurrency limit: {settings.end:g} concurrent requests")
-    if settings.load is LoadMode.REQUEST_RATE:
-        name = "uniform" if settings.distribution == "constant" else settings.distribution
-        lines.append(f"  Using {name} distribution on request generation")
-    if settings.binary_search:
-        lines.append("  Using Binary Search algorithm")
-    if not settings.language:
-        lines.append(f"  Using {'asynchronous' if settings.is_async else 'synchronous'} calls for inference")
-    if settings.decoupled and not settings.language:
-        lines.append("  Detected decoupled model, using the last response for measuring latency")
-    return "\n".join(lines) + "\n"
 
 
 def level_title(level: LoadLevel) -> str:
@@ -280,19 +206,6 @@ def verdict_text(result: LevelResult) -> str:
 
 
 _GOOD = (Verdict.STABLE, Verdict.COMPLETE)
-
-
-def _window_lines(settings: Settings) -> Iterator[str]:
-    yield f'  Using "{settings.mode}" mode for stabilization'
-    if settings.mode == "adaptive":
-        yield "  Measuring until the confidence intervals of throughput and latency are tight"
-        return
-    latency = "average latency" if settings.percentile is None else f"p{settings.percentile:g} latency"
-    yield f"  Stabilizing using {latency} and throughput"
-    if settings.mode == "count_windows":
-        yield f"  Minimum number of samples in each window: {settings.window_request_count}"
-    else:
-        yield f"  Measurement window: {settings.interval_ms} msec"
 
 
 def _client_lines(result: LevelResult, view: View) -> Iterator[str]:

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from charonia.tools.report.console import HIGH_PERCENTILES, high_percentiles, percentiles
 from charonia.tools.report.language import language_columns
-from charonia.tools.results.records import LevelResult, LoadMode, PerfRun
-from charonia.tools.results.server import Gpu, ServerModel
+from charonia.tools.results.records import Gpu, LevelResult, LoadMode, PerfRun, ServerModel
 
 Cell = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CsvColumn:
     """A column: its heading, and its value for a level."""
 
     head: str
@@ -30,7 +29,6 @@ def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool 
     """Return the text of every file to write, by path; nothing if no level has a successful request.
 
     Args:
-        path: The main file.
         verbose: Whether to add the columns of `--verbose-csv`.
         metrics: Whether these include GPUs.
     """
@@ -54,24 +52,24 @@ def _text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     return buffer.getvalue()
 
 
-def _columns(run: PerfRun, levels: Sequence[LevelResult]) -> list[Column]:
-    columns = [_level_column(levels), Column("Inferences/Second", lambda level: level.throughput.value)]
+def _columns(run: PerfRun, levels: Sequence[LevelResult]) -> list[CsvColumn]:
+    columns = [_level_column(levels), CsvColumn("Inferences/Second", lambda level: level.throughput.value)]
     if run.model.decoupled:
-        columns.append(Column("Response Throughput", lambda level: level.response_rate))
-    columns.append(Column("Client Send", lambda level: _usec(level.client.send_ns)))
+        columns.append(CsvColumn("Response Throughput", lambda level: level.response_rate))
+    columns.append(CsvColumn("Client Send", lambda level: _usec(level.client.send_ns)))
     if any(level.server.model is not None for level in levels):
-        columns.append(Column("Network+Server Send/Recv", _network))
+        columns.append(CsvColumn("Network+Server Send/Recv", _network))
         columns += _server_columns(run.model.cached)
-    columns.append(Column("Client Recv", lambda level: _usec(level.client.receive_ns)))
+    columns.append(CsvColumn("Client Recv", lambda level: _usec(level.client.receive_ns)))
     return columns + [_percentile(percent) for percent in percentiles(run.stabilising_percentile)]
 
 
-def _level_column(levels: Sequence[LevelResult]) -> Column:
+def _level_column(levels: Sequence[LevelResult]) -> CsvColumn:
     is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
-    return Column("Concurrency" if is_count else "Request Rate", lambda level: float(level.level.value))
+    return CsvColumn("Concurrency" if is_count else "Request Rate", lambda level: float(level.level.value))
 
 
-def _server_columns(cached: bool) -> list[Column]:
+def _server_columns(cached: bool) -> list[CsvColumn]:
     def mean(total: Callable[[ServerModel], int]) -> Callable[[LevelResult], Cell]:
         def value(level: LevelResult) -> Cell:
             model = level.server.model
@@ -87,14 +85,14 @@ def _server_columns(cached: bool) -> list[Column]:
         return value
 
     columns = [
-        Column("Server Queue", mean(lambda model: model.queue_ns)),
-        Column("Server Compute Input", mean(lambda model: model.compute_input_ns)),
-        Column("Server Compute Infer", mean(lambda model: model.compute_infer_ns)),
-        Column("Server Compute Output", mean(lambda model: model.compute_output_ns)),
+        CsvColumn("Server Queue", mean(lambda model: model.queue_ns)),
+        CsvColumn("Server Compute Input", mean(lambda model: model.compute_input_ns)),
+        CsvColumn("Server Compute Infer", mean(lambda model: model.compute_infer_ns)),
+        CsvColumn("Server Compute Output", mean(lambda model: model.compute_output_ns)),
     ]
     if cached:
-        columns.append(Column("Server Cache Hit", cache(lambda model: model.cache_hit_ns)))
-        columns.append(Column("Server Cache Miss", cache(lambda model: model.cache_miss_ns)))
+        columns.append(CsvColumn("Server Cache Hit", cache(lambda model: model.cache_hit_ns)))
+        columns.append(CsvColumn("Server Cache Miss", cache(lambda model: model.cache_miss_ns)))
     return columns
 
 
@@ -107,24 +105,24 @@ def _network(level: LevelResult) -> Cell:
     return _usec(max(0.0, rest))
 
 
-def _percentile(percent: float) -> Column:
-    return Column(f"p{percent:g} latency", lambda level: _usec(level.percentile(percent)))
+def _percentile(percent: float) -> CsvColumn:
+    return CsvColumn(f"p{percent:g} latency", lambda level: _usec(level.percentile(percent)))
 
 
-def _verbose_columns(run: PerfRun, metrics: bool) -> list[Column]:
+def _verbose_columns(run: PerfRun, metrics: bool) -> list[CsvColumn]:
     columns = []
     if run.stabilising_percentile is None:
-        columns.append(Column("Avg latency", lambda level: _usec(level.response_times.mean)))
+        columns.append(CsvColumn("Avg latency", lambda level: _usec(level.response_times.mean)))
     columns.append(
-        Column("request/response", lambda level: _usec(level.client.send_ns) + _usec(level.client.receive_ns))
+        CsvColumn("request/response", lambda level: _usec(level.client.send_ns) + _usec(level.client.receive_ns))
     )
-    columns.append(Column("response wait", _wait))
+    columns.append(CsvColumn("response wait", _wait))
     if metrics:
         columns += [
-            Column("Avg GPU Utilization", lambda level: _by_gpu(level, lambda gpu: gpu.utilization)),
-            Column("Avg GPU Power Usage", lambda level: _by_gpu(level, lambda gpu: gpu.power_watts)),
-            Column("Max GPU Memory Usage", lambda level: _by_gpu(level, lambda gpu: gpu.memory_used_bytes)),
-            Column("Total GPU Memory", lambda level: _by_gpu(level, lambda gpu: gpu.memory_total_bytes)),
+            CsvColumn("Avg GPU Utilization", lambda level: _by_gpu(level, lambda gpu: gpu.utilization)),
+            CsvColumn("Avg GPU Power Usage", lambda level: _by_gpu(level, lambda gpu: gpu.power_watts)),
+            CsvColumn("Max GPU Memory Usage", lambda level: _by_gpu(level, lambda gpu: gpu.memory_used_bytes)),
+            CsvColumn("Total GPU Memory", lambda level: _by_gpu(level, lambda gpu: gpu.memory_total_bytes)),
         ]
     return columns
 
@@ -138,32 +136,34 @@ def _by_gpu(level: LevelResult, value: Callable[[Gpu], float | None]) -> str:
     return "".join(f"{uuid}:{number:.15g};" for uuid, number in values if number is not None)
 
 
-def _high_percentile(percent: float) -> Column:
+def _high_percentile(percent: float) -> CsvColumn:
     def value(level: LevelResult) -> Cell:
         return _usec(level.percentile(percent)) if percent in high_percentiles(level) else ""
 
-    return Column(f"p{percent:g} latency", value)
+    return CsvColumn(f"p{percent:g} latency", value)
 
 
-def _own_columns(run: PerfRun) -> list[Column]:
+def _own_columns(run: PerfRun) -> list[CsvColumn]:
     columns = [_high_percentile(percent) for percent in HIGH_PERCENTILES if percent != run.stabilising_percentile]
     columns += [
-        Column("Throughput Low", lambda level: level.throughput.low),
-        Column("Throughput High", lambda level: level.throughput.high),
-        Column("Errors", lambda level: level.error_count),
-        Column("Error Share", lambda level: float(level.error_share)),
+        CsvColumn("Throughput Low", lambda level: level.throughput.low),
+        CsvColumn("Throughput High", lambda level: level.throughput.high),
+        CsvColumn("Errors", lambda level: level.error_count),
+        CsvColumn("Error Share", lambda level: float(level.error_share)),
     ]
     if any(level.offered is not None for level in run.levels):
         columns += [
-            Column("Sent Rate", lambda level: "" if level.offered is None else float(level.offered.sent_rate)),
-            Column("Delayed Share", lambda level: "" if level.offered is None else float(level.offered.delayed_share)),
-            Column("p99 service time", lambda level: _usec(level.service_times.percentile(99))),
+            CsvColumn("Sent Rate", lambda level: "" if level.offered is None else float(level.offered.sent_rate)),
+            CsvColumn(
+                "Delayed Share", lambda level: "" if level.offered is None else float(level.offered.delayed_share)
+            ),
+            CsvColumn("p99 service time", lambda level: _usec(level.service_times.percentile(99))),
         ]
     if any(level.language is not None for level in run.levels):
-        columns += [Column(head, value) for head, value in language_columns()]
+        columns += [CsvColumn(head, value) for head, value in language_columns()]
     if any(level.goodput is not None for level in run.levels):
-        columns.append(Column("Goodput", lambda level: "" if level.goodput is None else float(level.goodput.rate)))
-    return [*columns, Column("Verdict", lambda level: level.verdict.value)]
+        columns.append(CsvColumn("Goodput", lambda level: "" if level.goodput is None else float(level.goodput.rate)))
+    return [*columns, CsvColumn("Verdict", lambda level: level.verdict.value)]
 
 
 def _composing_text(run: PerfRun, levels: Sequence[LevelResult], name: str, version: str) -> str:

@@ -6,7 +6,7 @@ the script inserts it as text. The content security policy allows the one script
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
@@ -30,53 +30,66 @@ _COLUMNS_DENSE = 11
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
-    """A column: its title, the markup of its cells, and whether they are text, not numbers."""
+class Column:
+    """A column of a table of levels, for the page and for Markdown.
+
+    Attributes:
+        is_text: Whether its cells are text, not numbers.
+        markup: Markup of its cells in the page, None for the escaped text.
+    """
 
     title: str
-    cell: _Cell
+    text: _Cell
     is_text: bool = False
+    markup: _Cell | None = None
+
+    def cell(self, result: LevelResult) -> str:
+        """Return the markup of a cell."""
+        return escape(self.text(result)) if self.markup is None else self.markup(result)
 
 
-def levels_table(run: PerfRun) -> str:
-    """Return a table with a row per level: throughput, latencies, errors, verdict."""
-    columns = [
+def level_columns(run: PerfRun) -> list[Column]:
+    """Return the columns of the table of levels: load, verdict, throughput, latencies, errors."""
+    return [
         _level_column(run),
-        _Column("Verdict", _verdict, is_text=True),
+        Column("Verdict", lambda result: VERDICT_TEXTS[result.verdict], True, _verdict),
         *(_of_language() if any(result.language is not None for result in run.levels) else _of_inferences()),
-        _Column("Errors", lambda result: percent(result.error_share)),
+        Column("Errors", lambda result: percent(result.error_share)),
         *(_open_loop() if is_open_loop(run) else ()),
         *(_goodput() if any(result.goodput is not None for result in run.levels) else ()),
     ]
-    best = best_level(run) if len(run.levels) > 1 else None
-    return _table(columns, run.levels, best)
 
 
-def _level_column(run: PerfRun) -> _Column:
+def levels_table(run: PerfRun) -> str:
+    """Return a table with a row per level."""
+    return _table(level_columns(run), run.levels, best_level(run) if len(run.levels) > 1 else None)
+
+
+def _level_column(run: PerfRun) -> Column:
     """Return the column of the load: its value alone where all levels are of one kind, as this table is the widest."""
     kinds = {str(result.level).rpartition(" ")[0] for result in run.levels}
     if len(kinds) != 1:
-        return _Column("Level", lambda result: escape(str(result.level)), is_text=True)
-    return _Column(kinds.pop().capitalize(), lambda result: f"{result.level.value:g}", is_text=True)
+        return Column("Level", lambda result: str(result.level), is_text=True)
+    return Column(kinds.pop().capitalize(), lambda result: f"{result.level.value:g}", is_text=True)
 
 
 def resources_table(run: PerfRun) -> str:
     """Return a table of the resources of server and client, "" if the server's are unknown."""
     if not any(result.resources is not None or result.gpus for result in run.levels):
         return ""
-    columns = [_Column("Level", lambda result: escape(str(result.level)), is_text=True)]
+    columns = [Column("Level", lambda result: str(result.level), is_text=True)]
     if any(result.resources is not None for result in run.levels):
         most = max(result.resources.cpu_cores for result in run.levels if result.resources is not None)
         columns += [
-            _Column("Server's CPU", lambda result: _bar(result, most)),
-            _Column("CPU an inference", _cpu_an_inference),
-            _Column(
+            Column("Server's CPU", _cores, markup=lambda result: _bar(result, most)),
+            Column("CPU an inference", _cpu_an_inference),
+            Column(
                 "Server's memory", lambda result: size(result.resources.rss_bytes) if result.resources else _UNKNOWN
             ),
         ]
     gpus = max((result.gpus for result in run.levels), key=lambda gpus: len(gpus))
-    columns += [_Column(f"GPU {gpu.uuid}", _gpu(place)) for place, gpu in enumerate(gpus)]
-    columns.append(_Column("Client's busiest process", lambda result: percent(result.client.overhead)))
+    columns += [Column(f"GPU {gpu.uuid}", _gpu(place)) for place, gpu in enumerate(gpus)]
+    columns.append(Column("Client's busiest process", lambda result: percent(result.client.overhead)))
     return _table(columns, run.levels, None)
 
 
@@ -88,17 +101,12 @@ def errors_table(run: PerfRun) -> str:
         for result in run.levels
         for error in result.errors
     ]
-    if not rows:
-        return ""
-    head = "<th class='text'>Level</th><th class='text'>Kind</th><th>Count</th><th class='text'>Messages</th>"
-    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+    heads = (("Level", "text"), ("Kind", "text"), "Count", ("Messages", "text"))
+    return table_markup(heads, rows) if rows else ""
 
 
 def trials_tables(run: PerfRun) -> Iterator[str]:
     """Yield a collapsed table of all windows."""
-    head = (
-        "<th>Window</th><th>Length</th><th>Requests</th><th>Errors</th><th>Inferences/s</th><th>Latency</th><th></th>"
-    )
     rows = [
         f"<tr><th scope='row' class='text'>{escape(str(result.level))}: {place}</th>"
         f"<td>{duration(window.end_ns - window.begin_ns)}</td><td>{window.request_count:,}</td>"
@@ -108,32 +116,38 @@ def trials_tables(run: PerfRun) -> Iterator[str]:
         for place, window in enumerate(result.windows, 1)
     ]
     if rows:
-        table = scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+        table = table_markup(("Window", "Length", "Requests", "Errors", "Inferences/s", "Latency", ""), rows)
         title = f"All {len(rows)} measured windows" if len(rows) > 1 else "The measured window"
         yield f"<details><summary>{title}</summary>{table}</details>"
 
 
-def _table(columns: Sequence[_Column], rows: Sequence[LevelResult], best: LevelResult | None) -> str:
-    head = "".join(f"<th scope='col'{_class(column)}>{escape(column.title)}</th>" for column in columns)
-    body = "".join(f"<tr{' class=best' if row is best else ''}>{_cells(columns, row)}</tr>" for row in rows)
-    kind = " class='dense'" if len(columns) > _COLUMNS_DENSE else ""
-    return scrolling(f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-
-
-def _cells(columns: Sequence[_Column], row: LevelResult) -> str:
+def _table(columns: Sequence[Column], results: Sequence[LevelResult], best: LevelResult | None) -> str:
     first, *others = columns
-    cells = "".join(f"<td{_class(column)}>{column.cell(row)}</td>" for column in others)
-    return f"<th scope='row'>{first.cell(row)}</th>{cells}"
+    rows = [
+        f"<tr{' class=best' if row is best else ''}><th scope='row'>{first.cell(row)}</th>"
+        + "".join(f"<td{_class(column.is_text and 'text')}>{column.cell(row)}</td>" for column in others)
+        + "</tr>"
+        for row in results
+    ]
+    heads = [(column.title, "text") if column.is_text else column.title for column in columns]
+    return table_markup(heads, rows, "dense" if len(columns) > _COLUMNS_DENSE else "")
 
 
-def _class(column: _Column) -> str:
-    return " class='text'" if column.is_text else ""
-
-
-def scrolling(table: str) -> str:
-    """Return a table that scrolls if it is wider than the page."""
-    # With focus, the keyboard can scroll the table.
+def table_markup(heads: Sequence[str | tuple[str, str]], rows: Sequence[str], kind: str = "") -> str:
+    """Return a table of rows of markup under heads of text, some with a class."""
+    named = [(head, "") if isinstance(head, str) else head for head in heads]
+    head = "".join(f"<th scope='col'{_class(name)}>{escape(title)}</th>" for title, name in named)
+    table = f"<table{_class(kind)}><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    # It scrolls where it is wider than the page; with focus, the keyboard can scroll it.
     return f"<div class='wide' tabindex='0' role='group' aria-label='Table'>{table}</div>"
+
+
+def _class(name: str | bool) -> str:
+    return f" class='{name}'" if name else ""
+
+
+def _per_second(result: LevelResult) -> str:
+    return number(result.throughput.value)
 
 
 def _throughput(result: LevelResult) -> str:
@@ -152,32 +166,32 @@ def _percentile(percent: float) -> _Cell:
     return cell
 
 
-def _open_loop() -> tuple[_Column, ...]:
+def _open_loop() -> tuple[Column, ...]:
     return (
-        _Column("Answered/s", lambda result: number(result.offered.achieved_rate) if result.offered else _UNKNOWN),
-        _Column("Sent late", lambda result: percent(result.offered.delayed_share) if result.offered else _UNKNOWN),
-        _Column("Service p99", lambda result: duration(result.service_times.percentile(99))),
+        Column("Answered/s", lambda result: number(result.offered.achieved_rate) if result.offered else _UNKNOWN),
+        Column("Sent late", lambda result: percent(result.offered.delayed_share) if result.offered else _UNKNOWN),
+        Column("Service p99", lambda result: duration(result.service_times.percentile(99))),
     )
 
 
-def _of_inferences() -> tuple[_Column, ...]:
+def _of_inferences() -> tuple[Column, ...]:
     return (
-        _Column("Inferences/s", _throughput),
-        *(_Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
-        _Column("Slowest", lambda result: duration(result.response_times.maximum)),
+        Column("Inferences/s", _per_second, markup=_throughput),
+        *(Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
+        Column("Slowest", lambda result: duration(result.response_times.maximum)),
     )
 
 
-def _of_language() -> tuple[_Column, ...]:
+def _of_language() -> tuple[Column, ...]:
     return (
-        _Column("Tokens/s", lambda result: number(result.language.output_rate) if result.language else _UNKNOWN),
-        _Column("TTFT p50", _of_tokens("first_token", "p50")),
-        _Column("p99", _of_tokens("first_token", "p99")),
-        _Column("ITL p50", _of_tokens("inter_token", "p50")),
-        _Column("p99", _of_tokens("inter_token", "p99")),
-        _Column("Requests/s", _throughput),
-        _Column("Latency p50", _percentile(50.0)),
-        _Column("p99", _percentile(99.0)),
+        Column("Tokens/s", lambda result: number(result.language.output_rate) if result.language else _UNKNOWN),
+        Column("TTFT p50", _of_tokens("first_token", "p50")),
+        Column("p99", _of_tokens("first_token", "p99")),
+        Column("ITL p50", _of_tokens("inter_token", "p50")),
+        Column("p99", _of_tokens("inter_token", "p99")),
+        Column("Requests/s", _per_second, markup=_throughput),
+        Column("Latency p50", _percentile(50.0)),
+        Column("p99", _percentile(99.0)),
     )
 
 
@@ -191,24 +205,23 @@ def _of_tokens(figure: str, field: str) -> _Cell:
 
 def language_tables(run: PerfRun) -> Iterator[str]:
     """Yield, for each level of a language model, a collapsed table of the figures of its requests."""
-    head = "".join(f"<th scope='col'>{name}</th>" for name in ("", *STATISTICS))
     measured = [result for result in run.levels if result.language is not None]
     for result in measured:
         assert result.language is not None
-        rows = "".join(
+        rows = [
             f"<tr><th scope='row'>{escape(title)}</th>"
             + "".join(f"<td>{number(getattr(spread, field) * factor)}</td>" for field in STATISTICS.values())
             + "</tr>"
             for title, spread, factor in spread_rows(result.language)
-        )
-        table = scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+        ]
+        table = table_markup(("", *STATISTICS), rows)
         about = f"<p class='about'>{escape(counted_text(result.language))}</p>"
         is_open = " open" if len(measured) == 1 else ""
         yield f"<details{is_open}><summary>Tokens at {escape(str(result.level))}</summary>{table}{about}</details>"
 
 
-def _goodput() -> tuple[_Column, ...]:
-    return (_Column("Goodput", lambda result: f"{number(result.goodput.rate)}/s" if result.goodput else _UNKNOWN),)
+def _goodput() -> tuple[Column, ...]:
+    return (Column("Goodput", lambda result: f"{number(result.goodput.rate)}/s" if result.goodput else _UNKNOWN),)
 
 
 def _verdict(result: LevelResult) -> str:
@@ -217,12 +230,15 @@ def _verdict(result: LevelResult) -> str:
     return f"<span class='badge {kind}'>{VERDICT_TEXTS[result.verdict]}</span>{over}"
 
 
+def _cores(result: LevelResult) -> str:
+    return f"{number(result.resources.cpu_cores)} cores" if result.resources is not None else _UNKNOWN
+
+
 def _bar(result: LevelResult, most: float) -> str:
     if result.resources is None:
         return _UNKNOWN
-    cores = result.resources.cpu_cores
-    width = 100 * cores / most if most else 0.0
-    return f"<span class='bar'><i style='width:{width:.1f}%'></i></span>{number(cores)} cores"
+    width = 100 * result.resources.cpu_cores / most if most else 0.0
+    return f"<span class='bar'><i style='width:{width:.1f}%'></i></span>{_cores(result)}"
 
 
 def _cpu_an_inference(result: LevelResult) -> str:
@@ -250,23 +266,15 @@ SCRIPTS = ("plots.js", "controls.js")
 """Scripts of every page: plots, and their controls."""
 
 
-def document(
-    title: str, body: Sequence[str], data: Any, *, script: str, style: str = "", connects: bool = False
-) -> bytes:
+def document(title: str, body: Sequence[str], data: Any, *, script: str, style: str = "") -> bytes:
     """Return a page as UTF-8.
 
     Args:
-        title: Its title, as text.
-        body: Its markup, with text from users escaped.
-        data: The data of its script, as values of JSON.
         script: The page's own script, in addition to `SCRIPTS`.
         style: Its own style sheet, in addition to `page.css`.
-        connects: Whether the script may connect to the page's server.
     """
     whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"
-    if connects:
-        policy += "; connect-src 'self'"
     # Escaped, so that no text can contain `</script>`.
     shown = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
@@ -283,6 +291,33 @@ def document(
             f"<script>{whole}</script>\n</body>\n</html>\n",
         ]
     ).encode("utf-8", "replace")
+
+
+def tile(name: str, value: str, below: str) -> str:
+    """Return the markup of a figure in the summary, with markup below it."""
+    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class='below'>{below}</dd></div>"
+
+
+def to_know(lines: Sequence[str]) -> str:
+    """Return the markup of what readers have to know, lines of markup; "" for nothing."""
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f'<div class="cautions"><h3>To know</h3><ul>{items}</ul></div>' if lines else ""
+
+
+def environment(
+    title: str, facts: Iterable[tuple[str, str]], command: str, options: Mapping[str, str], summary: str, more: str = ""
+) -> str:
+    """Return the section of server, machine, command line and options; `more` is markup between facts and command."""
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(name)}</th><td class='text message'>{escape(value)}</td></tr>"
+        for name, value in options.items()
+    )
+    table = f"<div class='wide'><table><tbody>{rows}</tbody></table></div>"
+    shown = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts)
+    parts = [f'<section><h2>{escape(title)}</h2><dl class="facts">{shown}</dl>{more}']
+    parts += [f"<h3>Command</h3><pre tabindex='0'>{escape(command)}</pre>"] if command else []
+    parts += [f"<details><summary>{summary}</summary>{table}</details>"] if options else []
+    return "".join(parts) + "</section>"
 
 
 def separated(facts: Sequence[str]) -> str:

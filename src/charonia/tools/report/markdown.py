@@ -1,30 +1,24 @@
 """A run, or a comparison of two, as Markdown: for a comment in a review, or a page of a wiki. Pure."""
 
-from charonia.tools.report.compare import Comparison, Outcome
-from charonia.tools.report.compare_text import cautions, rows_of, verdict
-from charonia.tools.report.quantities import duration, number, percent
-from charonia.tools.report.summary import VERDICT_TEXTS, headline
-from charonia.tools.results.language import LanguageFigures
-from charonia.tools.results.records import LevelResult, PerfRun
-
-_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+from charonia.tools.report.compare import Comparison
+from charonia.tools.report.comparison import COLUMNS, NUMBERS, WORDS, cautions, criteria_text, rows_of, verdict
+from charonia.tools.report.document import level_columns
+from charonia.tools.report.summary import headline
+from charonia.tools.results.records import PerfRun
 
 
 def render(run: PerfRun) -> str:
     """Return a heading, the result in a sentence, a table of the levels, and the notes."""
     server = f"{run.server.name} {run.server.version}".strip() or "a server"
-    is_language = any(result.language is not None for result in run.levels)
-    tokens = ["Tokens/s", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"] if is_language else []
-    work = "Requests/s" if is_language else "Inferences/s"
-    head = ["Level", *tokens, work, *(f"p{percent_:g}" for percent_ in _PERCENTILES), "Errors", "Verdict"]
+    columns = level_columns(run)
     lines = [
         f"## {_plain(run.model.name)}",
         "",
         _plain(headline(run)),
         "",
-        _row(head),
-        _row(["---", *["---:"] * (len(head) - 2), "---"]),
-        *(_row(_cells(result, len(tokens))) for result in run.levels),
+        _row([column.title for column in columns]),
+        _row(["---" if column.is_text else "---:" for column in columns]),
+        *(_row([column.text(result) for column in columns]) for result in run.levels),
         "",
     ]
     lines += [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
@@ -33,57 +27,22 @@ def render(run: PerfRun) -> str:
 
 
 def render_comparison(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return the verdict, a table of all figures in which changes are bold, and the notes.
-
-    Args:
-        names: Names of the runs, the earlier first.
-    """
+    """Return the verdict, a table of all figures in which changes are bold, and the notes."""
     lines = [
         f"## {_plain(verdict(comparison))}",
         "",
-        f"{_plain(names[0])} → {_plain(names[1])}; all intervals hold with {100 * comparison.criteria.confidence:g} %, "
-        f"changes below {100 * comparison.criteria.threshold:g} % do not count",
+        f"{_plain(names[0])} → {_plain(names[1])}; {criteria_text(comparison)}",
         "",
-        _row(["Level", "Figure", "Before", "After", "Change", "Interval", "Verdict"]),
-        _row(["---", "---", "---:", "---:", "---:", "---:", "---"]),
+        _row([name.capitalize() or "Verdict" for name in COLUMNS]),
+        _row(["---:" if place in NUMBERS else "---" for place in range(len(COLUMNS))]),
     ]
     for level in comparison.levels:
         for row, change in zip(rows_of(level), level.changes, strict=True):
             *cells, _ = map(_plain, row)
-            lines.append(f"| {' | '.join(cells)} | {_OUTCOMES[change.outcome]} |")
+            kind, word = WORDS[change.outcome]
+            lines.append(f"| {' | '.join(cells)} | {word if kind == 'plain' else f'**{word}**'} |")
     lines += ["", *(f"- {_plain(note)}" for note in cautions(comparison))]
     return "\n".join(lines).rstrip() + "\n"
-
-
-_OUTCOMES = {
-    Outcome.BETTER: "**better**",
-    Outcome.WORSE: "**worse**",
-    Outcome.MIXED: "**mixed**",
-    Outcome.SAME: "no change",
-    Outcome.UNKNOWN: "too few requests",
-}
-
-
-def _token_cells(figures: LanguageFigures | None) -> list[str]:
-    if figures is None:
-        return ["-"] * 5
-    times = [
-        "-" if spread is None else duration(value)
-        for spread in (figures.first_token, figures.inter_token)
-        for value in ((spread.p50, spread.p99) if spread is not None else (0.0, 0.0))
-    ]
-    return [number(figures.output_rate), *times]
-
-
-def _cells(result: LevelResult, token_count: int) -> list[str]:
-    return [
-        str(result.level),
-        *(_token_cells(result.language) if token_count else ()),
-        number(result.throughput.value),
-        *(duration(result.percentile(percent_)) if result.request_count else "-" for percent_ in _PERCENTILES),
-        percent(result.error_share),
-        VERDICT_TEXTS[result.verdict],
-    ]
 
 
 def _reasons(run: PerfRun) -> list[str]:

@@ -28,8 +28,6 @@ def write_profile(path: Path, run: PerfRun, inputs_of: InputsOf = no_inputs) -> 
     """Write the requests of a run atomically.
 
     Args:
-        path: The file.
-        run: A run whose levels kept their requests.
         inputs_of: The inputs of a request, as JSON text.
 
     Raises:

@@ -30,7 +30,6 @@ class Condition:
     """A comparison of one figure of a level with a limit.
 
     Attributes:
-        text: As it was written.
         figure: `mean`, `p99`, `p99.9`, ..., `max`, `throughput` or `errors`; of language models `output_tokens`, a
             rate, or a name of `NAMES` with `mean`, `min`, `max`, `p50`, `p90`, `p95` or `p99`, such as `ttft.p99`.
         limit: In nanoseconds, inferences per second, or as a share.

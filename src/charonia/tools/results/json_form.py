@@ -20,9 +20,6 @@ def to_json(run: PerfRun) -> str:
 def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
     """Return the run that JSON text describes. Unknown fields are ignored, because a newer writer may have more.
 
-    Args:
-        source: Source of the text, for messages.
-
     Raises:
         ServingError: INVALID_ARG if it is not a run of this version.
     """

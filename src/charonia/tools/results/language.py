@@ -39,14 +39,8 @@ class Spread:
     """The values of one figure.
 
     Attributes:
-        count: Number of values.
         deviation: Sample standard deviation, 0 for a single value.
-        minimum: Smallest.
-        maximum: Largest.
         p50: Median; between two values, percentiles are interpolated.
-        p90: 90th percentile.
-        p95: 95th percentile.
-        p99: 99th percentile.
     """
 
     count: int
@@ -75,22 +69,12 @@ class LanguageFigures:
     """The figures of a level, over the successful requests of its result. Times are in nanoseconds.
 
     Attributes:
-        input_counted_by: Who counted the tokens of prompts.
-        output_counted_by: Who counted the tokens of responses.
         output_rate: Output tokens per second, of all requests.
         input_rate: Input tokens per second, of all requests.
         request_rate: Requests per second.
         first_token: Times to first token; None without streams, like all others of streams.
-        second_token: Times to second token.
-        inter_token: Inter-token latencies.
-        inter_chunk: Inter-chunk latencies.
-        latency: Request latencies.
         user_rate: Output tokens per second and user.
         input_tokens: Tokens of prompts, None if not counted.
-        output_tokens: Tokens of responses.
-        first_token_times: Histogram of the times to first token.
-        inter_token_times: Histogram of the inter-token latencies.
-        inter_chunk_times: Histogram of the inter-chunk latencies.
     """
 
     input_counted_by: CountedBy
@@ -122,7 +106,6 @@ class Figure:
 
     Attributes:
         unit: "ms" for a time, "tokens", or "tokens/s/user".
-        more_is_better: Whether a larger value is better.
     """
 
     title: str

@@ -4,12 +4,209 @@ Durations and times are integers in nanoseconds; times within a level are relati
 measured from the scheduled send time, a "service time" from the actual one: in a closed loop both are the same.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
+from statistics import NormalDist
 
 from charonia.core.latency import LatencyHistogram
+from charonia.core.metadata import PRODUCT, USUAL_NAME, ServerMetadata
 from charonia.tools.results.language import LanguageFigures
-from charonia.tools.results.server import Gpu, MachineLoad, ModelInfo, Resources, ServerInfo, ServerSide
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModel:
+    """The server's statistics of one model, over the windows of the result.
+
+    The `_ns` fields are sums over the requests (`success_count` of them, or cache hits and misses).
+
+    Attributes:
+        queue_count: Requests that waited in a queue, the divisor of the queue and compute sums.
+        composing: Models of an ensemble, or those named on the command line.
+    """
+
+    name: str
+    version: str
+    inference_count: int
+    execution_count: int
+    success_count: int
+    fail_count: int
+    success_ns: int
+    queue_ns: int
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+    queue_count: int
+    cache_hit_count: int = 0
+    cache_hit_ns: int = 0
+    cache_miss_count: int = 0
+    cache_miss_ns: int = 0
+    composing: tuple["ServerModel", ...] = ()
+
+    @property
+    def request_ns(self) -> float:
+        """Mean time of a request in the server."""
+        return self.success_ns / self.success_count if self.success_count else 0.0
+
+    @property
+    def overhead_ns(self) -> float:
+        """Mean time of a request outside of queue, compute and cache."""
+        cache = (self.cache_hit_ns + self.cache_miss_ns) / self.success_count if self.success_count else 0.0
+        parts = self.queue_ns + self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
+        return max(0.0, self.request_ns - self.mean(parts) - cache)
+
+    def mean(self, total_ns: int) -> float:
+        """Return the mean per request of one of the queue and compute sums."""
+        return total_ns / self.queue_count if self.queue_count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSide:
+    """The server's statistics over the windows of the result.
+
+    Attributes:
+        model: Statistics of the model, None if the server has none.
+        other_traffic: Whether the server counted clearly more requests than this client sent.
+    """
+
+    model: ServerModel | None
+    other_traffic: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, from the server's metrics page, over the windows of the result.
+
+    Attributes:
+        utilization: Mean share of busy time, from 0 to 1; None if unknown.
+        power_watts: Mean power; None if unknown.
+        memory_used_bytes: Highest use of memory; None if unknown.
+        memory_total_bytes: Size of memory; None if unknown.
+    """
+
+    uuid: str
+    utilization: float | None
+    power_watts: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources that the server's processes used over the windows of the result, if they run on this machine.
+
+    Attributes:
+        cpu_seconds: CPU time, including child processes.
+        cpu_cores: CPU time per second: 1.5 means one and a half cores busy.
+    """
+
+    cpu_seconds: float
+    cpu_cores: float
+    rss_bytes: int
+    process_count: int
+
+
+OTHERS_MIN = 0.2
+"""Cores that other programs take, from which on they may have disturbed a measurement that needed all cores."""
+
+IDLE_SHARE_MAX = 0.15
+"""Share of idle cores above which other programs have taken nothing that was needed."""
+
+STOLEN_SHARE_MIN = 0.03
+"""Share of the cores that the hypervisor takes, from which on that is worth a remark."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """Who used the cores of the client's machine over the windows of the result; CPU time per second.
+
+    Attributes:
+        core_count: Cores that the load generator may use.
+        other_cores: Used by programs other than the load generator and the server.
+        stolen_cores: Given to other virtual machines by the hypervisor, although a program wanted to run here.
+    """
+
+    core_count: int
+    idle_cores: float
+    other_cores: float
+    stolen_cores: float
+
+    @property
+    def disturbance(self) -> str:
+        """A sentence on the programs that used cores which the measurement needed, "" if there were none."""
+        took = []
+        if self.other_cores >= OTHERS_MIN and self.idle_cores <= IDLE_SHARE_MAX * self.core_count:
+            took.append(f"other programs took {self.other_cores:.1f}")
+        if self.stolen_cores >= STOLEN_SHARE_MIN * self.core_count:
+            took.append(f"the hypervisor took {self.stolen_cores:.2g} (steal time)")
+        if not took:
+            return ""
+        return f"Of {self.core_count} cores, {' and '.join(took)} during the measurement."
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The measured server.
+
+    Attributes:
+        protocol: `http` or `grpc`.
+        name: Its name, from its metadata; `charonia` for one that goes by the protocol's usual name.
+    """
+
+    url: str
+    protocol: str
+    name: str
+    version: str
+    extensions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, url: str, protocol: str, metadata: ServerMetadata) -> "ServerInfo":
+        """Return the information in a server's metadata."""
+        is_charonia = metadata.name == USUAL_NAME and PRODUCT in metadata.extensions
+        return cls(url, protocol, PRODUCT if is_charonia else metadata.name, metadata.version, metadata.extensions)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The measured model.
+
+    Attributes:
+        version: Requested version, "" for the server's choice.
+        max_batch_size: From its configuration, 0 for a model that does not support batching.
+        decoupled: Whether a request may have any number of responses.
+    """
+
+    name: str
+    version: str
+    platform: str
+    max_batch_size: int
+    decoupled: bool
+    sequence: bool
+    cached: bool
+
+
+@lru_cache(maxsize=1024)
+def student(confidence: float, freedom: float = math.inf) -> float:
+    """Return the half-width of a confidence interval in standard errors.
+
+    Source: Abramowitz and Stegun, 26.7.5, within 1 % from 3 degrees of freedom on and within 0.1 % from 9 on; closed
+    forms for 1 and 2.
+
+    Args:
+        freedom: Degrees of freedom; infinite for the normal distribution.
+    """
+    if freedom == 1:
+        return math.tan(math.pi / 2 * confidence)
+    if freedom == 2:
+        return confidence * math.sqrt(2 / (1 - confidence**2))
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
 
 FORMAT = "charonia-perf"
 VERSION = 1
@@ -75,7 +272,6 @@ class Estimate:
     Attributes:
         value: The estimate, in its own unit.
         low: Lower end of the interval; the value itself if there are too few samples.
-        high: Upper end.
         confidence: Confidence level of the interval; 0 if there are too few samples.
     """
 
@@ -95,12 +291,8 @@ class Window:
     """A measurement window.
 
     Attributes:
-        begin_ns: Start.
-        request_count: Successful requests.
-        error_count: Failed requests.
         throughput: Inferences (batch items) per second.
         latency_ns: The stabilising latency: the mean or the chosen percentile.
-        used: Whether it is part of the result.
     """
 
     begin_ns: int
@@ -114,17 +306,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TimeBucket:
-    """An interval of the time line, which covers the whole level, not only the windows of the result.
-
-    Attributes:
-        begin_ns: Start.
-        sent_count: Requests sent.
-        completed_count: Successful requests.
-        error_count: Failed requests.
-        p50_ns: Median response time of the successful requests.
-        p99_ns: 99th percentile of it.
-        max_ns: Longest response time.
-    """
+    """An interval of the time line, which covers the whole level, not only the windows of the result."""
 
     begin_ns: int
     end_ns: int
@@ -142,7 +324,6 @@ class ErrorKind:
 
     Attributes:
         kind: Name of the status (`UNAVAILABLE`, ...), or `TIMEOUT`, `CONNECTION`, `VALIDATION`.
-        count: Number of failures.
         samples: A few different messages, at most `ERROR_SAMPLES_MAX`.
     """
 
@@ -160,7 +341,6 @@ class Goodput:
 
     Attributes:
         objectives: The text of each, for example `latency:50ms`.
-        good_count: Requests that met all of them.
         rate: Good requests per second.
         share: Share of good requests among all that ended, including failed ones.
     """
@@ -180,8 +360,6 @@ class Offered:
         sent_rate: Sent requests per second.
         achieved_rate: Completed requests per second, including failed ones.
         delayed_share: Share of requests sent more than 1 ms after their scheduled time.
-        backlog_begin: Unanswered requests at the start of the result's windows.
-        backlog_end: The same at their end.
     """
 
     rate: float
@@ -201,8 +379,6 @@ class ClientTimes:
         receive_ns: Mean time from the first byte of a response to its last. Over gRPC, to take it out of its frames
             (unmarshalling).
         overhead: CPU utilisation of the busiest worker, from 0 to 1.
-        cpu_seconds: CPU time of all workers.
-        process_count: Number of workers.
     """
 
     send_ns: float
@@ -219,8 +395,6 @@ class RequestRecord:
     Attributes:
         begin_ns: Send time, nanoseconds since the epoch.
         response_ns: Times of the responses, nanoseconds since the epoch.
-        stream: Stream of the input data.
-        step: Step of that stream.
         sequence_id: Correlation id, 0 for none.
         error: Kind of its failure, "" for none.
     """
@@ -238,28 +412,15 @@ class LevelResult:
     """The result of one level.
 
     Attributes:
-        level: The load.
-        verdict: How far to trust it.
         reasons: Reasons of the verdict, and other remarks; one sentence each.
-        duration_ns: Total length of the windows of the result.
-        request_count: Successful requests in them.
         throughput: Inferences (batch items) per second.
         latency: Stabilising latency in nanoseconds: mean response time, or the chosen percentile.
-        response_times: From the scheduled send time to the last response.
-        service_times: From the actual send time to the last response.
         first_response_times: From the actual send time to the first response; only for streams.
         response_count: Responses; a decoupled model may send several per request.
-        sequence_count: Sequences that ended.
         errors: Failures by kind, most frequent first.
-        over_latency_limit: Whether the latency limit was reached.
-        windows: All windows, in order.
-        timeline: The whole level in intervals of equal length.
-        client: The client's own times.
-        server: The server's statistics.
         offered: The offered load, of an open loop only.
         goodput: Requests that met their objectives, if there are any.
         resources: Resources of the server, if it runs on this machine.
-        gpus: GPUs of the metrics page.
         metrics: Other numbers of the metrics page at the end of the level, by name with labels.
         requests: All requests, if they are kept; not part of the JSON form.
         epoch_ns: Start of the level, nanoseconds since the epoch.
@@ -327,12 +488,7 @@ class Machine:
     """The machine of the client.
 
     Attributes:
-        host: Host name.
-        system: Operating system and its version.
-        processor: Name of the processor.
         core_count: Cores that the process may use.
-        memory_bytes: Main memory.
-        python: Python version.
     """
 
     host: str
@@ -348,15 +504,8 @@ class PerfRun:
     """A whole run of the tool.
 
     Attributes:
-        tool: Name and version of the tool.
-        began_at: Start time, ISO 8601 with time zone.
-        duration_ns: Length of the run.
-        machine: The machine of the client.
         options: The effective options of the command line, by name.
-        batch_size: Items in a request.
         stabilising_percentile: Percentile of `LevelResult.latency`, None for the mean.
-        levels: The results of the levels, in order.
-        notes: Remarks on the whole run.
         answer: Highest level within the latency limit; None if there is none, or no limit.
         command: The command line, "" if a program started the run.
     """

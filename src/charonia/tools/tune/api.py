@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple
 
 from charonia.tools.results.records import Estimate, LoadMode
 
@@ -39,16 +39,58 @@ class Metric(StrEnum):
 
     @property
     def larger_is_better(self) -> bool:
-        return self in _MORE_IS_BETTER
+        return METRICS[self].larger_is_better
 
 
-_MORE_IS_BETTER = (
-    Metric.THROUGHPUT,
-    Metric.OUTPUT_TOKENS,
-    Metric.CPU_AVAILABLE_RAM,
-    Metric.GPU_FREE_MEMORY,
-    Metric.GPU_UTILIZATION,
-)
+class MetricText(NamedTuple):
+    """How reports show a metric.
+
+    Attributes:
+        head: Head of its column in Model Analyzer's tables.
+        unit: "ms" for a time, "MB" for memory, or what follows the number.
+        short: Its name in plots, "" for one without a plot.
+    """
+
+    head: str
+    name: str
+    unit: str
+    short: str = ""
+    larger_is_better: bool = False
+
+
+# fmt: off
+METRICS = {
+    Metric.THROUGHPUT: MetricText("Throughput (infer/sec)", "throughput", "/s", larger_is_better=True),
+    Metric.LATENCY_P99: MetricText("p99 Latency (ms)", "p99 latency", "ms", "p99"),
+    Metric.LATENCY_P95: MetricText("p95 Latency (ms)", "p95 latency", "ms", "p95"),
+    Metric.LATENCY_P90: MetricText("p90 Latency (ms)", "p90 latency", "ms", "p90"),
+    Metric.LATENCY_P50: MetricText("p50 Latency (ms)", "median latency", "ms", "p50"),
+    Metric.LATENCY_AVG: MetricText("Avg Latency (ms)", "mean latency", "ms", "mean"),
+    Metric.OUTPUT_TOKENS: MetricText("Output Token Throughput (tokens/sec)", "output tokens", "/s",
+                                     larger_is_better=True),
+    Metric.TTFT_P99: MetricText("p99 Time To First Token (ms)", "p99 time to first token", "ms", "TTFT p99"),
+    Metric.TTFT_P50: MetricText("p50 Time To First Token (ms)", "median time to first token", "ms", "TTFT p50"),
+    Metric.TTFT_AVG: MetricText("Avg Time To First Token (ms)", "mean time to first token", "ms", "TTFT mean"),
+    Metric.ITL_P99: MetricText("p99 Inter Token Latency (ms)", "p99 inter-token latency", "ms", "ITL p99"),
+    Metric.ITL_P50: MetricText("p50 Inter Token Latency (ms)", "median inter-token latency", "ms", "ITL p50"),
+    Metric.ITL_AVG: MetricText("Avg Inter Token Latency (ms)", "mean inter-token latency", "ms", "ITL mean"),
+    Metric.CPU_USED_RAM: MetricText("RAM Usage (MB)", "memory", "MB", "Memory"),
+    Metric.CPU_AVAILABLE_RAM: MetricText("RAM Available (MB)", "free memory", "MB", larger_is_better=True),
+    Metric.GPU_USED_MEMORY: MetricText("GPU Memory Usage (MB)", "GPU memory", "MB", "GPU memory"),
+    Metric.GPU_FREE_MEMORY: MetricText("GPU Memory Available (MB)", "free GPU memory", "MB", larger_is_better=True),
+    Metric.GPU_UTILIZATION: MetricText("GPU Utilization (%)", "GPU utilisation", " %", larger_is_better=True),
+    Metric.GPU_POWER_USAGE: MetricText("GPU Power Usage (W)", "GPU power", " W"),
+}
+"""The texts of each metric; the order is that of preference."""
+# fmt: on
+
+PERCENTILES = {
+    Metric.LATENCY_P99: 99.0,
+    Metric.LATENCY_P95: 95.0,
+    Metric.LATENCY_P90: 90.0,
+    Metric.LATENCY_P50: 50.0,
+}
+"""The percentile of the response time that a metric is."""
 
 
 class SearchMode(StrEnum):
@@ -57,8 +99,6 @@ class SearchMode(StrEnum):
     RACE = "race"
     """All are measured briefly, hopeless ones are dropped, the best are repeated."""
     BRUTE = "brute"
-    QUICK = "quick"
-    OPTUNA = "optuna"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +106,6 @@ class ModelChange:
     """A variant's changes to the configuration of one model; None and empty mean unchanged.
 
     Attributes:
-        model: Its name.
         instance_count: Instances, all in one group of the kind that the model runs on.
         max_batch_size: Largest batch. Setting it turns dynamic batching on where that is legal.
         queue_delay_us: `dynamic_batching.max_queue_delay_microseconds`.
@@ -181,10 +220,8 @@ class LoadPoint:
     """The load on one model.
 
     Attributes:
-        model: Its name.
         mode: Meaning of `value`: concurrency or request rate.
         value: Requests in flight, or requests a second.
-        batch_size: Items of each request.
     """
 
     model: str
@@ -203,11 +240,9 @@ class Trial:
 
     Attributes:
         number: Its number in this search, from 1.
-        variant: The configuration.
         loads: The load on each profiled model, all at the same time.
         repeat: How often this variant was measured under these loads before.
         effort: Share of the usual time to spend, from 0 to 1: a racing search looks briefly first.
-        purpose: Why, a few words for people.
     """
 
     number: int
@@ -231,7 +266,6 @@ class Measured:
     Attributes:
         metrics: By model, then by name of the metric (`Metric`).
         elapsed_s: Wall time that it took, with loading the variant; it counts against the time budget.
-        notes: Remarks for readers, one sentence each.
     """
 
     metrics: Mapping[str, Mapping[str, Estimate]]
@@ -244,9 +278,7 @@ class Failed:
     """A trial that could not be measured.
 
     Attributes:
-        reason: Why, a sentence.
         loading: Whether the variant could not be loaded: it is not tried again under other loads.
-        elapsed_s: Wall time that it took.
     """
 
     reason: str
@@ -267,12 +299,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A variant that was not measured.
-
-    Attributes:
-        variant: Which.
-        reason: Why, a sentence.
-    """
+    """A variant that was not measured."""
 
     variant: Variant
     reason: str
@@ -280,11 +307,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A metric to maximize or minimize.
-
-    Attributes:
-        weight: How much it counts beside the model's other objectives.
-    """
+    """A metric to maximize or minimize."""
 
     metric: Metric
     weight: float = 1.0
@@ -295,7 +318,6 @@ class Constraint:
     """A limit that a configuration has to keep.
 
     Attributes:
-        metric: Of what.
         minimum: Least value, None for none.
         maximum: Largest value, None for none.
     """
@@ -307,14 +329,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ModelGoal:
-    """The goal for one profiled model.
-
-    Attributes:
-        model: Its name.
-        objectives: At least one.
-        constraints: All of them have to be kept.
-        weight: How much the model counts beside the others.
-    """
+    """The goal for one profiled model."""
 
     model: str
     objectives: tuple[Objective, ...] = (Objective(Metric.THROUGHPUT),)
@@ -324,12 +339,7 @@ class ModelGoal:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The goal for all models that are tuned together.
-
-    Attributes:
-        models: One for each profiled model.
-        confidence: Of the intervals that decide.
-    """
+    """The goal for all models that are tuned together."""
 
     models: tuple[ModelGoal, ...]
     confidence: float = 0.95
@@ -341,7 +351,6 @@ class ModelFacts:
 
     Attributes:
         max_batch_size: Of its configuration, 0 for a model without batching.
-        instance_count: Instances of its configuration, all groups together.
         is_profiled: Whether load is sent to it; False for a model that composes another.
         instances_tunable: Whether it has instances: not an ensemble.
         batching_tunable: Whether dynamic batching is legal: not an ensemble, sequences or a model without batching.
@@ -378,7 +387,6 @@ class Dimension:
     """One setting of one model and the values that it may take. A search tries no other values.
 
     Attributes:
-        model: Whose setting.
         setting: A `Setting`, or the name of a field of config.pbtxt.
         values: In order, neighbours next to each other: int, tuple of int, or JSON text for a field.
     """
@@ -393,8 +401,6 @@ class MemoryLimit:
     """How much memory there is.
 
     Attributes:
-        metric: CPU_USED_RAM or GPU_USED_MEMORY.
-        limit_mb: Most that may be used.
         base_mb: Used with the default configuration, 0 where that is unknown.
     """
 
@@ -408,11 +414,7 @@ class LoadSpace:
     """Which loads a variant is measured under.
 
     Attributes:
-        mode: Concurrency or request rate.
-        minimum: Least load.
-        maximum: Largest load.
         values: Exactly these loads, in order; empty: a search between minimum and maximum in powers of two.
-        batch_sizes: Items of a request.
         formula: Whether concurrency is 2 x batch size x instances instead of a sweep, within minimum and maximum.
         stops_early: Whether explicit values end at the plateau too.
         binary_steps_max: Most steps between a load that keeps the constraints and one that does not.
@@ -456,16 +458,8 @@ class SearchOptions:
     """How a search goes about it.
 
     Attributes:
-        mode: Which search.
         time_budget_s: Most wall time of all trials together, 0 for no limit.
-        trials_max: Most measurements.
-        seed: Seed of random choices.
         finalist_count: Variants that are repeated at the end, besides the default one.
-        repeats_max: Most measurements of a finalist.
-        stops_early: Whether automatic brute search leaves out batch sizes beyond the plateau.
-        optuna_trials_min: Least variants of `optuna`, 0 for 5 % of the space.
-        optuna_trials_max: Most variants of `optuna`, 0 for 10 % of the space.
-        optuna_patience: Variants without a better one, after which `optuna` ends.
     """
 
     mode: SearchMode = SearchMode.RACE
@@ -474,36 +468,3 @@ class SearchOptions:
     seed: int = 0
     finalist_count: int = 3
     repeats_max: int = 6
-    stops_early: bool = True
-    optuna_trials_min: int = 0
-    optuna_trials_max: int = 0
-    optuna_patience: int = 10
-
-
-class Search(Protocol):
-    """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
-
-    To resume, create the same search again and tell it the journal's outcomes of its trials.
-    """
-
-    def ask(self) -> Trial | None:
-        """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
-
-    def tell(self, outcome: Outcome) -> None:
-        """Take the outcome of the trial that `ask` returned."""
-
-    @property
-    def history(self) -> tuple[Told, ...]:
-        """All trials and outcomes told, in order."""
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """Variants that were not measured, and why."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Decisions of the search, one sentence each: where it stopped, and the dropped variants with reasons."""
-
-    @property
-    def trials_left(self) -> int:
-        """Most trials to come."""

@@ -17,11 +17,6 @@ class Ranked:
     """A variant under one load, all its measurements together.
 
     Attributes:
-        variant: The configuration.
-        loads: The load on each profiled model.
-        metrics: By model and name, pooled over the repeats.
-        trial_numbers: The trials that it was measured in.
-        keeps_constraints: Whether the values keep all constraints.
         violation: How far the constraints are missed: sum of the relative distances, 0 where they are kept.
         gain: Relative gain over the default configuration's best, with its interval (0.1: 10 % better);
             None where the default configuration was not measured.
@@ -67,11 +62,8 @@ class Decision:
     """The verdict.
 
     Attributes:
-        conclusion: Its kind.
         best: The recommended variant under its best load; the default one on `NO_GAIN`, `UNDECIDED` and
             `NO_OTHER`.
-        default: The default configuration under its best load.
-        ranking: Every variant under its best load, best first.
         ties: Variants that are close to the best one and not significantly worse, without it.
         leader: The variant with the best figures so far, certain or not.
         sentences: The verdict and its reasons for people, the verdict first.
@@ -90,7 +82,6 @@ def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL)
     """Return the verdict on the measurements.
 
     Args:
-        history: Everything that was measured, from a running search too.
         options: Of the search: the more finalists and repeats, the more chances for a lucky one to look better.
     """
     evidence = Evidence(goal)

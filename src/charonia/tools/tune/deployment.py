@@ -38,7 +38,6 @@ class Before:
     """A tuned model as it was.
 
     Attributes:
-        is_ready: Whether it was loaded.
         config: Its configuration on the server, None where it was not loaded.
     """
 
@@ -100,7 +99,6 @@ class Deployment:
         """Load a model with its own configuration unless it is ready, and return the completed configuration.
 
         Args:
-            model: Its name.
             instead: Replacement of its configuration, None for none.
 
         Raises:
@@ -114,7 +112,6 @@ class Deployment:
         """Load the models of a variant, the steps of an ensemble before the ensemble.
 
         Args:
-            bases: The models as they were found.
             configs: Configuration by model; of unchanged models, their own.
 
         Raises:

@@ -34,11 +34,8 @@ class Entry:
     """A trial that was measured, or failed.
 
     Attributes:
-        scope: Digest of all inputs that the result depends on.
-        key: Key of the trial.
         measured: The measurements, None for a failure.
         failed: Why it failed, None otherwise.
-        levels: The measurement of each model in full.
     """
 
     scope: str

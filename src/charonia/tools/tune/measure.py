@@ -15,31 +15,21 @@ import psutil
 
 from charonia.client.sync_client import Client
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.perf import resources
 from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, StopRequest, silent
-from charonia.tools.perf.language.counts import ReplyReader
+from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.level import Context, measure
-from charonia.tools.perf.observer import Observer
+from charonia.tools.perf.observer import Observer, ProcessTree, find_processes
 from charonia.tools.perf.pool import WorkerPool, pool, process_count
 from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
 from charonia.tools.results.language import LanguageFigures
-from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, LoadMode, Verdict
-from charonia.tools.results.server import Gpu
-from charonia.tools.results.student import student
-from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, Outcome
+from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadLevel, LoadMode, Verdict, student
+from charonia.tools.tune.api import PERCENTILES, Failed, LoadPoint, Measured, Metric, Outcome
 from charonia.tools.tune.deployment import ServerLostError
 from charonia.tools.tune.servers import MeasuredServer, fate_of
 
 CONFIDENCE = 0.95
 ERROR_SHARE_MAX = 0.5
 """Share of failed requests from which a trial has failed; a smaller share is a note."""
-
-_PERCENTILES = {
-    Metric.LATENCY_P50: 50.0,
-    Metric.LATENCY_P90: 90.0,
-    Metric.LATENCY_P95: 95.0,
-    Metric.LATENCY_P99: 99.0,
-}
 
 
 def outcome_of(
@@ -48,9 +38,7 @@ def outcome_of(
     """Return the outcome of a trial.
 
     Args:
-        results: The measurement of each model.
         percentiles: Percentile that `LevelResult.latency` is, by model; None for the mean.
-        elapsed_s: Wall time of the trial.
     """
     notes: list[str] = []
     metrics = {}
@@ -74,7 +62,7 @@ def metrics_of(result: LevelResult, percentile: float | None) -> dict[str, Estim
     found = {Metric.THROUGHPUT.value: result.throughput}
     times = result.response_times
     found[Metric.LATENCY_AVG.value] = _mean(times)
-    for metric, percent in _PERCENTILES.items():
+    for metric, percent in PERCENTILES.items():
         found[metric.value] = _percentile(times, percent)
     measured = Metric.LATENCY_AVG if percentile is None else _metric_at(percentile)
     if measured is not None:
@@ -153,7 +141,7 @@ def _percentile(times: LatencyHistogram, percent: float) -> Estimate:
 
 
 def _metric_at(percentile: float) -> Metric | None:
-    return next((metric for metric, percent in _PERCENTILES.items() if percent == percentile), None)
+    return next((metric for metric, percent in PERCENTILES.items() if percent == percentile), None)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -187,10 +175,7 @@ class PreparedLoad:
 
     Attributes:
         settings: Settings of the load generator, without load and duration.
-        source: The requests.
-        subject: The model as the server has it now.
         is_timed: Whether the user has chosen how to measure.
-        replies: Decodes the responses of a language model.
     """
 
     settings: RunSettings
@@ -212,11 +197,8 @@ class Measurer:
     """Measures trials on one server. Use `close` at the end.
 
     Args:
-        prepare: Makes loads ready.
-        time_s: Longest time of a measurement of full effort.
         percentiles: The percentile of each model that has to be known well, None for the mean.
         composing: Models whose statistics belong to a model's, by its name.
-        stop: A wish to end.
         metrics_interval_s: Interval between readings of the metrics page, 0 for none: only GPUs need it.
     """
 
@@ -239,7 +221,7 @@ class Measurer:
         self._metrics_interval_s = metrics_interval_s
         self._pools: dict[tuple[str, int, int, int], WorkerPool] = {}
         self._stack = ExitStack()
-        self._processes: resources.ProcessTree | None = None
+        self._processes: ProcessTree | None = None
         self._has_looked = False
         self._least_s: dict[LoadPoint, float] = {}
 
@@ -268,8 +250,6 @@ class Measurer:
         """Measure loads at the same time and return the results by model.
 
         Args:
-            loads: One a model.
-            effort: Share of the usual time.
             is_fresh: Whether the variant has just been loaded, and warms up first.
 
         Raises:
@@ -363,9 +343,9 @@ class Measurer:
             self._pools[key] = self._stack.enter_context(pool(settings, prepared.source, count))
         return self._pools[key]
 
-    def _find(self) -> resources.ProcessTree | None:
+    def _find(self) -> ProcessTree | None:
         if not self._has_looked:
-            self._processes = resources.find(self._server.control_url)
+            self._processes = find_processes(self._server.control_url)
             self._has_looked = True
         return self._processes
 

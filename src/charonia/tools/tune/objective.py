@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.core.errors import invalid
-from charonia.tools.results.records import Estimate, LoadMode
-from charonia.tools.results.student import student
+from charonia.tools.results.records import Estimate, LoadMode, student
 from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, Told, Variant
 
 Loads = tuple[LoadPoint, ...]
@@ -35,8 +34,6 @@ class Score:
     """How good a point is.
 
     Attributes:
-        value: Weighted sum of logarithms, more is better.
-        error: Its standard error.
         freedom: Degrees of freedom behind the error; infinite where it comes from within the measurements.
     """
 
@@ -50,13 +47,10 @@ class Point:
     """A variant under a load, all counted measurements together.
 
     Attributes:
-        variant: The configuration.
         metrics: Pooled, by model and name.
         trial_numbers: Every trial of it, counted or not.
-        score: How good it is.
         violation: Sum of the relative distances to the constraints that are missed, 0 where all are kept.
         surely_violates: Whether a constraint is missed by the whole interval.
-        effort: Of the measurements that count.
         count: How often it was measured with this effort, counted or not.
     """
 
@@ -270,9 +264,6 @@ def standard_error(estimate: Estimate) -> float:
 
 def run_to_run_noise(groups: Iterable[Sequence[Told]]) -> dict[tuple[str, float], tuple[float, int]]:
     """Return the relative standard deviation from one measurement to the next, and its degrees of freedom.
-
-    Args:
-        groups: Repeats of the same point.
 
     Returns:
         By name of the metric and effort, pooled over groups and models.

@@ -1,4 +1,7 @@
-"""The options of `charonia tune` as frozen records, with Model Analyzer's defaults, and checks across them."""
+"""The options of `charonia tune` as frozen records, with Model Analyzer's defaults, and checks across them.
+
+The help of an option in `cli/tune.py` says what its field means.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,21 +35,7 @@ class TuneFor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The server.
-
-    Attributes:
-        mode: Its origin.
-        repository: The model repository; needed unless the server is a remote one.
-        http_endpoint: HTTP address of a remote server.
-        grpc_endpoint: Its gRPC address.
-        metrics_url: Its metrics page.
-        server_path: Program to start in place of `charonia serve`, "" for none.
-        server_log: File for the server's log.
-        server_flags: More flags of a local server.
-        server_environment: More environment of a local server.
-        retries: Most attempts to reach a remote server.
-        reload_disabled: Whether a remote server's models stay unchanged: only loads are searched.
-    """
+    """The server."""
 
     mode: LaunchMode = LaunchMode.LOCAL
     repository: Path | None = None
@@ -63,32 +52,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """The search.
-
-    Attributes:
-        mode: Which search.
-        disabled: Whether to measure only listed configurations.
-        concurrency_min: Least concurrency.
-        concurrency_max: Largest concurrency.
-        rate_min: Least request rate.
-        rate_max: Largest request rate.
-        instances_min: Least instances.
-        instances_max: Most instances.
-        batch_size_min: Least `max_batch_size`.
-        batch_size_max: Largest `max_batch_size`.
-        by_rate: Whether request rates are searched in place of concurrencies.
-        binary_steps_max: Most steps of the search for the limit of a constraint.
-        stops_early: Whether manual sweeps end at the plateau too.
-        formula: Whether concurrency is 2 x batch size x instances.
-        share_min: Least part of the space that `optuna` tries, in %.
-        share_max: Largest part of it, in %.
-        trials_min: Least variants of `optuna`, 0 for `share_min`.
-        trials_max: Most variants of `optuna`, 0 for `share_max`.
-        patience: Variants without a better one, after which `optuna` ends.
-        together: Whether all models get load at the same time.
-        time_budget_s: Most time for measuring, 0 for no limit.
-        seed: Of everything that is drawn at random.
-    """
+    """The search."""
 
     mode: SearchMode = SearchMode.RACE
     disabled: bool = False
@@ -104,11 +68,7 @@ class SearchSettings:
     binary_steps_max: int = 5
     stops_early: bool = False
     formula: bool = False
-    share_min: int = 5
-    share_max: int = 10
-    trials_min: int = 0
-    trials_max: int = 0
-    patience: int = 10
+
     together: bool = False
     time_budget_s: float = 0.0
     seed: int = 0
@@ -116,18 +76,7 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class MeasureSettings:
-    """How one load is measured.
-
-    Attributes:
-        protocol: What requests are sent over.
-        batch_sizes: Items of a request.
-        concurrency: Exactly these concurrencies; empty for a search.
-        request_rate: Exactly these request rates; empty for a search.
-        time_s: Longest time of a measurement.
-        metrics_interval_s: Interval between readings of the metrics page.
-        perf_flags: Options of `charonia perf` by name without dashes.
-        shapes: Shapes of inputs with variable dimensions, as `NAME:D1,D2`; of models that have such an input.
-    """
+    """How one load is measured."""
 
     protocol: WireProtocol = WireProtocol.GRPC
     batch_sizes: tuple[int, ...] = (1,)
@@ -141,26 +90,7 @@ class MeasureSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """The output files.
-
-    Attributes:
-        repository: Folder for the variants.
-        override: Whether variants that are there already are replaced.
-        export: Folder that the folder `results` is made in.
-        inference_file: Name of the table of measurements.
-        gpu_file: Name of the table of GPUs.
-        server_file: Name of the table of the idle server.
-        inference_fields: Columns of the table of measurements, () for the known ones.
-        gpu_fields: Columns of the table of GPUs, () for the known ones.
-        server_fields: Columns of the table of the idle server, () for the known ones.
-        configs_per_model: Variants of a model in the summary.
-        top_configs: Variants of all models together in the summary, 0 for none.
-        json: File for everything, "-" for stdout, None for the usual place.
-        html: File for the report, None for the usual place.
-        summaries: Whether there is a summary and a report.
-        quiet: Whether stdout stays empty.
-        verbose: Whether tables are printed.
-    """
+    """The output files."""
 
     repository: Path = Path("output_model_repository")
     override: bool = False
@@ -186,16 +116,8 @@ class ModelRequest:
     """The request for one model; None and empty: as for all.
 
     Attributes:
-        concurrency: Exactly these concurrencies.
-        request_rate: Exactly these request rates.
-        batch_sizes: Items of a request.
         config_parameters: Fields of config.pbtxt and the values to try, as YAML has them, in JSON text by field.
-        objectives: Metrics to maximize or minimize.
-        constraints: Limits to keep.
-        weight: How much the model counts beside the others.
-        cpu_only: Whether its instances are on the CPU.
         perf_flags: Options of `charonia perf` by name without dashes.
-        without_effect: Settings that were given and mean nothing here.
     """
 
     name: str
@@ -213,13 +135,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelsSettings:
-    """Which models.
-
-    Attributes:
-        profile: The models that get load, in order.
-        composing: Models that a model of `profile` calls (BLS), or individual settings for models of an ensemble.
-        cpu_only_composing: Composing models whose instances are on the CPU.
-    """
+    """Which models."""
 
     profile: tuple[ModelRequest, ...] = ()
     composing: tuple[ModelRequest, ...] = ()
@@ -228,15 +144,7 @@ class ModelsSettings:
 
 @dataclass(frozen=True, slots=True)
 class GoalSettings:
-    """The goal for models without their own.
-
-    Attributes:
-        objectives: Metrics to maximize or minimize.
-        constraints: Limits to keep.
-        latency_budget_ms: Largest p99 latency, 0 for none.
-        min_throughput: Least throughput, 0 for none.
-        tune_for: The use of the models.
-    """
+    """The goal for models without their own."""
 
     objectives: tuple[Objective, ...] = ()
     constraints: tuple[Constraint, ...] = ()
@@ -273,12 +181,25 @@ class TuneRequest:
 
     Attributes:
         named: The given options, as text by name.
-        notes: Remarks, one sentence each.
     """
 
     options: TuneOptions
     named: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """The options of `charonia tune report` and `apply`; their help says what each means."""
+
+    config_file: Path | None = None
+    export: Path = Path()
+    names: tuple[str, ...] = ()
+    json: Path | None = None
+    repository: Path | None = None
+    html: Path | None = None
+    quiet: bool = False
+    verbose: bool = False
 
 
 def _model_problems(options: TuneOptions) -> list[str]:

@@ -46,7 +46,6 @@ class OutputRepository:
         """Prepare the folder for the variants of some models.
 
         Args:
-            models: Their names.
             scope: Digest of the run: without override, folders of the same scope are continued.
 
         Raises:
@@ -90,9 +89,6 @@ class OutputRepository:
         """Write a configuration of a model as a folder and return the folder; an existing one is overwritten.
 
         Args:
-            model: Name of the model.
-            name: Name of the folder.
-            config: The configuration.
             variants: Name of the variant by model, for the steps of an ensemble.
 
         Raises:

@@ -9,6 +9,7 @@ from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.api import (
+    PERCENTILES,
     Constraint,
     Dimension,
     Goal,
@@ -18,7 +19,6 @@ from charonia.tools.tune.api import (
     ModelFacts,
     ModelGoal,
     Objective,
-    SearchMode,
     SearchOptions,
     SearchSpace,
 )
@@ -35,12 +35,7 @@ _SMALL_REPEATS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """The arguments of a search.
-
-    Attributes:
-        space: The search space.
-        options: Options of the search.
-    """
+    """The arguments of a search."""
 
     space: SearchSpace
     goal: Goal
@@ -59,9 +54,6 @@ def problem_of(
     """Return the search for the models of a group.
 
     Args:
-        options: All options.
-        requests: The profiled models of the group.
-        bases: All of its models as they were found.
         core_count: Cores of the server, 0 for unknown.
         memory: Memory of the server, None for unknown.
         time_budget_s: Time for the group, 0 for no limit.
@@ -88,17 +80,11 @@ def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
 
 def percentiles(goal: Goal) -> dict[str, float | None]:
     """Return the percentile of each model's latency that its goal is about, None for the mean."""
-    by_metric = {
-        Metric.LATENCY_P99: 99.0,
-        Metric.LATENCY_P95: 95.0,
-        Metric.LATENCY_P90: 90.0,
-        Metric.LATENCY_P50: 50.0,
-    }
     found: dict[str, float | None] = {}
     for model in goal.models:
         metrics = {objective.metric for objective in model.objectives}
         metrics |= {constraint.metric for constraint in model.constraints}
-        found[model.model] = next((percent for metric, percent in by_metric.items() if metric in metrics), None)
+        found[model.model] = next((percent for metric, percent in PERCENTILES.items() if metric in metrics), None)
     return found
 
 
@@ -170,7 +156,6 @@ def _load(options: TuneOptions, requests: Sequence[ModelRequest]) -> LoadSpace:
 
 def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: float) -> SearchOptions:
     search = options.search
-    is_manual = any(request.config_parameters for request in options.models.profile)
     size = math.prod(len(dimension.values) for dimension in space.dimensions)
     return SearchOptions(
         mode=search.mode,
@@ -178,16 +163,7 @@ def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: flo
         seed=search.seed,
         finalist_count=options.output.configs_per_model,
         repeats_max=_SMALL_REPEATS_MAX if size <= SMALL_SPACE else SearchOptions().repeats_max,
-        stops_early=search.stops_early or (search.mode is SearchMode.BRUTE and not is_manual),
-        optuna_trials_min=search.trials_min or _part(size, search.share_min, SearchSettings().share_min),
-        optuna_trials_max=search.trials_max or _part(size, search.share_max, SearchSettings().share_max),
-        optuna_patience=search.patience,
     )
-
-
-def _part(size: int, share: int, usual: int) -> int:
-    """Return that many percent of the space, 0 (the search's own choice) for the default."""
-    return 0 if share == usual else max(1, math.ceil(size * share / 100))
 
 
 def model_goal(request: ModelRequest, settings: GoalSettings) -> ModelGoal:

@@ -10,7 +10,7 @@ import difflib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,34 +22,31 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
 from charonia.core.errors import ServingError, invalid
-from charonia.tools.perf import metrics_page, resources
+from charonia.tools.perf import statistics
 from charonia.tools.perf.api import StopRequest
-from charonia.tools.perf.observer import read_page
+from charonia.tools.perf.observer import find_processes, read_page
 from charonia.tools.perf.run import machine
-from charonia.tools.results.records import LevelResult, LoadMode
-from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.results.records import Gpu, LevelResult, LoadMode, ServerInfo
 from charonia.tools.tune.api import (
     Failed,
     LoadPoint,
     MemoryLimit,
     Metric,
     Outcome,
-    Search,
     Skipped,
     Told,
     Trial,
     Variant,
 )
-from charonia.tools.tune.decision import Conclusion, Decision, decide
+from charonia.tools.tune.decision import Conclusion, Decision, Ranked, decide
 from charonia.tools.tune.deployment import Deployment, ServerLostError
 from charonia.tools.tune.journal import Entry, Journal, content_of, scope_of
 from charonia.tools.tune.measure import InterruptedTrialError, Measurer, Prepare, outcome_of
 from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions, TuneRequest
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tools.tune.problem import SearchProblem, goal_of, percentiles, problem_of
-from charonia.tools.tune.progress import Event, Noted, Progress, SearchDone, TrialBegun, TrialDone
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
-from charonia.tools.tune.search.start import make_search
+from charonia.tools.tune.search.phases import Search, make_search
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.variants import (
     BaseModel,
@@ -65,22 +62,62 @@ from charonia.tools.tune.variants import (
 )
 from charonia.version import __version__
 
+
+@dataclass(frozen=True, slots=True)
+class TrialBegun:
+    """A measurement begins.
+
+    Attributes:
+        left_s: Time left of the budget, None without one.
+    """
+
+    trial: Trial
+    name: str
+    trials_left: int
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDone:
+    """A measurement ended.
+
+    Attributes:
+        best: Best so far, None where nothing was measured yet.
+    """
+
+    trial: Trial
+    outcome: Outcome
+    best: Ranked | None
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A note for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchDone:
+    """The search ended."""
+
+    decision: Decision
+    skipped: tuple[Skipped, ...] = ()
+
+
+Event = TrialBegun | TrialDone | Noted | SearchDone
+Progress = Callable[[Event], None]
+"""Called with each event."""
+
+
 RESTARTS_MAX = 3
 """How often a server that this tool started is restarted after a crash, in a whole run."""
 
 
 @dataclass(slots=True)
 class SearchContext:
-    """The state that the searches of a run share.
-
-    Attributes:
-        deployment: Its models.
-        journal: The measurements so far.
-        output: The repository that variants are written to.
-        progress: Called with each event.
-        names: Names of configurations.
-        restarts: How often the server was started again.
-    """
+    """The state that the searches of a run share."""
 
     server: MeasuredServer
     deployment: Deployment
@@ -96,8 +133,6 @@ class SearchEnd:
     """How a search ended.
 
     Attributes:
-        group: Its results.
-        is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
     """
 
@@ -107,16 +142,7 @@ class SearchEnd:
 
 
 class GroupSearch:
-    """A search for models that are tuned together.
-
-    Args:
-        context: The state shared with other searches.
-        problem: The search space, goal and limits.
-        bases: Its models as they were found.
-        scope: Digest of what its results depend on.
-        measurer: Measures its trials.
-        loads_variants: Whether variants are loaded at all.
-    """
+    """A search for models that are tuned together."""
 
     def __init__(
         self,
@@ -268,11 +294,7 @@ class GroupSearch:
         return True
 
     def _bring_back(self, error: ServerLostError) -> None:
-        """Restart a server that this tool started, so that the search continues with other variants.
-
-        Raises:
-            ServerLostError: It is a remote server, or it crashed too often.
-        """
+        """Restart a server that this tool started, so that the search continues with other variants."""
         self._measurer.close()
         if not self._context.server.is_ours or self._context.restarts == RESTARTS_MAX:
             raise error
@@ -366,12 +388,6 @@ class _Progressed:
 
 def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: StopRequest) -> TuneRun:
     """Tune the models that the options name.
-
-    Args:
-        request: The options.
-        prepare: Makes loads ready.
-        progress: Receives the events.
-        stop: Ends the run early, with the measurements so far.
 
     Raises:
         ServingError: Nothing can be tuned, or nothing can be written. The journal has the measurements.
@@ -553,7 +569,7 @@ class _TuningRun:
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where it is unknown."""
-        processes = resources.find(self.context.server.control_url)
+        processes = find_processes(self.context.server.control_url)
         sample = processes.sample() if processes is not None else None
         gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
@@ -619,7 +635,7 @@ def _server_info(server: MeasuredServer) -> ServerInfo:
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:
     """Return the GPUs that the server's metrics page names; none without that page."""
     try:
-        return metrics_page.gpus([metrics_page.parse(read_page(server.metrics_url))])
+        return statistics.gpus([statistics.parse_page(read_page(server.metrics_url))])
     except ServingError:
         return ()
 
@@ -654,9 +670,6 @@ def of_one_instance(before_mb: float | None, after_mb: float | None, count: int,
 
     Args:
         before_mb: Memory of the server before the model was loaded, None for unknown.
-        after_mb: Memory of the server afterwards.
-        count: Instances of the model.
-        on_gpu: Whether it is the memory of GPUs.
     """
     if before_mb is None or after_mb is None:
         return 0.0

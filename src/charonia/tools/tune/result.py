@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.results.json_form import plain, record
-from charonia.tools.results.records import LevelResult, Machine
-from charonia.tools.results.server import Gpu, ServerInfo
+from charonia.tools.results.records import Gpu, LevelResult, Machine, ServerInfo
 from charonia.tools.tune.api import Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Decision
 
@@ -25,9 +24,7 @@ class ModelConfigRecord:
         text: Its config.pbtxt, without the model's name.
         diff: What differs from the model's own one, as a unified diff; "" for nothing.
         instance_group: Its instances: `2:CPU`.
-        max_batch_size: Its largest batch.
         is_profiled: Whether load is sent to the model; False for one that composes another.
-        parameters: Parameters of the model.
         queue_delay_us: Longest time that requests wait for others of their batch, None without dynamic batching.
     """
 
@@ -52,9 +49,7 @@ class VariantRecord:
     """A variant that was tried.
 
     Attributes:
-        variant: Its changes.
         name: Names of its configurations of the profiled models, with commas between them.
-        configs: Its configurations, profiled models first.
     """
 
     variant: Variant
@@ -84,8 +79,6 @@ class TrialRecord:
     Attributes:
         measured: The measurements, None for a failure.
         failed: Why it failed, None otherwise.
-        levels: The measurement of each model in full.
-        is_resumed: Whether it is from the journal.
     """
 
     trial: Trial
@@ -104,13 +97,7 @@ class GroupRecord:
     """Models that were tuned together: usually one, with the models that it is composed of.
 
     Attributes:
-        decision: The verdict.
-        variants: The variants, in the order of the first trials.
-        trials: All trials, in order.
-        skipped: Variants that were not measured, and why.
         notes: Decisions of the search, and other remarks; one sentence each.
-        duration_s: Wall time.
-        is_complete: Whether the search completed.
     """
 
     goal: Goal
@@ -164,18 +151,6 @@ class TuneRun:
     """A whole run.
 
     Attributes:
-        tool: Name and version of what measured.
-        began_at: Begin, ISO 8601 with time zone.
-        duration_s: Wall time.
-        machine: The machine of the load generator.
-        server: Which server.
-        is_remote: Whether the server was already running.
-        options: The options that were named, by name.
-        seed: Seed of random choices.
-        groups: The results.
-        idle_gpus: The server's GPUs before the first model was loaded.
-        notes: Remarks on the whole run.
-        is_interrupted: Whether the user ended it.
         problem: What ended it early, "" for nothing.
         command: The command line, "" where a program started the run.
         is_offline: Whether the models are for batches of work rather than for people who wait: the page first shows
@@ -208,7 +183,6 @@ def from_json(text: str | bytes, source: str = "the JSON text") -> TuneRun:
 
     Args:
         text: What `to_json` returned.
-        source: Source of the text, for messages.
 
     Raises:
         ServingError: INVALID_ARG when it is not a run of this version.

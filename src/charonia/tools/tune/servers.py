@@ -46,8 +46,6 @@ class MeasuredServer(Protocol):
     """A server that answers.
 
     Attributes:
-        control_url: Its URL for the control of models.
-        metrics_url: Its metrics page.
         is_ours: Whether this tool started it, so that it has no other clients.
     """
 
@@ -71,11 +69,7 @@ class MeasuredServer(Protocol):
 
 
 class LocalServer:
-    """A server that this tool starts, in mode explicit, at first without models. Use it as a context manager.
-
-    Args:
-        options: Which program, repository and flags.
-    """
+    """A server that this tool starts, in mode explicit, at first without models. Use it as a context manager."""
 
     is_ours = True
 
@@ -207,10 +201,7 @@ class RemoteServer:
     unused port need not be reachable.
 
     Args:
-        options: Its addresses.
-        protocol: The protocol of requests.
         note: Receives the message that the tool waits for the server.
-        stop: Ends the wait.
     """
 
     is_ours = False

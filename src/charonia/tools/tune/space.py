@@ -59,7 +59,6 @@ def automatic_dimensions(
     """Return the dimensions to try of a model without values from the user.
 
     Args:
-        facts: The model.
         instance_counts: Counts to try, in order.
         batch_sizes: Largest batches to try, in order.
         core_count: Cores of the server: threads of an instance are powers of two up to it.
@@ -82,7 +81,6 @@ def manual_dimensions(model: str, parameters: Mapping[str, Any]) -> tuple[Dimens
     may sweep parts: `dynamic_batching: {max_queue_delay_microseconds: [100, 200]}` stands for two values.
 
     Args:
-        model: Its name.
         parameters: Fields of config.pbtxt and their values, as YAML has them.
 
     Raises:
@@ -189,21 +187,14 @@ class Grid:
             tuple(ModelChange(name, **chosen[name], fields=tuple(fields[name])) for name in changes),
         )
 
-    def neighbours(self, coordinate: Coordinate, radius: int = 1) -> Iterator[Coordinate]:
-        """Yield the coordinates around one, at most `radius` away in the euclidean sense, nearest first."""
-        near = [(math.dist(coordinate, other), other) for other in self._within(coordinate, radius**2)]
-        yield from (other for _, other in sorted(near) if other != coordinate)
-
-    def _within(self, coordinate: Coordinate, square: int, axis: int = 0) -> Iterator[Coordinate]:
-        """Yield the coordinates that differ from the given axis on, by at most a squared distance."""
-        if axis == len(coordinate):
-            yield coordinate
-            return
-        reach = math.isqrt(square)
-        index = coordinate[axis]
-        for other in range(max(0, index - reach), min(self.shape[axis], index + reach + 1)):
-            moved = (*coordinate[:axis], other, *coordinate[axis + 1 :])
-            yield from self._within(moved, square - (other - index) ** 2, axis + 1)
+    def neighbours(self, coordinate: Coordinate) -> list[Coordinate]:
+        """Return the coordinates that differ from one by the next value of one dimension."""
+        return sorted(
+            (*coordinate[:axis], other, *coordinate[axis + 1 :])
+            for axis, index in enumerate(coordinate)
+            for other in (index - 1, index + 1)
+            if 0 <= other < self.shape[axis]
+        )
 
     def misfit(self, variant: Variant) -> str:
         """Return why a variant is not worth trying (more threads than cores), "" if it is."""

@@ -19,7 +19,6 @@ def summary(run: TuneRun, configs_per_model: int = 3, names: Sequence[str] = (),
     """Return the summary of a run.
 
     Args:
-        configs_per_model: Variants of each model beside the default one.
         names: Just these variants, () for the best.
         top_configs: Variants of all models together, 0 for no such table.
     """

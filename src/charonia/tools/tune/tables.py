@@ -9,9 +9,8 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.tools.results.records import LoadMode
-from charonia.tools.results.server import Gpu, ServerModel
-from charonia.tools.tune.api import Metric
+from charonia.tools.results.records import Gpu, LoadMode, ServerModel
+from charonia.tools.tune.api import METRICS, Metric
 from charonia.tools.tune.objective import Evidence, Point
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, VariantRecord
 
@@ -24,12 +23,7 @@ BACKEND_PARAMETER = "backend_parameter/"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A point of a variant.
-
-    Attributes:
-        point: The measured point.
-        trials: The trials that it was measured in.
-    """
+    """A point of a variant."""
 
     group: GroupRecord
     variant: VariantRecord
@@ -40,11 +34,6 @@ class Row:
     def profiled(self) -> tuple[ModelConfigRecord, ...]:
         """Configurations of the models that got load."""
         return tuple(config for config in self.variant.configs if config.is_profiled)
-
-    @property
-    def tuned(self) -> tuple[ModelConfigRecord, ...]:
-        """Configurations whose settings were searched: for an ensemble, of its composing models."""
-        return tuple(config for config in self.variant.configs if not config.is_profiled) or self.profiled
 
 
 Cell = Callable[[Row], str]
@@ -103,6 +92,7 @@ def header_of(name: str) -> str:
 
 
 HEADERS: Mapping[str, str] = {
+    **{metric.value: text.head for metric, text in METRICS.items()},
     "model_name": "Model",
     "batch_size": "Batch",
     "concurrency": "Concurrency",
@@ -111,32 +101,13 @@ HEADERS: Mapping[str, str] = {
     "instance_group": "Instance Group",
     "max_batch_size": "Max Batch Size",
     "satisfies_constraints": "Satisfies Constraints",
-    "perf_throughput": "Throughput (infer/sec)",
-    "perf_latency_avg": "Avg Latency (ms)",
-    "perf_latency_p50": "p50 Latency (ms)",
-    "perf_latency_p90": "p90 Latency (ms)",
-    "perf_latency_p95": "p95 Latency (ms)",
-    "perf_latency_p99": "p99 Latency (ms)",
-    "output_token_throughput": "Output Token Throughput (tokens/sec)",
-    "time_to_first_token_avg": "Avg Time To First Token (ms)",
-    "time_to_first_token_p50": "p50 Time To First Token (ms)",
-    "time_to_first_token_p99": "p99 Time To First Token (ms)",
-    "inter_token_latency_avg": "Avg Inter Token Latency (ms)",
-    "inter_token_latency_p50": "p50 Inter Token Latency (ms)",
-    "inter_token_latency_p99": "p99 Inter Token Latency (ms)",
     "perf_client_send_recv": "Client Send/Recv (ms)",
     "perf_client_response_wait": "Response Wait Time (ms)",
     "perf_server_queue": "Server Queue time (ms)",
     "perf_server_compute_input": "Server Compute Input time (ms)",
     "perf_server_compute_infer": "Server Compute Infer time (ms)",
     "perf_server_compute_output": "Server Compute Output time (ms)",
-    "cpu_used_ram": "RAM Usage (MB)",
-    "cpu_available_ram": "RAM Available (MB)",
     "gpu_uuid": "GPU UUID",
-    "gpu_used_memory": "GPU Memory Usage (MB)",
-    "gpu_free_memory": "GPU Memory Available (MB)",
-    "gpu_utilization": "GPU Utilization (%)",
-    "gpu_power_usage": "GPU Power Usage (W)",
 }
 """Header by field."""
 
@@ -162,7 +133,7 @@ def _cell(name: str) -> Cell:
         return _CELLS[name]
     if name.startswith(BACKEND_PARAMETER):
         key = name.removeprefix(BACKEND_PARAMETER)
-        return lambda row: ",".join(config.parameters.get(key, "") for config in row.tuned)
+        return lambda row: ",".join(config.parameters.get(key, "") for config in row.variant.tuned)
     if name in _SERVER_TIMES:
         return lambda row: _over_models(row, lambda trial, model: _server_time(trial, model, name), name)
     return lambda row: _metric(row, name)
@@ -224,8 +195,8 @@ _CELLS: Mapping[str, Cell] = {
     "concurrency": lambda row: ",".join(f"{load.value:g}" for load in row.point.loads),
     "request_rate": lambda row: ",".join(f"{load.value:g}" for load in row.point.loads),
     "model_config_path": _config_path,
-    "instance_group": lambda row: ",".join(config.instance_group for config in row.tuned),
-    "max_batch_size": lambda row: ",".join(str(config.max_batch_size) for config in row.tuned),
+    "instance_group": lambda row: ",".join(config.instance_group for config in row.variant.tuned),
+    "max_batch_size": lambda row: ",".join(str(config.max_batch_size) for config in row.variant.tuned),
     "satisfies_constraints": lambda row: "No" if row.point.violation else "Yes",
 }
 

@@ -30,8 +30,6 @@ class BaseModel:
 
     Attributes:
         config: The base of variants: the text of its config.pbtxt, or the completed configuration.
-        complete: The configuration as completed by the server.
-        kind: Where instances run.
         has_gpu: Whether instances may run on a GPU; elsewhere, variants for a GPU run on the CPU.
         instance_memory_mb: Least memory that one more instance takes, 0 for unknown.
     """
@@ -171,8 +169,6 @@ class Names:
         """Return the name of a configuration of a model.
 
         Args:
-            base: The model.
-            config: The configuration.
             below: Names of the configurations of the models that it is made of or calls: with others, it is another.
         """
         if config == base.config and all(name.endswith(DEFAULT_SUFFIX) for name in below):

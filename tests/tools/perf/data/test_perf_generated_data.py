@@ -6,9 +6,17 @@ from hypothesis import strategies as st
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata
-from charonia.tools.perf.data.convert import from_bfloat, integer_limits, is_integer
 from charonia.tools.perf.data.load import Generator
-from charonia.tools.perf.data.spec import ModelSpec, TensorSpec, check_batch_size, model_spec, with_shapes
+from charonia.tools.perf.data.spec import (
+    ModelSpec,
+    TensorSpec,
+    check_batch_size,
+    from_bfloat,
+    integer_limits,
+    is_integer,
+    model_spec,
+    with_shapes,
+)
 
 SIZE = 1000
 
@@ -146,7 +154,7 @@ def test_metadata_and_configuration_make_the_specification() -> None:
     )
     config = {
         "max_batch_size": 4,
-        "input": [{"name": "IMAGE", "format": "FORMAT_NHWC"}, {"name": "SCALE", "optional": True}],
+        "input": [{"name": "IMAGE"}, {"name": "SCALE", "optional": True}],
     }
 
     spec = model_spec(metadata, config, "1")
@@ -156,7 +164,7 @@ def test_metadata_and_configuration_make_the_specification() -> None:
         "1",
         4,
         (
-            TensorSpec("IMAGE", DataType.UINT8, (224, 224, 3), False, "HWC"),
+            TensorSpec("IMAGE", DataType.UINT8, (224, 224, 3)),
             TensorSpec("SCALE", DataType.FP32, (1,), True),
         ),
         (TensorSpec("OUT", DataType.FP32, (10,)),),

@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.tools.perf.data.convert import from_bfloat, from_list, integer_limits, is_integer
-from charonia.tools.perf.data.json_file import read_json
-from charonia.tools.perf.data.spec import ModelSpec, Stream, TensorSpec, with_shapes
+from charonia.tools.perf.data.files import read_json
+from charonia.tools.perf.data.spec import (
+    ModelSpec,
+    Stream,
+    TensorSpec,
+    from_bfloat,
+    from_list,
+    integer_limits,
+    is_integer,
+    with_shapes,
+)
 
 D = DataType
 
@@ -274,7 +282,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia.tools.perf.data.json_file.FILE_BYTES_MAX", 5)
+    monkeypatch.setattr("charonia.tools.perf.data.files.FILE_BYTES_MAX", 5)
 
     assert refused(tmp_path, {"data": []}, model()) == f"{tmp_path / 'data.json'}: expected at most 5 bytes, got 12"
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
-from charonia.tools.perf.data.convert import from_bfloat, to_bfloat
+from charonia.tools.perf.data.spec import from_bfloat, to_bfloat
 from charonia.tools.perf.validation import mismatch
 from charonia.wire.tensors import bytes_array
 

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.tools.perf.language.counts import (
+from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
+from charonia.tools.perf.language.replies import (
     INPUT_TOKENS,
     OUTPUT_TOKENS,
+    UNKNOWN,
     Counted,
+    Reply,
     ReplyReader,
     figures,
     fill,
@@ -19,12 +22,8 @@ from charonia.tools.perf.language.counts import (
     values_of,
     widened,
 )
-from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
-from charonia.tools.perf.language.prompts import Dialogue, Turn
-from charonia.tools.perf.language.received import Received
-from charonia.tools.perf.language.replies import UNKNOWN, Reply
-from charonia.tools.perf.language.requests import LanguageSource
-from charonia.tools.perf.samples import DONE, INTENDED, OUTCOME, RESPONSES, SENT, WIDTH, Rows
+from charonia.tools.perf.language.requests import Dialogue, LanguageSource, Turn
+from charonia.tools.perf.samples import DONE, INTENDED, OUTCOME, RESPONSES, SENT, WIDTH, Received, Rows
 from charonia.tools.results.language import CountedBy
 
 START = 1_000

@@ -14,8 +14,16 @@ from tokenizers.pre_tokenizers import Whitespace
 from charonia.core.errors import ServingError
 from charonia.tools.perf.language.load import FileTokenizer, read_prompts, replay_gaps
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, Length, PromptPlan
-from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, Turn, blocks, generated, word_pool
-from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
+from charonia.tools.perf.language.requests import (
+    Dialogue,
+    LanguageSource,
+    ModelInputs,
+    TextGenerator,
+    Turn,
+    blocks,
+    generated,
+    word_pool,
+)
 
 
 class Syllables:

@@ -12,8 +12,8 @@ from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
 from charonia.schema.pool import message_class
 from charonia.tools.perf.language.plan import LanguageEndpoint
-from charonia.tools.perf.language.received import Received
 from charonia.tools.perf.language.replies import UNKNOWN, Reply, events, read_reply
+from charonia.tools.perf.samples import Received
 from charonia.wire.tensors import encode_tensor
 
 

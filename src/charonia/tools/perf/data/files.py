@@ -1,42 +1,44 @@
-"""Input data from .npy files, pictures and folders.
+"""Input data from JSON files, .npy files, pictures and folders.
+
+JSON is `{"data": [...], "validation_data": [...]}`. `data` is a list of steps, or a list of streams, which are lists of
+steps. A step is an object of inputs by name. An input is a list (flat or nested), a single value, `{"b64": TEXT}`, or
+`{"content": ...}` with either of these as content. The two objects accept a `"shape": [...]`, without the batch
+dimension.
 
 A folder has a file for each input, with the input's name: raw row-major elements, text with an element per line for
 strings, or an .npy file or picture with its suffix. Files with the names of outputs hold the expected outputs. For a
 model with one input, the folder may hold pictures of any name instead: each is a step, in the order of names.
 
-An input of strings, or of UINT8 with one dimension, gets the encoded picture, and the model decodes it. Any other input
-of UINT8 or floating-point numbers gets pixels, in the order of dimensions of the model's configuration (`format`);
-without it, the position of a dimension of 1 or 3 decides between HWC and CHW. A picture is resized to a fixed height
-and width. UINT8 has values from 0 to 255, floating-point numbers from 0 to 1.
+A picture is sent encoded, to an input of strings or of UINT8 with one dimension: the model decodes it.
 """
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import numpy as np
+import orjson
 
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array
-from charonia.tools.perf.data.convert import to_bfloat
-from charonia.tools.perf.data.spec import TensorSpec
+from charonia.tools.perf.data.spec import (
+    FILE_BYTES_MAX,
+    InputStep,
+    Item,
+    ModelSpec,
+    Stream,
+    TensorSpec,
+    from_base64,
+    from_list,
+    from_raw,
+    names,
+    to_datatype,
+)
 from charonia.wire.tensors import bytes_array
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-from charonia.core.errors import ServingError
-from charonia.install_hint import package_hint
-from charonia.tools.perf.data.convert import from_list, from_raw, to_datatype
-from charonia.tools.perf.data.json_file import read_json
-from charonia.tools.perf.data.spec import FILE_BYTES_MAX, InputStep, ModelSpec, Stream, names
-
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
-
-PIXELS_MAX = 200_000_000
-"""Limit of pixels of a picture, against small files that decompress to exhaust memory."""
-
-_CHANNELS = {1: "L", 3: "RGB"}
-_FLOATS = (DataType.FP16, DataType.FP32, DataType.FP64, DataType.BF16)
 
 
 def is_image(path: Path) -> bool:
@@ -44,86 +46,25 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path, spec: TensorSpec) -> Array:
-    """Return a picture as an item of an input.
+    """Return a picture, which the model decodes, as an item of an input.
 
     Raises:
-        ServingError: INVALID_ARG if the input does not accept pictures or the file is invalid; UNSUPPORTED without
-            Pillow.
+        ServingError: INVALID_ARG if the input does not take a file.
     """
-    where = f"{path.name}: input '{spec.name}'"
-    if spec.datatype is DataType.BYTES or (spec.datatype is DataType.UINT8 and len(spec.shape) == 1):
-        return _file(path, spec, where)
-    layout = _layout(spec, where)
-    sizes = dict(zip(layout, spec.shape, strict=True))
-    image = _opened(path, where)
-    channels = sizes.get("C", 1)
-    if channels == -1:
-        channels = 1 if image.mode in ("1", "L") else 3
-    if channels not in _CHANNELS:
-        raise invalid(f"{where}: expected 1 or 3 channels, got {channels}")
-    image = image.convert(_CHANNELS[channels])
-    height = image.height if sizes["H"] == -1 else sizes["H"]
-    width = image.width if sizes["W"] == -1 else sizes["W"]
-    if (width, height) != image.size:
-        image = image.resize((width, height))
-    pixels = np.asarray(image, np.uint8).reshape(height, width, channels)
-    if layout == "CHW":
-        pixels = pixels.transpose(2, 0, 1)
-    return _as_datatype(spec, np.ascontiguousarray(pixels.reshape(height, width) if layout == "HW" else pixels))
-
-
-def _layout(spec: TensorSpec, where: str) -> str:
-    shape = spec.shape
-    if spec.datatype is not DataType.UINT8 and spec.datatype not in _FLOATS:
-        raise invalid(f"{where}: expected an input of UINT8, floating-point numbers or BYTES, got {spec.datatype.wire}")
-    if len(shape) == 2:
-        return "HW"
-    if len(shape) != 3:
-        raise invalid(f"{where}: expected an input of 2 or 3 dimensions for a picture, got {list(shape)}")
-    if spec.layout:
-        return spec.layout
-    if shape[2] in _CHANNELS and shape[0] not in _CHANNELS:
-        return "HWC"
-    if shape[0] in _CHANNELS and shape[2] not in _CHANNELS:
-        return "CHW"
-    raise invalid(
-        f"{where}: expected a first or a last dimension of 1 or 3 (channels), got {list(shape)}",
-        hint="`format: FORMAT_NCHW` or `FORMAT_NHWC` in the model's configuration says which it is",
-    )
-
-
-def _opened(path: Path, where: str) -> "Image":
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ModuleNotFoundError:
-        raise unsupported(f"{where}: pictures need the package Pillow", hint=package_hint("pillow")) from None
-    try:
-        with Image.open(path) as image:
-            if image.width * image.height > PIXELS_MAX:
-                raise invalid(f"{where}: expected at most {PIXELS_MAX} pixels, got {image.width} x {image.height}")
-            return image.copy()
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise invalid(f"{where}: expected a picture, got: {str(error).replace(str(path), path.name)}") from None
-
-
-def _file(path: Path, spec: TensorSpec, where: str) -> Array:
     content = path.read_bytes()
-    if spec.datatype is DataType.UINT8:
+    if spec.datatype is DataType.UINT8 and len(spec.shape) == 1:
         shape: tuple[int, ...] = (len(content),)
         made: Array = np.frombuffer(content, np.uint8)
     else:
         shape = tuple(1 if size == -1 else size for size in spec.shape)
-        made = bytes_array(spec.name, shape, [content]) if np.prod(shape) == 1 else np.empty(0, object)
+        is_one = spec.datatype is DataType.BYTES and np.prod(shape) == 1
+        made = bytes_array(spec.name, shape, [content]) if is_one else np.empty(0, object)
     if not spec.fits(shape) or made.size != np.prod(shape):
-        raise invalid(f"{where}: expected an input that takes one file, got one of {spec}")
+        raise invalid(
+            f"{path.name}: input '{spec.name}': expected an input that takes one file, got one of {spec}",
+            hint="save the pixels as .npy",
+        )
     return made
-
-
-def _as_datatype(spec: TensorSpec, pixels: Array) -> Array:
-    if spec.datatype is DataType.UINT8:
-        return pixels
-    scaled = pixels.astype(np.float32) / np.float32(255)
-    return to_bfloat(scaled) if spec.datatype is DataType.BF16 else scaled.astype(spec.datatype.numpy)
 
 
 def read_path(path: Path, spec: ModelSpec) -> list[Stream]:
@@ -244,3 +185,152 @@ def _steps(inputs: dict[str, list[Array]], outputs: dict[str, list[Array]], wher
         )
         for index in range(count)
     ]
+
+
+MODEL_KEY = "model"
+"""Key of a step that names a model and is ignored."""
+
+_DOCUMENT_KEYS = frozenset({"data", "validation_data"})
+
+
+def read_json(path: Path, spec: ModelSpec) -> list[Stream]:
+    """Return the streams of a JSON file.
+
+    Raises:
+        ServingError: INVALID_ARG with file, step and tensor of the first problem.
+    """
+    where = path.name
+    document = _parse(path)
+    if not isinstance(document, dict) or not isinstance(document.get("data"), list):
+        raise invalid(f"""{where}: expected an object with a list named "data", got none""")
+    unknown = sorted(document.keys() - _DOCUMENT_KEYS)
+    if unknown:
+        raise invalid(f"{where}: expected data and validation_data only, got '{unknown[0]}'")
+    streams = _streams(document["data"], where, "data", lambda step, place: _json_inputs(spec, step, place))
+    if "validation_data" not in document:
+        return [[InputStep(item, None, place) for place, item in stream] for stream in streams]
+    expected = _streams(
+        document["validation_data"], where, "validation_data", lambda step, place: _json_outputs(spec, step, place)
+    )
+    if [len(stream) for stream in streams] != [len(stream) for stream in expected]:
+        raise invalid(
+            f"{where}: expected validation_data with as many streams and steps as data, {_lengths(streams)}, "
+            f"got {_lengths(expected)}"
+        )
+    return [
+        [InputStep(item, outputs, place) for (place, item), (_, outputs) in zip(stream, wanted, strict=True)]
+        for stream, wanted in zip(streams, expected, strict=True)
+    ]
+
+
+def _parse(path: Path) -> object:
+    try:
+        size = path.stat().st_size
+        if size > FILE_BYTES_MAX:
+            raise invalid(f"{path}: expected at most {FILE_BYTES_MAX} bytes, got {size}")
+        text = path.read_bytes()
+    except OSError as error:
+        raise invalid(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        pass  # NaN and Infinity are not JSON, and the other parser reports the position of a mistake
+    try:
+        document: object = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise invalid(f"{path.name}: expected JSON in UTF-8, got: {error.reason}") from None
+    except json.JSONDecodeError as error:
+        raise invalid(f"{path.name}: line {error.lineno}: expected JSON, got: {error.msg}") from None
+    except ValueError:  # Python reads no longer ones
+        raise invalid(f"{path.name}: expected JSON, got an integer of thousands of digits") from None
+    except RecursionError:
+        raise invalid(f"{path.name}: expected JSON, got lists that are nested too deeply") from None
+    return document
+
+
+def _streams(
+    data: object, where: str, key: str, read: Callable[[Mapping[str, object], str], Item]
+) -> list[list[tuple[str, Item]]]:
+    """Return the items of each stream with their places in the file."""
+    if not isinstance(data, list) or not data:
+        raise invalid(f"{where}: {key}: expected a list of steps, got {'an empty one' if data == [] else 'none'}")
+    kinds = {type(entry) for entry in data}
+    if kinds not in ({dict}, {list}):
+        raise invalid(f"{where}: {key}: expected objects (steps) only or lists (streams) only, got a mixture")
+    streams = [data] if kinds == {dict} else data
+    made = []
+    for number, stream in enumerate(streams):
+        place = where if kinds == {dict} else f"{where}: stream {number}"
+        if not stream:
+            raise invalid(f"{place}: expected at least one step, got none")
+        made.append([_read(f"{place}: step {index}", step, read) for index, step in enumerate(stream)])
+    return made
+
+
+def _read(place: str, step: object, read: Callable[[Mapping[str, object], str], Item]) -> tuple[str, Item]:
+    if not isinstance(step, dict):
+        raise invalid(f"{place}: expected an object with a tensor by name, got something else")
+    return place, read(step, place)
+
+
+def _json_inputs(spec: ModelSpec, step: Mapping[str, object], place: str) -> Item:
+    for name in step:
+        if spec.input(name) is None and name != MODEL_KEY:
+            raise invalid(f"{place}: expected inputs of model '{spec.name}', {names(spec.inputs)}, got '{name}'")
+    missing = [tensor for tensor in spec.inputs if tensor.name not in step and not tensor.optional]
+    if missing:
+        raise invalid(f"{place}: expected input {names(missing)}, got none")
+    return {
+        tensor.name: _json_tensor(tensor, step[tensor.name], f"{place}: input '{tensor.name}'")
+        for tensor in spec.inputs
+        if tensor.name in step
+    }
+
+
+def _json_outputs(spec: ModelSpec, step: Mapping[str, object], place: str) -> Item:
+    made = {}
+    for name, value in step.items():
+        tensor = spec.output(name)
+        if tensor is None:
+            raise invalid(f"{place}: expected outputs of model '{spec.name}', {names(spec.outputs)}, got '{name}'")
+        made[name] = _json_tensor(tensor, value, f"{place}: output '{name}'")
+    return made
+
+
+def _json_tensor(spec: TensorSpec, value: object, place: str) -> Array:
+    try:
+        return _array(spec, value)
+    except ServingError as error:
+        _raise(place, error)
+
+
+def _array(spec: TensorSpec, value: object) -> Array:
+    if not isinstance(value, dict):
+        return from_list(spec, value, None)
+    if "content" in value and "b64" in value:
+        raise invalid("expected content or b64, got both")
+    content = value if "b64" in value else value.get("content")
+    unknown = sorted(value.keys() - {"content", "b64", "shape"})
+    if content is None or unknown:
+        got = f"'{unknown[0]}'" if unknown else "no content"
+        raise invalid(f'expected a list, {{"b64": ...}} or {{"content": ...}}, both with an optional shape, got {got}')
+    shape = _shape(value["shape"]) if "shape" in value else None
+    if not isinstance(content, dict):
+        return from_list(spec, content, shape)
+    if content is not value and content.keys() != {"b64"}:
+        raise invalid(f"expected a list or b64 as content, got an object with {sorted(content)}")
+    return from_base64(spec, content["b64"], shape)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(size) is int and size >= 0 for size in value):
+        return tuple(value)
+    raise invalid(f"expected a shape of integers of at least 0, got {json.dumps(value)[:60]}")
+
+
+def _lengths(streams: list[list[tuple[str, Item]]]) -> str:
+    return f"{len(streams)} streams of {', '.join(str(len(stream)) for stream in streams)} steps"
+
+
+def _raise(place: str, error: ServingError) -> NoReturn:
+    raise invalid(f"{place}: {error.message}", hint=error.hint) from None

@@ -16,7 +16,6 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array, Tensor
-from charonia.tools.perf.data.convert import integer_limits, is_integer, to_bfloat
 from charonia.tools.perf.data.files import read_path
 from charonia.tools.perf.data.spec import (
     InputStep,
@@ -25,7 +24,10 @@ from charonia.tools.perf.data.spec import (
     Stream,
     TensorSpec,
     check_batch_size,
+    integer_limits,
+    is_integer,
     names,
+    to_bfloat,
     with_shapes,
 )
 from charonia.tools.perf.options import DataOptions, PerfOptions
@@ -38,11 +40,7 @@ class Generator:
     """Generates items for a model.
 
     Args:
-        spec: The model, with all shapes known.
-        seed: Random seed.
-        string_length: Characters of a string.
         string_data: Text of all strings, "" for random ones.
-        ranges: Lowest and highest value by input.
 
     Raises:
         ServingError: INVALID_ARG for a range of an unknown input, or outside its datatype.
@@ -147,10 +145,8 @@ class InputBatches:
     A stream of `n` steps has n / gcd(n, b) requests, after which they repeat.
 
     Args:
-        spec: The model.
         streams: The steps, at least one in each stream.
         batch_size: Items in a request; 1 for a model without batch dimension.
-        parameters: Parameters of every request.
 
     Raises:
         ServingError: INVALID_ARG if steps of a batch have different inputs or shapes.

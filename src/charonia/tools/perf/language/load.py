@@ -18,10 +18,18 @@ from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.metadata import ModelMetadata
 from charonia.install_hint import extra_hint
 from charonia.tools.perf.api import RunSettings, SequencePlan
-from charonia.tools.perf.language.counts import ReplyReader
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
-from charonia.tools.perf.language.prompts import Dialogue, TextGenerator, Turn, blocks, generated, output_tokens
-from charonia.tools.perf.language.requests import LanguageSource, ModelInputs
+from charonia.tools.perf.language.replies import ReplyReader
+from charonia.tools.perf.language.requests import (
+    Dialogue,
+    LanguageSource,
+    ModelInputs,
+    TextGenerator,
+    Turn,
+    blocks,
+    generated,
+    output_tokens,
+)
 from charonia.tools.perf.options import PerfOptions, WireProtocol
 from charonia.tools.perf.run import Subject
 from charonia.tools.results.records import LoadMode
@@ -43,9 +51,7 @@ def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed:
     """Return the dialogues of a file.
 
     Args:
-        plan: The file, and the default length of responses.
         generator: Makes the generator of texts for lines with a length only.
-        seed: Seed of these lengths.
 
     Raises:
         ServingError: INVALID_ARG, with file and line.
@@ -164,14 +170,6 @@ class LanguageRun:
 
     Args:
         model: Model name and version, "" for the server's choice.
-        plan: The API and the tokenizer.
-        seed: Seed of all random choices.
-        inputs: The inputs of a model of the KServe protocol.
-        is_grpc: Whether requests go over gRPC.
-
-    Attributes:
-        source: The requests.
-        replies: Decodes the responses.
 
     Raises:
         ServingError: INVALID_ARG for a file that cannot be read, UNSUPPORTED if a package is missing.

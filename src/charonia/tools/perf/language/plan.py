@@ -27,11 +27,7 @@ class LanguageEndpoint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A normally distributed number of tokens, or of turns.
-
-    Attributes:
-        deviation: Its standard deviation.
-    """
+    """A normally distributed number of tokens, or of turns."""
 
     mean: float
     deviation: float = 0.0
@@ -42,8 +38,6 @@ class LanguagePlan:
     """How a run measures a language model.
 
     Attributes:
-        endpoint: The API.
-        streaming: Whether to request responses token by token.
         tokenizer: `tokenizer.json`, or a folder with one, that counts tokens; "" for the counts of the server.
     """
 
@@ -62,11 +56,9 @@ class PromptPlan:
 
     Attributes:
         file: JSON lines with prompts, "" for generated ones.
-        count: Number of generated prompts, or sessions.
         input_tokens: Length of a generated prompt, without its prefix.
         output_tokens: Most tokens of a response; None for the limit of the server or of the file.
         prefix_count: Number of prefixes that generated prompts share.
-        prefix_tokens: Length of each.
         turns: Turns of a generated session; a mean of 1 is a single request.
         turn_delay_ms: Time between a response and the next turn of its session.
         ignore_eos: Whether responses have exactly the requested number of tokens (`ignore_eos`).

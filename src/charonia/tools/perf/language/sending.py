@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from charonia.tools.perf.api import SequencePlan
-from charonia.tools.perf.language.received import Received
 from charonia.tools.perf.language.replies import Reply
 from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.loops import alarm
-from charonia.tools.perf.samples import place
+from charonia.tools.perf.samples import Received, place
 from charonia.tools.perf.sending import RequestLog, RequestSender, SentRequest, Then
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot
 from charonia.wire.transport import Answer, PreparedRequest, Transport
@@ -24,9 +23,7 @@ class SessionSlot(SequenceSlot):
     """Runs one session at a time. The next turn waits for its delay; an open session needs no end.
 
     Args:
-        source: The sessions.
         ids: Numbers of sessions, shared by the slots of a process.
-        seed: Seed of the choice of sessions.
     """
 
     def __init__(self, source: LanguageSource, ids: SequenceIds, seed: int) -> None:
@@ -51,9 +48,6 @@ class OpenSessions:
     """Sessions start at scheduled times; their later turns follow the responses.
 
     Args:
-        sender: Sends the requests.
-        make: Makes the slot of a new session.
-        streams: The sessions, in the order of their starts.
         times_ns: Scheduled starts, monotonic, ascending.
         session_count: Sessions to start; 0 for no limit.
     """
@@ -143,15 +137,7 @@ class SentPrompt(SentRequest):
 
 
 class LanguageSender(RequestSender):
-    """Sends requests of a `LanguageSource`.
-
-    Args:
-        transport: Connections to the server.
-        source: The requests.
-        encode: Encodes one.
-        read: Decodes a response.
-        log: Records the outcomes.
-    """
+    """Sends requests of a `LanguageSource`."""
 
     def __init__(
         self,

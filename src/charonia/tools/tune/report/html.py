@@ -6,25 +6,32 @@ the page.
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import cycle
+from typing import Any
 
-from charonia.tools.report.document import asset, document, moment, scrolling, separated
+from charonia.tools.report.document import asset, document, environment, moment, separated, table_markup, tile, to_know
+from charonia.tools.report.html import PARTS, latency_axis, parts
 from charonia.tools.report.quantities import clock, duration, number, percent, size
-from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Metric
+from charonia.tools.results.records import Estimate, LevelResult
+from charonia.tools.tune.api import METRICS, Measured, Metric
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
-from charonia.tools.tune.report.plot_data import TITLES, plot_data
 from charonia.tools.tune.report.view import (
     LATENCIES,
     MEMORIES,
     Role,
     VariantView,
+    change,
+    constraint_text,
+    goal_text,
     has_recommendation,
+    headline,
     latency_metric,
     overall,
+    settings_of,
+    value_text,
     variant_views,
 )
-from charonia.tools.tune.report.wording import METRIC_NAMES, change, goal_text, headline, settings_of, value_text
-from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun
 from charonia.tools.tune.tables import Row
 
 _PACKAGE = "charonia.tools.tune.report"
@@ -34,14 +41,13 @@ def render(run: TuneRun, names: Sequence[str] = ()) -> bytes:
     """Return the page of a run as UTF-8.
 
     Args:
-        run: The results.
         names: Just these variants beside the default and the recommended one; () for all.
     """
     views = [_chosen(variant_views(group), names) for group in run.groups]
     body: list[str] = list(_problems(run))
     for number_, (group, shown) in enumerate(zip(run.groups, views, strict=True)):
         body += _group(run, group, shown, f"g{number_}")
-    body += ["<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>", *_environment(run)]
+    body += ["<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>", _environment(run)]
     title = " and ".join(model for group in run.groups for model in group.models) or "no model"
     return document(
         f"{title}: configuration search",
@@ -137,9 +143,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
         notes = (*filter(None, [group.disturbance]), *group.decision.sentences[1:], *group.notes)
     if not group.is_complete:
         notes = ("The search did not come to its end.", *notes)
-    if notes:
-        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-        yield f'<div class="cautions"><h3>To know</h3><ul>{items}</ul></div>'
+    yield to_know([escape(note) for note in notes])
 
 
 _BADGES = {
@@ -157,7 +161,7 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
     default = group.decision.default
     record = group.variant(best.variant)
     title = "Recommended" if has_recommendation(group) else "Closest"
-    yield _tile(title, record.short_name if record else "", loads_text(best.loads))
+    yield tile(title, record.short_name if record else "", loads_text(best.loads))
     for metric in (Metric.THROUGHPUT, latency_metric(group), *MEMORIES):
         estimate = overall(best, metric)
         if estimate is None or (metric is Metric.CPU_USED_RAM and _has_gpu(best)):
@@ -168,21 +172,17 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
             below = f"default {value_text(metric, base.value)}"
             if best.between_loads:
                 below += " " + f"at {loads_text(best.base_loads)}".replace(" ", "\N{NO-BREAK SPACE}")
-        name = METRIC_NAMES[metric]
+        name = METRICS[metric].name
         title = name if metric in LATENCIES else f"{name[:1].upper()}{name[1:]}"
-        yield _tile(title, value_text(metric, estimate.value), below)
+        yield tile(title, value_text(metric, estimate.value), below)
     if best.gain is not None and not best.variant.is_default and has_recommendation(group):
-        yield _tile(
+        yield tile(
             "Gain over the default", change(best.gain).partition(" [")[0], f"[{change(best.gain).partition('[')[2]}"
         )
 
 
 def _has_gpu(best: Ranked) -> bool:
     return overall(best, Metric.GPU_USED_MEMORY) is not None
-
-
-def _tile(name: str, value: str, below: str) -> str:
-    return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class='below'>{escape(below)}</dd></div>"
 
 
 def _change(view: VariantView) -> Iterator[str]:
@@ -209,21 +209,10 @@ def _left_out(group: GroupRecord) -> Iterator[str]:
         yield f"<h3>Failed</h3>{failures}"
 
 
-def _environment(run: TuneRun) -> Iterator[str]:
-    facts = "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in _facts(run))
-    yield f'<section><h2>Environment</h2><dl class="facts">{facts}</dl>'
-    if run.notes:
-        yield f"<h3>Notes</h3><ul class='plain'>{''.join(f'<li>{escape(note)}</li>' for note in run.notes)}</ul>"
-    if run.command:
-        yield f"<h3>Command</h3><pre tabindex='0'>{escape(run.command)}</pre>"
-    if run.options:
-        rows = "".join(
-            f"<tr><th scope='row'>{escape(name)}</th><td class='text message'>{escape(value)}</td></tr>"
-            for name, value in run.options.items()
-        )
-        yield f"<details><summary>Options that were named</summary><div class='wide'><table><tbody>{rows}"
-        yield "</tbody></table></div></details>"
-    yield "</section>"
+def _environment(run: TuneRun) -> str:
+    notes = "".join(f"<li>{escape(note)}</li>" for note in run.notes)
+    more = f"<h3>Notes</h3><ul class='plain'>{notes}</ul>" if notes else ""
+    return environment("Environment", _facts(run), run.command, run.options, "Options that were named", more)
 
 
 def _facts(run: TuneRun) -> Iterator[tuple[str, str]]:
@@ -256,29 +245,18 @@ def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: st
     memory = next(
         (metric for metric in reversed(MEMORIES) if any(overall(best, metric) for _, _, best in ranked)), None
     )
-    head = "".join(
-        f"<th scope='col'{kind}>{escape(title)}</th>"
-        for title, kind in (
-            ("Configuration", " class='text'"),
-            ("Gain over the default", " class='text gain'"),
-            ("Throughput", ""),
-            (f"{LATENCIES[latency]} latency", ""),
-            *([(MEMORIES[memory], "")] if memory is not None else ()),
-            ("Batch", ""),
-            ("Delay", ""),
-            ("Best load", ""),
-        )
-    )
+    heads = [
+        *(("Configuration", "text"), ("Gain over the default", "text gain"), "Throughput"),
+        f"{LATENCIES[latency]} latency",
+        *([MEMORIES[memory]] if memory is not None else ()),
+        *("Batch", "Delay", "Best load"),
+    ]
     rows = [_row(view, best, (latency, memory), span, f"{identity}-v{place}") for place, view, best in ranked]
-    shown = _table(head, rows[:ROWS_MAX])
+    shown = table_markup(heads, rows[:ROWS_MAX], "ranking")
     if len(rows) > ROWS_MAX:
-        shown += f"<details><summary>{len(rows) - ROWS_MAX} more</summary>{_table(head, rows[ROWS_MAX:])}</details>"
+        rest = table_markup(heads, rows[ROWS_MAX:], "ranking")
+        shown += f"<details><summary>{len(rows) - ROWS_MAX} more</summary>{rest}</details>"
     return shown
-
-
-def _table(head: str, rows: Sequence[str]) -> str:
-    body = "".join(rows)
-    return scrolling(f"<table class='ranking'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None], span: float, identity: str) -> str:
@@ -327,7 +305,6 @@ def measured(metric: Metric, estimate: Estimate | None, *, is_plain: bool = Fals
     """Return a value with half its interval, as markup.
 
     Args:
-        metric: Of what.
         estimate: The value, None for unknown.
         is_plain: Whether the interval is left out.
     """
@@ -371,10 +348,7 @@ def failures_table(group: GroupRecord) -> str:
             f"<tr><th scope='row'>{escape(name)}</th><td class='text'>{escape(load)}</td>"
             f"<td class='text message'>{escape(trial.failed.reason)}</td></tr>"
         )
-    if not rows:
-        return ""
-    head = "".join(f"<th scope='col' class='text'>{title}</th>" for title in ("Configuration", "Load", "Reason"))
-    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>")
+    return table_markup([(title, "text") for title in ("Configuration", "Load", "Reason")], rows) if rows else ""
 
 
 _DIFF_KINDS = {"+": "ins", "-": "del"}
@@ -382,12 +356,7 @@ _DIFF_HEADER = ("---", "+++", "@@")
 
 
 def variant_section(group: GroupRecord, view: VariantView, identity: str) -> str:
-    """Return the section of a variant, folded away.
-
-    Args:
-        group: The search.
-        identity: Id of the section, which links lead to.
-    """
+    """Return the section of a variant, folded away."""
     settings = "as it was found" if view.is_default else settings_of(view.record.variant)
     head = f"<b>{escape(view.record.short_name)}</b>{role_badge(view)} <span>{escape(settings)}</span>"
     parts = [_config(config) for config in view.record.configs]
@@ -433,8 +402,7 @@ def _loads(view: VariantView, model: str, *, is_named: bool) -> str:
     ]
     titles += ["Errors"] if any(shares) else []
     titles += ["Measured", "Limits"] if any(row.point.violation for row in view.rows) else ["Measured"]
-    head = "".join(f"<th scope='col'>{escape(title)}</th>" for title in titles)
-    body = ""
+    rows = []
     for row, share in zip(view.rows, shares, strict=True):
         metrics = row.point.metrics[model]
         cells = [measured(Metric.THROUGHPUT, metrics.get(Metric.THROUGHPUT))]
@@ -446,9 +414,10 @@ def _loads(view: VariantView, model: str, *, is_named: bool) -> str:
             cells.append("<span class='badge bad'>missed</span>" if row.point.violation else "kept")
         kind = " class='best'" if row is view.best_row and len(view.rows) > 1 else ""
         load = "; ".join(str(load) for load in row.point.loads if load.model == model)
-        body += f"<tr{kind}><th scope='row'>{escape(load)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        cells = [f"<td>{cell}</td>" for cell in cells]
+        rows.append(f"<tr{kind}><th scope='row'>{escape(load)}</th>{''.join(cells)}</tr>")
     title = f"Loads of {escape(model)}" if is_named else "Loads"
-    return f"<h3>{title}</h3>" + scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    return f"<h3>{title}</h3>" + table_markup(titles, rows)
 
 
 def _has(view: VariantView, model: str, metric: Metric) -> bool:
@@ -459,3 +428,179 @@ def _error_share(row: Row, model: str) -> float:
     levels = [trial.levels[model] for trial in row.trials if model in trial.levels]
     ended = sum(level.error_count + level.request_count for level in levels)
     return sum(level.error_count for level in levels) / ended if ended else 0.0
+
+
+TITLES = {
+    "latency": "Latency against throughput",
+    "sizes": "Throughput by the size of a request",
+    "memory": "Memory against throughput",
+    "search": "How the search went",
+    "breakdown": "Where the time of a mean request goes",
+    "gain": "Gain over the default configuration, with its interval",
+}
+"""Titles of the plots by their kind."""
+
+THROUGHPUT = "Inferences per second"
+"""Name of the axis of throughputs."""
+
+_BEST, _DEFAULT, _OTHERS = "s0", "s5", ("s1", "s2", "s3", "s4")
+_COLORED_MAX = 5
+_PHASES = ("s5", "s2", "s4", "s3", "s0", "s1")
+
+_NANOSECONDS = 1e6  # of a millisecond
+
+
+def plot_data(run: TuneRun, views: Sequence[Sequence[VariantView]]) -> dict[str, Any]:
+    """Return the data of all plots."""
+    return {
+        "titles": TITLES,
+        "parts": list(PARTS.items()),
+        "throughput": THROUGHPUT,
+        "groups": [_group_data(group, shown) for group, shown in zip(run.groups, views, strict=True)],
+    }
+
+
+def _group_data(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, Any]:
+    places = {view.record.variant.key: place for place, view in enumerate(views)}
+    shades = dict(_shades(views))
+    return {
+        "models": list(group.models),
+        "latencies": [LATENCIES[metric] for metric in LATENCIES if _is_measured(views, metric)],
+        "latency": LATENCIES[latency_metric(group)],
+        "memories": [(metric.value, MEMORIES[metric]) for metric in reversed(MEMORIES) if _is_measured(views, metric)],
+        "axes": [_axis(views, model, latency_metric(group)) for model in group.models],
+        "limits": [_limit_data(group, model) for model in group.models],
+        "variants": [_variant(group, view, shades.get(place, "")) for place, view in enumerate(views)],
+        "phases": list(zip(dict.fromkeys(record.trial.purpose for record in group.trials), cycle(_PHASES))),
+        "trials": _trials(group, places),
+    }
+
+
+def _shades(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
+    """Yield the variants with a separate colour: first the ones with a role, then the best of the others."""
+    measured = [(place, view) for place, view in enumerate(views) if view.rows]
+    measured.sort(key=lambda pair: not (pair[1].role or pair[1].is_default))
+    others = iter(_OTHERS)
+    for place, view in measured[:_COLORED_MAX]:
+        if _is_best(view):
+            yield place, _BEST
+        else:
+            yield place, _DEFAULT if view.is_default else next(others, "")
+
+
+def _is_best(view: VariantView) -> bool:
+    return view.role in (Role.RECOMMENDED, Role.CLOSEST)
+
+
+def _axis(views: Sequence[VariantView], model: str, metric: Metric) -> str:
+    points = [row.point.metrics[model] for view in views for row in view.rows]
+    values = [metrics[metric].value for metrics in points if metric in metrics]
+    return latency_axis(values, values)
+
+
+def _is_measured(views: Sequence[VariantView], metric: Metric) -> bool:
+    return any(metric in metrics for view in views for row in view.rows for metrics in row.point.metrics.values())
+
+
+def _limit_data(group: GroupRecord, model: str) -> list[dict[str, Any]]:
+    goal = next(goal for goal in group.goal.models if goal.model == model)
+    return [
+        {
+            "metric": LATENCIES.get(limit.metric, limit.metric.value),
+            "value": bound * (_NANOSECONDS if limit.metric in LATENCIES else 1),
+            "text": f"{'at least' if bound == limit.minimum else 'at most'} {value_text(limit.metric, bound)}",
+            "full": constraint_text(limit),
+        }
+        for limit in goal.constraints
+        for bound in (limit.minimum, limit.maximum)
+        if bound is not None
+    ]
+
+
+def _variant(group: GroupRecord, view: VariantView, shade: str) -> dict[str, Any]:
+    best = view.best_row
+    return {
+        "name": view.record.short_name,
+        "settings": settings_of(view.record.variant),
+        "label": f"{view.record.short_name} ({view.role})" if _is_best(view) else view.record.short_name,
+        "shade": shade,
+        "role": view.role.value,
+        "default": view.is_default,
+        "best": view.rows.index(best) if best is not None else -1,
+        "gain": _gain_data(view),
+        "loads": [_load_data(group, row) for row in view.rows],
+    }
+
+
+def _gain_data(view: VariantView) -> list[float] | None:
+    """Return the gain over the default configuration with its interval, None for the default itself."""
+    gain = None if view.best is None or view.is_default else view.best.gain
+    return None if gain is None else _three(gain, 100)
+
+
+def _load_data(group: GroupRecord, row: Row) -> dict[str, Any]:
+    batches = [load.batch_size for load in row.point.loads]
+    return {
+        "text": "; ".join(dict.fromkeys(map(str, row.point.loads))),
+        "batch": max(batches),
+        "keeps": not row.point.violation,
+        "count": len(row.trials),
+        "of": [_metrics(row.point.metrics[model]) for model in group.models],
+        "parts": [_parts(row.trials, model) for model in group.models],
+    }
+
+
+def _metrics(metrics: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"throughput": _three(metrics[Metric.THROUGHPUT]) if Metric.THROUGHPUT in metrics else None}
+    for metric, name in LATENCIES.items():
+        if metric in metrics:
+            found[name] = _three(metrics[metric], _NANOSECONDS)
+    for metric in MEMORIES:
+        if metric in metrics:
+            found[metric.value] = _three(metrics[metric])
+    return found
+
+
+def _three(estimate: Estimate, factor: float = 1.0) -> list[float]:
+    return [round(value * factor, 3) for value in (estimate.value, estimate.low, estimate.high)]
+
+
+def _parts(trials: Sequence[TrialRecord], model: str) -> list[dict[str, Any]]:
+    """Return the parts of a mean request, from the trial with the most requests, the model first."""
+    levels = [trial.levels[model] for trial in trials if model in trial.levels]
+    return _rounded(max(levels, key=lambda level: level.request_count)) if levels else []
+
+
+def _rounded(level: LevelResult) -> list[dict[str, Any]]:
+    return [
+        {name: value if isinstance(value, str) else round(value) for name, value in part.items()}
+        for part in parts(level)
+    ]
+
+
+def _trials(group: GroupRecord, places: dict[str, int]) -> list[dict[str, Any]]:
+    found, begin = [], 0.0
+    for record in group.trials:
+        end = begin + 1000 * record.outcome.elapsed_s
+        found.append(
+            {
+                "number": record.trial.number,
+                "variant": places.get(record.trial.variant.key, -1),
+                "purpose": record.trial.purpose,
+                "load": "; ".join(dict.fromkeys(map(str, record.trial.loads))),
+                "begin": round(begin),
+                "end": round(end),
+                "throughput": _throughput(record.outcome),
+                "failed": record.failed.reason if record.failed is not None else "",
+                "resumed": record.is_resumed,
+            }
+        )
+        begin = end
+    return found
+
+
+def _throughput(outcome: object) -> float | None:
+    if not isinstance(outcome, Measured):
+        return None
+    rates = [metrics[Metric.THROUGHPUT].value for metrics in outcome.metrics.values() if Metric.THROUGHPUT in metrics]
+    return round(sum(rates), 3) if rates else None

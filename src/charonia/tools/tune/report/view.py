@@ -4,28 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from charonia.tools.report.quantities import duration, number
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Metric
+from charonia.tools.tune.api import METRICS, Constraint, Metric, ModelGoal, Variant
 from charonia.tools.tune.decision import Conclusion, Ranked
 from charonia.tools.tune.result import GroupRecord, VariantRecord
 from charonia.tools.tune.tables import Row, rows_of
 
-LATENCIES = {
-    Metric.LATENCY_P99: "p99",
-    Metric.LATENCY_P95: "p95",
-    Metric.LATENCY_P90: "p90",
-    Metric.LATENCY_P50: "p50",
-    Metric.LATENCY_AVG: "mean",
-    Metric.TTFT_P99: "TTFT p99",
-    Metric.TTFT_P50: "TTFT p50",
-    Metric.TTFT_AVG: "TTFT mean",
-    Metric.ITL_P99: "ITL p99",
-    Metric.ITL_P50: "ITL p50",
-    Metric.ITL_AVG: "ITL mean",
-}
+LATENCIES = {metric: text.short for metric, text in METRICS.items() if text.unit == "ms"}
 """Metrics of latency and their short names."""
 
-MEMORIES = {Metric.CPU_USED_RAM: "Memory", Metric.GPU_USED_MEMORY: "GPU memory"}
+MEMORIES = {metric: METRICS[metric].short for metric in (Metric.CPU_USED_RAM, Metric.GPU_USED_MEMORY)}
 
 
 class Role(StrEnum):
@@ -44,8 +33,6 @@ class VariantView:
     """A variant.
 
     Attributes:
-        record: The variant and its configurations.
-        role: Its role in the verdict.
         rows: The measurements, a load a row, from the lightest load to the heaviest.
         best: Its best load, None where nothing was measured.
         failures: Why it was not measured under loads, by load.
@@ -144,3 +131,93 @@ def _failures(group: GroupRecord, key: str) -> Iterator[tuple[str, str]]:
     for trial in group.trials:
         if trial.failed is not None and trial.trial.variant.key == key:
             yield "; ".join(dict.fromkeys(map(str, trial.trial.loads))), trial.failed.reason
+
+
+def headline(group: GroupRecord) -> str:
+    """Return the verdict in a sentence or two."""
+    decision = group.decision
+    best, default = decision.best, decision.default
+    if decision.conclusion is Conclusion.NO_GAIN:
+        others = [ranked for ranked in decision.ranking if not ranked.variant.is_default and ranked.gain is not None]
+        first = decision.sentences[0]
+        if not others or others[0].gain is None:
+            return first
+        loads = f" {others[0].between_loads}" if others[0].between_loads else ""
+        settings = settings_of(others[0].variant)
+        return f"{first} The best of the others, {settings}, came to {change(others[0].gain)}{loads}."
+    is_measured = best is not None and best.gain is not None and default is not None and default.keeps_constraints
+    if decision.conclusion is not Conclusion.BETTER or not is_measured or best is None or best.gain is None:
+        return " ".join(decision.sentences[:1])
+    settings = settings_of(best.variant)
+    more = _more(group, best.gain) + (f" ({best.between_loads})" if best.between_loads else "")
+    return f"{settings[:1].upper()}{settings[1:]}: {more}{_within(group)}."
+
+
+def _more(group: GroupRecord, gain: Estimate) -> str:
+    aims = [aim for goal in group.goal.models for aim in goal.objectives]
+    if len({aim.metric for aim in aims}) > 1:
+        return f"{change(gain)} by the weighted objectives over the default configuration"
+    metric = aims[0].metric
+    if metric.larger_is_better:
+        return f"{_percents(gain)} more {METRICS[metric].name} than the default configuration"
+    value, low, high = (1 - 1 / (1 + share) for share in (gain.value, gain.low, gain.high))
+    less = Estimate(value, low, high, gain.confidence)
+    return f"{_percents(less)} less {METRICS[metric].name} than the default configuration"
+
+
+def _percents(share: Estimate) -> str:
+    value, low, high = map(_hundredths, (share.value, share.low, share.high))
+    return f"{value} % [{low}, {high}]"
+
+
+def _hundredths(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign},.{0 if abs(share) >= 0.9995 else 1}f}"
+
+
+def _within(group: GroupRecord) -> str:
+    texts = [constraint_text(limit) for goal in group.goal.models for limit in goal.constraints]
+    return f", with {' and '.join(dict.fromkeys(texts))}" if texts else ""
+
+
+def change(gain: Estimate) -> str:
+    """Return a gain with its interval: `+12.3 % [+9.1, +15.0]`."""
+    value, low, high = (_hundredths(bound, "+") for bound in (gain.value, gain.low, gain.high))
+    return f"{value} % [{low}, {high}]"
+
+
+def constraint_text(constraint: Constraint) -> str:
+    """Return a constraint: `p99 latency at most 20 ms`."""
+    bounds = [
+        f"{word} {value_text(constraint.metric, bound)}"
+        for word, bound in (("at least", constraint.minimum), ("at most", constraint.maximum))
+        if bound is not None
+    ]
+    return f"{METRICS[constraint.metric].name} {' and '.join(bounds)}"
+
+
+def goal_text(goal: ModelGoal) -> str:
+    """Return the goal of a model: `most throughput, p99 latency at most 20 ms`."""
+    aims = [
+        f"{'most' if aim.metric.larger_is_better else 'least'} {METRICS[aim.metric].name}"
+        + (f" (weight {aim.weight:g})" if len(goal.objectives) > 1 else "")
+        for aim in goal.objectives
+    ]
+    return ", ".join([*aims, *map(constraint_text, goal.constraints)])
+
+
+def value_text(metric: Metric, value: float) -> str:
+    """Return a value with its unit."""
+    unit = METRICS[metric].unit
+    if unit == "ms":
+        return duration(value * 1e6)
+    return megabytes(value) if unit == "MB" else f"{number(value)}{unit}"
+
+
+def megabytes(value: float) -> str:
+    """Return memory in MB (10^6 bytes) as text."""
+    return f"{number(value / 1000)} GB" if value >= 999.5 else f"{number(value)} MB"
+
+
+def settings_of(variant: Variant) -> str:
+    """Return the changes of a variant, for the middle of a sentence."""
+    return "the default configuration" if variant.is_default else str(variant)

@@ -46,13 +46,6 @@ class TrialDriver:
     """The measurements of a search.
 
     Attributes:
-        grid: The variants.
-        options: Options of the search.
-        evidence: The measurements, judged by the goal.
-        history: All trials and outcomes.
-        skipped: Variants that were not measured, with reasons.
-        notes: Decisions of the search.
-        look_effort: Of the first measurement of a variant.
         repeat_effort: Of the measurements that decide. In a small space it equals `look_effort`, and the first
             measurement counts as one of them.
     """

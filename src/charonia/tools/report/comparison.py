@@ -1,38 +1,59 @@
-"""A comparison as text for people and as JSON for programs."""
+"""A comparison of two runs as text, as JSON, and as one HTML file.
+
+The page has the verdict and every change, then both runs with their plots.
+"""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from html import escape
 
 from charonia.tools.report.compare import Comparison, LevelChange, MetricChange, Outcome
+from charonia.tools.report.document import table_markup, to_know
+from charonia.tools.report.html import render
 from charonia.tools.report.quantities import duration, in_columns, number, percent, signed_percent
+from charonia.tools.results.records import PerfRun
 
-_COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
-_LEFT = ("level", "figure", "")
+COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
+NUMBERS = range(2, 6)
+"""The columns of numbers."""
+
 _MARKS = {Outcome.BETTER: "better", Outcome.WORSE: "WORSE", Outcome.SAME: "~", Outcome.UNKNOWN: "? too few requests"}
+
+WORDS = {
+    Outcome.BETTER: ("good", "better"),
+    Outcome.WORSE: ("bad", "worse"),
+    Outcome.MIXED: ("bad", "mixed"),
+    Outcome.SAME: ("plain", "no change"),
+    Outcome.UNKNOWN: ("plain", "too few requests"),
+}
+"""Kind of the badge, and word, of an outcome."""
 
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return a table of all figures, the differences in the setup, and the verdict.
-
-    Args:
-        names: Names of the two runs.
-    """
+    """Return a table of all figures, the differences in the setup, and the verdict."""
     rows = [row for level in comparison.levels for row in rows_of(level)]
-    criteria = comparison.criteria
     return "\n".join(
         [
             f"before: {names[0]}",
             f"after:  {names[1]}",
             *_section("differences in the setup", comparison.setup),
             "",
-            *_table([_COLUMNS, *rows]),
+            *_table([COLUMNS, *rows]),
             *_section("caution", [*comparison.notes, *_doubts(comparison)]),
             *_section("only before", [str(level) for level in comparison.only_before]),
             *_section("only after", [str(level) for level in comparison.only_after]),
             "",
-            f"{verdict(comparison)} (all intervals hold with {100 * criteria.confidence:g} %; "
-            f"changes below {100 * criteria.threshold:g} % do not count)",
+            f"{verdict(comparison)} ({criteria_text(comparison)})",
         ]
+    )
+
+
+def criteria_text(comparison: Comparison) -> str:
+    """Return when a difference counts."""
+    criteria = comparison.criteria
+    return (
+        f"all intervals hold with {100 * criteria.confidence:g} %; "
+        f"changes below {100 * criteria.threshold:g} % do not count"
     )
 
 
@@ -151,8 +172,43 @@ def _section(title: str, lines: tuple[str, ...] | list[str]) -> list[str]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    lines = in_columns(rows, [place for place, name in enumerate(_COLUMNS) if name not in _LEFT])
+    lines = in_columns(rows, NUMBERS)
     for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
         if row[0] and place > 1:
             yield ""  # between levels
         yield line
+
+
+def comparison_page(comparison: Comparison, runs: tuple[PerfRun, PerfRun], names: tuple[str, str]) -> bytes:
+    """Return the page as UTF-8."""
+    shown = (f"before: {names[0]}", f"after: {names[1]}")
+    return render(runs, names=shown, lead=tuple(_lead(comparison, names)))
+
+
+def _lead(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
+    kind, word = WORDS[comparison.outcome]
+    between = f"{escape(names[0])} → {escape(names[1])}"
+    yield f"<header><h1>Comparison of two runs</h1><p class='about'>{between}</p></header>"
+    yield '<section class="summary"><p class="headline">'
+    text = verdict(comparison)
+    if comparison.outcome in (Outcome.BETTER, Outcome.WORSE):
+        text = text.partition(": ")[2]  # the badge says it
+    yield f'<span class="badge {kind}">{word}</span> {escape(text[:1].upper() + text[1:])}.</p>'
+    yield to_know([escape(note) for note in cautions(comparison)])
+    about = criteria_text(comparison).capitalize()
+    yield f'</section><section><h2>Changes</h2><p class="about">{about}.</p>'
+    heads = [(name.capitalize(), "" if place in NUMBERS else "text") for place, name in enumerate(COLUMNS)]
+    rows = [
+        _row(cells, change.outcome)
+        for level in comparison.levels
+        for cells, change in zip(rows_of(level), level.changes, strict=True)
+    ]
+    yield table_markup(heads, rows) + "</section>"
+
+
+def _row(cells: Sequence[str], outcome: Outcome) -> str:
+    level, figure, *values, _ = map(escape, cells)
+    kind, word = WORDS[outcome]
+    badge = f"<span class='badge {kind}'>{word}</span>" if outcome is not Outcome.SAME else ""
+    shown = "".join(f"<td>{value}</td>" for value in values)
+    return f"<tr><th scope='row'>{level}</th><td class='text'>{figure}</td>{shown}<td class='text'>{badge}</td></tr>"

@@ -1,14 +1,127 @@
-"""The end of every search: finds the best variants' limits of load, then repeats them until the verdict is certain."""
+"""The phases of a search: the default configuration, the search mode, and the finalists. Pure.
+
+At the end, it finds the best variants' limits of load, then repeats them until the verdict is certain.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import NormalDist
 
-from charonia.tools.results.student import student
-from charonia.tools.tune.api import Variant
+from charonia.core.errors import invalid
+from charonia.tools.results.records import student
+from charonia.tools.tune.api import (
+    Goal,
+    Outcome,
+    SearchMode,
+    SearchOptions,
+    SearchSpace,
+    Skipped,
+    Told,
+    Trial,
+    Variant,
+)
 from charonia.tools.tune.objective import Point, Score, confidence_of_looks, counted, gain
 from charonia.tools.tune.search import load
-from charonia.tools.tune.search.trial_driver import USUAL, Steps, TrialDriver
+from charonia.tools.tune.search.explore import brute_force, halve, raise_delays
+from charonia.tools.tune.search.trial_driver import USUAL, OutOfBudget, Steps, TrialDriver
+
+_TIME_SHARES = (0.6, 0.75, 1.0, 1.0)
+"""Shares of the time budget by which the phases have to end."""
+
+_TRIALS_SHARE = 0.5
+"""Share of the measurements reserved for the phases after the search."""
+
+
+def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> "Search":
+    """Return a new search.
+
+    Raises:
+        ServingError: INVALID_ARGUMENT for an impossible space or goal.
+    """
+    if sorted(space.profiled) != sorted(model.model for model in goal.models):
+        raise invalid(f"expected a goal for each of {sorted(space.profiled)}, got {[m.model for m in goal.models]}")
+    load.check(space.load)
+    return Search(TrialDriver(space, goal, options))
+
+
+def _steps(driver: TrialDriver) -> Steps[None]:
+    later = int(driver.options.trials_max * _TRIALS_SHARE)
+    finalists = (driver.options.finalist_count + 1) * driver.options.repeats_max
+    phases: tuple[tuple[str, Callable[[TrialDriver], Steps[None]], int], ...] = (
+        ("search", _explore, min(later, 2 * finalists)),
+        ("search for the edges of the constraints", refine, min(later, finalists)),
+        ("repeats of the finalists", repeat, 0),
+        ("comparison with what looks better", settle, 0),
+    )
+    for (name, phase, reserve), share in zip(phases, _TIME_SHARES, strict=True):
+        driver.begin(share, reserve)
+        try:
+            yield from phase(driver)
+        except OutOfBudget as limit:
+            driver.note(f"The {name} ended early: {limit}.")
+        if not driver.evidence.variants():
+            return
+
+
+def _explore(driver: TrialDriver) -> Steps[None]:
+    yield from load.sweep(driver, driver.default, USUAL, "default configuration")
+    yield from (halve if driver.options.mode is SearchMode.RACE else brute_force)(driver)
+    yield from raise_delays(driver)
+
+
+class Search:
+    """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
+
+    To resume, create the same search again and tell it the journal's outcomes of its trials.
+    """
+
+    def __init__(self, driver: TrialDriver) -> None:
+        self._bench = driver
+        self._steps = _steps(driver)
+        self._trial: Trial | None = None
+        self._has_begun = self._has_ended = False
+
+    def ask(self) -> Trial | None:
+        """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._advance(None)
+        return self._trial
+
+    def tell(self, outcome: Outcome) -> None:
+        """Take the outcome of the trial that `ask` returned."""
+        if self._trial is None:
+            raise invalid("no trial is open whose outcome could be told", hint="ask first")
+        self._advance(outcome)
+
+    def _advance(self, outcome: Outcome | None) -> None:
+        try:
+            self._trial = next(self._steps) if outcome is None else self._steps.send(outcome)
+        except StopIteration:
+            self._trial = None
+            self._has_ended = True
+
+    @property
+    def history(self) -> tuple[Told, ...]:
+        """All trials and outcomes told, in order."""
+        return tuple(self._bench.history)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Variants that were not measured, and why."""
+        return tuple(self._bench.skipped.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Decisions of the search, one sentence each: where it stopped, and the dropped variants with reasons."""
+        return tuple(self._bench.notes)
+
+    @property
+    def trials_left(self) -> int:
+        """Most trials to come."""
+        return 0 if self._has_ended else self._bench.left
+
 
 TIE = 0.02
 """Variants are equally good if the interval of their difference lies within this share."""
@@ -23,8 +136,8 @@ _REPEATS_MIN = 2
 def refine(driver: TrialDriver) -> Steps[None]:
     """Sweep the loads of the best variants, and approach the limits of the constraints while that may win."""
     for best in driver.evidence.ranking()[: driver.options.finalist_count]:
-        yield from _sweep(driver, best.variant)
-    yield from _sweep(driver, driver.default)
+        yield from _sweep_loads(driver, best.variant)
+    yield from _sweep_loads(driver, driver.default)
     yield from load.approach_edges(driver, driver.default, USUAL)
     promising = [(point, point.variant) for v in driver.evidence.variants() if (point := load.potential(driver, v))]
     promising.sort(key=lambda pair: pair[0].score.value, reverse=True)
@@ -36,7 +149,7 @@ def refine(driver: TrialDriver) -> Steps[None]:
         yield from load.approach_edges(driver, variant, USUAL)
 
 
-def _sweep(driver: TrialDriver, variant: Variant) -> Steps[None]:
+def _sweep_loads(driver: TrialDriver, variant: Variant) -> Steps[None]:
     yield from load.sweep(driver, variant, USUAL, "loads of the best variants")
 
 
@@ -163,12 +276,6 @@ def may_decide(one: Point, other: Point, level: float, left: int) -> bool:
     present uncertainty. If even that is unlikely to make it significant, the verdict is already known.
 
     Source: Lan, Simon, Halperin, Stochastically curtailed testing in long-term clinical trials (1982).
-
-    Args:
-        one: A point.
-        other: Another one.
-        level: Confidence of the comparison.
-        left: Measurements of each that are still to come.
     """
     if not left or one.violation or other.violation:
         return bool(left)
