@@ -9,6 +9,7 @@ what its signal raises becomes an exception in a callback.
 
 import asyncio
 import gc
+import inspect
 import logging
 import threading
 from collections.abc import Generator
@@ -131,6 +132,18 @@ def root_logger() -> Generator[None, None, None]:
         handler.close()
     root.handlers, logging.raiseExceptions = handlers, raising
     root.setLevel(level)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine on a fresh event loop, of `new_loop`: an argument of the test, or a name in its module."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    factory: Any = pyfuncitem.funcargs.get("new_loop", getattr(pyfuncitem.module, "new_loop", None))
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

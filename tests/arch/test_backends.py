@@ -36,7 +36,6 @@ def is_about_backends(node: ast.AST) -> bool:
 
 
 def names_in(tree: ast.AST) -> list[int]:
-    """Return the lines with the name of a backend."""
     found = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr | ast.stmt | ast.keyword):

@@ -64,13 +64,6 @@ def test_two_choices_have_a_shorter_tail_than_chance(knows: str) -> None:
     assert chosen.quantile(0.99) < 0.7 * chance.quantile(0.99)
 
 
-def test_servers_known_to_more_clients_than_others_have_longer_queues() -> None:
-    all_known = simulate(200, 0.9, clients=200, seconds=6.0, policy=LeastOutstanding)
-    few_known = simulate(200, 0.9, clients=200, seconds=6.0, policy=lambda: LeastOutstanding(subset=10))
-
-    assert few_known.quantile(0.99) > 1.2 * all_known.quantile(0.99)
-
-
 def test_a_client_alone_takes_its_servers_in_turn() -> None:
     result = simulate(4, 0.5, ONE_BY_ONE, clients=1, policy=RoundRobin)
     chance = simulate(4, 0.5, ONE_BY_ONE, clients=1)
@@ -150,22 +143,6 @@ def test_a_hedged_request_is_executed_twice_and_counted_once() -> None:
     assert hedged.goodput <= 1.0
 
 
-def test_models_with_servers_of_their_own_are_loaded_less_often() -> None:
-    models = [1.0] * 40
-    anywhere = simulate(20, 0.3, models=models, models_max=4, policy=LeastOutstanding, seconds=60.0, warm_s=20.0)
-    own = simulate(
-        20,
-        0.3,
-        models=models,
-        models_max=4,
-        policy=lambda: LeastOutstanding("own", [2] * 40),
-        seconds=60.0,
-        warm_s=20.0,
-    )
-
-    assert own.goodput > anywhere.goodput
-
-
 def test_measured_batches_become_times() -> None:
     times = ServiceTimes.measured({1: [0.1, 0.2, 0.3], 2: [0.4, 0.4, 0.4]})
 
@@ -176,7 +153,6 @@ def test_measured_batches_become_times() -> None:
 
 
 def results(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a results file."""
     rows: list[dict[str, Any]] = json.loads((ROOT / "bench/results" / name).read_text(encoding="utf-8"))["rows"]
     return rows
 

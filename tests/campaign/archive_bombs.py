@@ -41,7 +41,6 @@ class HostileArchive:
 
     Attributes:
         name: Its file name, whose suffix tells the format.
-        content: The file.
         is_refused: Whether it must be refused. What comes out of the others must stay within the limits.
     """
 
@@ -99,12 +98,10 @@ def header(kind: bytes, size: int, name: str = "a", *, link: str = "") -> bytes:
 
 
 def padded(content: bytes) -> bytes:
-    """Return the content of a tar entry with what follows it."""
     return content + bytes(-len(content) % BLOCK)
 
 
 def pax(records: dict[str, str], kind: bytes = tarfile.XHDTYPE) -> bytes:
-    """Return a PAX header with its records."""
     content = b""
     for key, value in records.items():
         text = f" {key}={value}\n".encode("utf-8", "surrogateescape")
@@ -259,13 +256,11 @@ def large_contents(size_bytes: int) -> Iterator[HostileArchive]:
 
 
 def zip_record(name: bytes, *, flags: int = 0, method: int = 0, size: int = 0, packed: int = 0, at: int = 0) -> bytes:
-    """Return a record of a zip's central directory."""
     fields = (20, 20, flags, method, 0, 0, 0, packed, size, len(name), 0, 0, 0, 0, 0, at)
     return struct.pack("<4s6H3L5H2L", b"PK\x01\x02", *fields) + name
 
 
 def zip_of(directory: bytes, count: int, *, before: bytes = b"", size: int | None = None) -> bytes:
-    """Return a zip that has this directory."""
     length = len(directory) if size is None else size
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count & 0xFFFF, count & 0xFFFF, length, len(before), 0)
     return before + directory + end
@@ -405,9 +400,7 @@ class Unpacked:
     """What became of an archive.
 
     Attributes:
-        archive: The archive.
         answer: The error, "" if it was unpacked.
-        elapsed_s: How long that took.
     """
 
     archive: HostileArchive
@@ -420,7 +413,6 @@ class Unpacked:
 
 
 def unpacked(folder: Path, scale: int) -> Iterator[Unpacked]:
-    """Unpack each archive as the platform does."""
     for number, each in enumerate(chain.from_iterable(make(scale) for make in FAMILIES.values())):
         place = folder / str(number)
         (place / "out").mkdir(parents=True)

@@ -33,7 +33,6 @@ class Refused:
 
     Attributes:
         status: Status of HTTP, or name of that of gRPC.
-        text: What it says.
     """
 
     status: int | str
@@ -45,9 +44,7 @@ class HttpResponse:
     """A response.
 
     Attributes:
-        status: Its status.
         headers: Its headers, with names in lower case.
-        body: Its body.
     """
 
     status: int
@@ -63,7 +60,6 @@ def raw(datatype: DataType, array: Array) -> bytes:
 
 
 def from_raw(datatype: DataType, shape: Sequence[int], data: bytes) -> Array:
-    """Return the tensor of these elements."""
     if datatype is not DataType.BYTES:
         return np.frombuffer(data, datatype.numpy).reshape(shape)
     found, at = [], 0
@@ -82,7 +78,6 @@ def is_same(datatype: DataType, found: Array, right: Array) -> bool:
 
 
 def json_body(asked: Question, number: str) -> bytes:
-    """Return a question as JSON."""
     inputs = []
     for name, (datatype, array) in asked.inputs.items():
         data = (
@@ -118,9 +113,6 @@ def check_http(asked: Question, number: str, response: HttpResponse) -> Refused 
 
     Returns:
         The error of the server, None for the right answer.
-
-    Raises:
-        WrongAnswerError: It is another one.
     """
     if response.status != 200:
         return Refused(response.status, error_text(response))
@@ -148,11 +140,7 @@ def check_http(asked: Question, number: str, response: HttpResponse) -> Refused 
 
 
 def error_text(response: HttpResponse) -> str:
-    """Return the sentence of an error.
-
-    Raises:
-        WrongAnswerError: It has none.
-    """
+    """Return the sentence of an error."""
     try:
         text = json.loads(response.body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -163,7 +151,6 @@ def error_text(response: HttpResponse) -> str:
 
 
 def grpc_request(asked: Question, number: str) -> Any:
-    """Return a question as a message."""
     message = service_pb2.ModelInferRequest(model_name=asked.model, id=number)
     for name, (datatype, array) in asked.inputs.items():
         message.inputs.add(name=name, datatype=datatype.name, shape=array.shape)
@@ -233,7 +220,6 @@ class HttpClient:
             raise BrokenError(str(error)) from error
 
     async def close(self) -> None:
-        """Close the connection."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -279,7 +265,6 @@ class GrpcClient:
             The error of the server, None for the right answer.
 
         Raises:
-            WrongAnswerError: It is another one.
             BrokenError: The connection has ended before the answer.
         """
         try:
@@ -290,7 +275,6 @@ class GrpcClient:
         return None
 
     async def close(self) -> None:
-        """Close the channel."""
         await self._channel.close()
 
 

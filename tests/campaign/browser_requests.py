@@ -88,7 +88,6 @@ class BrowserRequest:
 
 
 def requests(routes: Sequence[str], port: int) -> Iterator[BrowserRequest]:
-    """Return every combination."""
     for method, path, kind, site, origin, host in itertools.product(
         METHODS, routes, CONTENT_TYPES, SITES, ORIGINS, HOSTS
     ):

@@ -128,11 +128,7 @@ class Checker:
     """The clients of one server.
 
     Args:
-        server: The server.
         repository: Folder of its models, of `write_repository`.
-        figures: Takes what is counted and found.
-        seed: Seed of what they send.
-        has_crashes: Whether processes are killed.
     """
 
     def __init__(
@@ -445,7 +441,6 @@ def _files(repository: Path, model: str, number: int) -> dict[str, str]:
 
 
 def run(context: Context, mode: str) -> Figures:
-    """Run the checker in a mode."""
     figures = Figures()
     repository = context.folder / "models"
     write_repository(repository)
@@ -478,7 +473,6 @@ def run(context: Context, mode: str) -> Figures:
 
 
 def _upgrade(server: ServeProcess, figures: Figures, is_over: threading.Event) -> None:
-    """Upgrade the server again and again."""
     while not is_over.is_set():
         done = run_command("upgrade", str(server.process.pid))
         if done.returncode:
@@ -534,7 +528,6 @@ class _Prepared:
         self._message = grpc_request(asked, "")
 
     def over_http(self, client: HttpClient, number: str) -> bytes:
-        """Return the bytes of a request."""
         body = b'{"id": "%b"%b' % (number.encode(), self._rest)
         size = f"Inference-Header-Content-Length: {self._json_size + len(number)}\r\n" if self._headers else ""
         return client.request("POST", f"/v2/models/{self.asked.model}/infer", body, size)

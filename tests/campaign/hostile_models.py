@@ -29,15 +29,9 @@ class Prey:
 
     Attributes:
         secret: A file with a secret, such as owner.key.
-        size: Its bytes.
         written: A file that there is not, next to it.
-        pid: A process of the platform.
-        folders: Folders of the platform and of other projects.
-        ports: Ports of the platform that something listens on.
-        reserved: A free port of deployments.
         abstract: Name of an abstract socket of another process.
         path_socket: A UNIX socket of the platform's user.
-        variable: A variable of the platform with a secret.
         tensorflow: Folder of `make_tensorflow`, "" to make its models.
     """
 
@@ -59,9 +53,7 @@ class HostileModel:
     """A hostile model.
 
     Attributes:
-        name: What it is.
         module: Module that makes it, or serves it; "" for none.
-        make: Returns its files.
         served: Whether it can be served here: others are for the check only.
         path: What X is: "secret" or "written" of the prey, "" for a number.
     """
@@ -182,7 +174,6 @@ def torchscript_reads(prey: Prey) -> Files:
 
 
 def torchscript_writes(prey: Prey) -> Files:
-    """Return TorchScript that creates a file."""
     return _torchscript(f"Y = torch.from_file({prey.written!r}, True, 4, dtype=0).to(6) + X.sum()")
 
 
@@ -247,7 +238,6 @@ def saved_model_reads(prey: Prey) -> Files:
 
 
 def saved_model_writes(prey: Prey) -> Files:
-    """Return a SavedModel that creates the file that X names."""
     return _saved_model(prey, "write")
 
 
@@ -265,7 +255,6 @@ class _Reduced:
 
 
 def pickled(prey: Prey) -> Files:
-    """Return a pickle that creates a file when it is read."""
     config = b'backend: "sklearn" parameters { key: "TRUSTED" value { string_value: "true" } }'
     return {"config.pbtxt": config, "1/model.pkl": pickle.dumps(_Reduced(f"open({prey.written!r}, 'w').close()"))}
 
@@ -293,13 +282,11 @@ def _identity() -> bytes:
 
 
 def onnx_library(prey: Prey) -> Files:
-    """Return an ONNX model with a library of operators."""
     config = b'backend: "onnxruntime" model_operations { op_library_filename: "1/operators" }'
     return {"config.pbtxt": config, "1/model.onnx": _identity(), "1/operators": b"\x7fELF"}
 
 
 def onnx_strategy(prey: Prey) -> Files:
-    """Return an ONNX model with a batching strategy in Python."""
     code = f"open({prey.written!r}, 'w').close()\n"
     config = b"""backend: "onnxruntime" dynamic_batching {}
     parameters { key: "BATCHING_STRATEGY" value { string_value: "strategy.txt" } }"""
@@ -326,7 +313,6 @@ def tensorrt_plan(prey: Prey) -> Files:
 
 
 def agent(prey: Prey) -> Files:
-    """Return a model with a repository agent."""
     config = b'backend: "onnxruntime" model_repository_agents { agents { name: "own" } }'
     return {"config.pbtxt": config, "1/model.onnx": _identity()}
 

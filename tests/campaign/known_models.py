@@ -123,12 +123,10 @@ CHANGING = ("changing_1", "changing_2", "changing_3")
 
 
 def write_numbered(repository: Path, name: str, number: int, version: int = 1) -> None:
-    """Write a version of a model that answers with a number."""
     write_model(repository, name, NUMBERED.replace("{number}", str(number)), config=NUMBERED_PBTXT, version=version)
 
 
 def write_repository(repository: Path) -> None:
-    """Write all models."""
     for datatype in ECHOED:
         write_model(
             repository, f"echo_{datatype.name.lower()}", b"", config=identity_pbtxt("identity", datatype, (-1,))
@@ -157,14 +155,7 @@ def write_repository(repository: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request whose answer is known.
-
-    Attributes:
-        model: Name of the model.
-        inputs: Its tensors.
-        answer: The tensors of the right answer.
-        parameters: Parameters of the request.
-    """
+    """A request whose answer is known."""
 
     model: str
     inputs: Tensors
@@ -236,15 +227,7 @@ def question(rng: random.Random) -> Question:
 
 
 def part_of_sequence(key: int, value: int, total: int, *, starts: bool, ends: bool) -> Question:
-    """Return a request of a sequence.
-
-    Args:
-        key: Id of the sequence.
-        value: The value that it adds.
-        total: The sum with it.
-        starts: Whether it is the first one.
-        ends: Whether it is the last one.
-    """
+    """Return a request of a sequence."""
     number = DataType.INT32
     answer = np.array([[total + key * ends]], np.int32)
     parameters = {"sequence_id": key, "sequence_start": starts, "sequence_end": ends}

@@ -49,8 +49,6 @@ class Call:
     """What is expected of a call.
 
     Attributes:
-        least: The least role for it.
-        status: Its status with that role.
         body: Its body; a text `UNIQUE` in it becomes another name each time.
     """
 
@@ -137,10 +135,7 @@ def expected(call: Call, path: str, role: Least | None, project: str) -> int:
     """Return the status that a call must have.
 
     Args:
-        call: The call.
-        path: Its path.
         role: The caller's role in their project, None for no key.
-        project: The project that the call is about.
     """
     if role is None:
         return 401

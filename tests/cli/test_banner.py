@@ -28,8 +28,6 @@ class Endpoint:
 
 @dataclass
 class Started:
-    """A server that has started with some models."""
-
     configs: list[ModelConfig]
     http: Endpoint | None = field(default_factory=lambda: Endpoint(9000))
     grpc: Endpoint | None = field(default_factory=lambda: Endpoint(9001))

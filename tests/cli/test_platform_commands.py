@@ -39,7 +39,6 @@ def served(tmp_path: Path) -> Iterator[ServedPlatform]:
 
 @pytest.fixture
 def echo(served: ServedPlatform) -> ServedPlatform:
-    """A platform that has two versions of a model."""
     for content in (b"one", b"two"):
         add_version(
             served.platform.database, served.data, "echo", {"config.pbtxt": b'backend: "identity"', "1/m": content}

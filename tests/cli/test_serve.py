@@ -234,7 +234,6 @@ def test_a_missing_repository_is_reported_before_anything_is_loaded(
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Restores the handlers of signals."""
     before = [(number, signal.getsignal(number)) for number in command.SIGNALS]
     yield
     for number, handler in before:

@@ -236,7 +236,6 @@ def test_quoting_of_log_messages_can_be_switched_off_by_the_environment() -> Non
 
 
 def other_text(option: Option) -> str:
-    """A value that is not the default."""
     default = LINE.default_text(option)
     if default in ("true", "false"):
         return "false" if default == "true" else "true"
@@ -381,7 +380,6 @@ def test_the_page_documents_nothing_that_does_not_exist() -> None:
 
 
 def row(option: Option) -> str:
-    """The line of an option in the page."""
     metavar = option.metavar.replace("|", r"\|")
     default = f"`{LINE.default_text(option)}`" if LINE.default_text(option) else ""
     return f"| `{option.name}{' ' if metavar else ''}{metavar}` | {default} | {option.help} |"

@@ -1,32 +1,28 @@
 import asyncio
 import gc
+import inspect
 import warnings
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Generator
 
 import pytest
 import uvloop
 
-TEST_TIMEOUT_S = 120.0
 
-Play = Callable[[Coroutine[Any, Any, None]], None]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if inspect.iscoroutinefunction(metafunc.function):
+        metafunc.fixturenames.append("new_loop")
+        loops = [asyncio.new_event_loop, uvloop.new_event_loop]
+        metafunc.parametrize("new_loop", loops, ids=["asyncio", "uvloop"])
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def play(request: pytest.FixtureRequest) -> Play:
-    """Run a scenario on an event loop of its own; a socket that is left open fails the test."""
-
-    def run(scenario: Coroutine[Any, Any, None]) -> None:
-        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
-
-        async def main() -> None:
-            await asyncio.wait_for(scenario, TEST_TIMEOUT_S)
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ResourceWarning)
-            with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(main())
-            gc.collect()
-        assert [str(warning.message) for warning in caught if issubclass(warning.category, ResourceWarning)] == []
-
-    return run
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A socket that a coroutine leaves open fails the test."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return (yield)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        result = yield
+        gc.collect()
+    assert [str(warning.message) for warning in caught if issubclass(warning.category, ResourceWarning)] == []
+    return result

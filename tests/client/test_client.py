@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,8 +20,6 @@ from charonia.core.response import InferResponse
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 
-Play = Callable[[Coroutine[Any, Any, None]], None]
-
 ROW = np.arange(16, dtype=np.float32).reshape(1, 16)
 
 protocols = pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -34,244 +32,202 @@ async def connected(protocol: str) -> AsyncIterator[tuple[Served, AsyncClient]]:
 
 
 @protocols
-def test_arrays_go_there_and_back(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (_, client):
-            result = await client.infer("identity", {"INPUT0": ROW}, request_id="a", version="1")
+async def test_arrays_go_there_and_back(protocol: str) -> None:
+    async with connected(protocol) as (_, client):
+        result = await client.infer("identity", {"INPUT0": ROW}, request_id="a", version="1")
 
-            assert np.array_equal(result["OUTPUT0"], ROW)
-            assert result.datatypes == {"OUTPUT0": "FP32"}
-            assert (result.model_name, result.model_version, result.id) == ("identity", "1", "a")
-            assert repr(result) == "InferResult('identity' v1: OUTPUT0 FP32 [1, 16])"
-
-    play(scenario())
+        assert np.array_equal(result["OUTPUT0"], ROW)
+        assert result.datatypes == {"OUTPUT0": "FP32"}
+        assert (result.model_name, result.model_version, result.id) == ("identity", "1", "a")
+        assert repr(result) == "InferResult('identity' v1: OUTPUT0 FP32 [1, 16])"
 
 
 @protocols
 @pytest.mark.parametrize("datatype", [d for d in DataType if d not in (DataType.BYTES, DataType.BF16)])
-def test_the_dtype_of_an_array_decides_on_the_datatype(play: Play, protocol: str, datatype: DataType) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (_, client):
-            array = np.array([[0, 1, 1]]).astype(datatype.numpy)
+async def test_the_dtype_of_an_array_decides_on_the_datatype(protocol: str, datatype: DataType) -> None:
+    async with connected(protocol) as (_, client):
+        array = np.array([[0, 1, 1]]).astype(datatype.numpy)
 
-            result = await client.infer("identity", {"INPUT0": array})
+        result = await client.infer("identity", {"INPUT0": array})
 
-            assert result.datatypes["OUTPUT0"] == datatype.wire
-            assert result["OUTPUT0"].dtype == array.dtype
+        assert result.datatypes["OUTPUT0"] == datatype.wire
+        assert result["OUTPUT0"].dtype == array.dtype
+        assert np.array_equal(result["OUTPUT0"], array)
+
+
+@protocols
+async def test_text_and_bytes_come_back_as_bytes(protocol: str) -> None:
+    async with connected(protocol) as (_, client):
+        for given in ([["ä", b"\x00\xff\x00"]], np.array([["ä", b"\x00\xff\x00"]], object)):
+            result = await client.infer("text", {"INPUT0": given})
+
+            assert result["OUTPUT0"].tolist() == [["ä".encode(), b"\x00\xff\x00"]]
+        result = await client.infer("text", {"INPUT0": b"one\x00"})
+        assert result["OUTPUT0"].tolist() == [[b"one\x00"]]
+
+
+@protocols
+async def test_bfloat16_is_named_and_comes_back_as_float32(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        server.engine.models["bf16"] = identity_config("bf16", DataType.BF16, (2,))
+        array = np.array([[1.5, -2.0]], np.float32)
+
+        for given in ((array, "BF16"), array.tolist()):
+            result = await client.infer("bf16", {"INPUT0": given})
+
+            assert result.datatypes["OUTPUT0"] == "BF16"
+            assert result["OUTPUT0"].dtype == np.float32
             assert np.array_equal(result["OUTPUT0"], array)
 
-    play(scenario())
+
+@protocols
+async def test_lists_take_the_datatype_of_the_model_which_is_asked_for_once(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        first = await client.infer("identity", {"INPUT0": [list(range(16))]})
+        known = server.engine.models["identity"]
+        server.engine.models["identity"] = identity_config(datatype=DataType.INT64)
+        second = await client.infer("identity", {"INPUT0": [list(range(16))]})
+        server.engine.models["identity"] = known
+
+        assert first.datatypes == second.datatypes == {"OUTPUT0": "FP32"}
+        assert np.array_equal(first["OUTPUT0"], ROW)
 
 
 @protocols
-def test_text_and_bytes_come_back_as_bytes(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (_, client):
-            for given in ([["ä", b"\x00\xff\x00"]], np.array([["ä", b"\x00\xff\x00"]], object)):
-                result = await client.infer("text", {"INPUT0": given})
+async def test_a_request_says_all_that_the_caller_says(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        await client.infer(
+            "identity",
+            {"INPUT0": ROW},
+            ["OUTPUT0"],
+            parameters={"priority": 3, "timeout": 1000, "tag": "x", "flag": True},
+            sequence=SequencePart(9, start=True, end=True),
+        )
 
-                assert result["OUTPUT0"].tolist() == [["ä".encode(), b"\x00\xff\x00"]]
-            result = await client.infer("text", {"INPUT0": b"one\x00"})
-            assert result["OUTPUT0"].tolist() == [[b"one\x00"]]
-
-    play(scenario())
-
-
-@protocols
-def test_bfloat16_is_named_and_comes_back_as_float32(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            server.engine.models["bf16"] = identity_config("bf16", DataType.BF16, (2,))
-            array = np.array([[1.5, -2.0]], np.float32)
-
-            for given in ((array, "BF16"), array.tolist()):
-                result = await client.infer("bf16", {"INPUT0": given})
-
-                assert result.datatypes["OUTPUT0"] == "BF16"
-                assert result["OUTPUT0"].dtype == np.float32
-                assert np.array_equal(result["OUTPUT0"], array)
-
-    play(scenario())
+        request = server.engine.tickets[0].request
+        assert [output.name for output in request.outputs] == ["OUTPUT0"]
+        assert (request.priority, request.timeout_us) == (3, 1000)
+        assert request.parameters == {"tag": "x", "flag": True}
+        assert (request.correlation_id, request.flags) == (9, 3)
 
 
 @protocols
-def test_lists_take_the_datatype_of_the_model_which_is_asked_for_once(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            first = await client.infer("identity", {"INPUT0": [list(range(16))]})
-            known = server.engine.models["identity"]
-            server.engine.models["identity"] = identity_config(datatype=DataType.INT64)
-            second = await client.infer("identity", {"INPUT0": [list(range(16))]})
-            server.engine.models["identity"] = known
+async def test_classes_come_instead_of_an_output(protocol: str) -> None:
+    async with connected(protocol) as (_, client):
+        result = await client.infer("identity", {"INPUT0": ROW}, {"OUTPUT0": 2})
 
-            assert first.datatypes == second.datatypes == {"OUTPUT0": "FP32"}
-            assert np.array_equal(first["OUTPUT0"], ROW)
-
-    play(scenario())
+        assert result["OUTPUT0"].tolist() == [[b"15.000000:15", b"14.000000:14"]]
 
 
 @protocols
-def test_a_request_says_all_that_the_caller_says(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            await client.infer(
-                "identity",
-                {"INPUT0": ROW},
-                ["OUTPUT0"],
-                parameters={"priority": 3, "timeout": 1000, "tag": "x", "flag": True},
-                sequence=SequencePart(9, start=True, end=True),
-            )
+async def test_parameters_of_a_response_are_given(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        output = [Tensor("OUTPUT0", DataType.FP32, ROW)]
+        parameters: dict[str, Any] = {"a": 1, "b": "x", "c": True, "d": 2.5}
+        server.engine.outcomes.append([(InferResponse("identity", "1", "", output, parameters), True)])
 
-            request = server.engine.tickets[0].request
-            assert [output.name for output in request.outputs] == ["OUTPUT0"]
-            assert (request.priority, request.timeout_us) == (3, 1000)
-            assert request.parameters == {"tag": "x", "flag": True}
-            assert (request.correlation_id, request.flags) == (9, 3)
+        result = await client.infer("identity", {"INPUT0": ROW})
 
-    play(scenario())
+        assert result.parameters == parameters
 
 
 @protocols
-def test_classes_come_instead_of_an_output(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (_, client):
-            result = await client.infer("identity", {"INPUT0": ROW}, {"OUTPUT0": 2})
+async def test_the_server_and_its_models_describe_themselves(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        server.engine.statistics = [ModelStatistics("identity", "1", inference_count=5)]
 
-            assert result["OUTPUT0"].tolist() == [[b"15.000000:15", b"14.000000:14"]]
-
-    play(scenario())
-
-
-@protocols
-def test_parameters_of_a_response_are_given(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            output = [Tensor("OUTPUT0", DataType.FP32, ROW)]
-            parameters: dict[str, Any] = {"a": 1, "b": "x", "c": True, "d": 2.5}
-            server.engine.outcomes.append([(InferResponse("identity", "1", "", output, parameters), True)])
-
-            result = await client.infer("identity", {"INPUT0": ROW})
-
-            assert result.parameters == parameters
-
-    play(scenario())
-
-
-@protocols
-def test_the_server_and_its_models_describe_themselves(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            server.engine.statistics = [ModelStatistics("identity", "1", inference_count=5)]
-
-            assert await client.server_live()
-            assert await client.server_ready()
-            assert await client.model_ready("identity")
-            assert not await client.model_ready("nothing")
-            assert (await client.server_metadata()).name == "charonia"
-            metadata = await client.model_metadata("identity")
-            assert metadata.inputs == (TensorMetadata("INPUT0", DataType.FP32, (-1, 16)),)
-            config: Any = await client.model_config("identity")
-            assert config["max_batch_size"] == 8
-            assert config["input"][0]["name"] == "INPUT0"
-            assert config["input"][0]["data_type"] == "TYPE_FP32"
-            statistics: Any = await client.statistics("identity")
-            assert statistics[0]["inference_count"] == 5
-            assert statistics[0]["inference_stats"]["queue"] == {"count": 0, "ns": 0}
-            assert await client.repository_index(ready=True) == [ModelIndexEntry("identity", "1", ModelState.READY)]
-            assert len(await client.repository_index()) == 2
-            server.engine.ready = False
-            assert not await client.server_ready()
-
-    play(scenario())
+        assert await client.server_live()
+        assert await client.server_ready()
+        assert await client.model_ready("identity")
+        assert not await client.model_ready("nothing")
+        assert (await client.server_metadata()).name == "charonia"
+        metadata = await client.model_metadata("identity")
+        assert metadata.inputs == (TensorMetadata("INPUT0", DataType.FP32, (-1, 16)),)
+        config: Any = await client.model_config("identity")
+        assert config["max_batch_size"] == 8
+        assert config["input"][0]["name"] == "INPUT0"
+        assert config["input"][0]["data_type"] == "TYPE_FP32"
+        statistics: Any = await client.statistics("identity")
+        assert statistics[0]["inference_count"] == 5
+        assert statistics[0]["inference_stats"]["queue"] == {"count": 0, "ns": 0}
+        assert await client.repository_index(ready=True) == [ModelIndexEntry("identity", "1", ModelState.READY)]
+        assert len(await client.repository_index()) == 2
+        server.engine.ready = False
+        assert not await client.server_ready()
 
 
 @protocols
-def test_models_are_loaded_and_unloaded(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            await client.load_model("m")
-            await client.load_model("m", config={"backend": "x"}, files={"1/model.onnx": b"\x00\xff"})
-            await client.unload_model("m", unload_dependents=True)
+async def test_models_are_loaded_and_unloaded(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        await client.load_model("m")
+        await client.load_model("m", config={"backend": "x"}, files={"1/model.onnx": b"\x00\xff"})
+        await client.unload_model("m", unload_dependents=True)
 
-            assert server.engine.loads[0][:2] == ("m", None)
-            name, config, files = server.engine.loads[1]
-            assert (name, config, dict(files or {})) == ("m", '{"backend": "x"}', {"1/model.onnx": b"\x00\xff"})
-            assert server.engine.unloads == [("m", True)]
-
-    play(scenario())
+        assert server.engine.loads[0][:2] == ("m", None)
+        name, config, files = server.engine.loads[1]
+        assert (name, config, dict(files or {})) == ("m", '{"backend": "x"}', {"1/model.onnx": b"\x00\xff"})
+        assert server.engine.unloads == [("m", True)]
 
 
 @protocols
-def test_errors_have_the_code_of_the_server(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (_, client):
-            with pytest.raises(ClientError) as caught:
-                await client.infer("nothing", {"INPUT0": ROW})
+async def test_errors_have_the_code_of_the_server(protocol: str) -> None:
+    async with connected(protocol) as (_, client):
+        with pytest.raises(ClientError) as caught:
+            await client.infer("nothing", {"INPUT0": ROW})
 
-            assert isinstance(caught.value, ServingError)
-            assert (caught.value.code, caught.value.failure) == (Code.NOT_FOUND, Failure.STATUS)
-            assert str(caught.value) == "Request for unknown model: 'nothing' is not found"
-            assert caught.value.status == {"http": 404, "grpc": 5}[protocol]
-
-    play(scenario())
+        assert isinstance(caught.value, ServingError)
+        assert (caught.value.code, caught.value.failure) == (Code.NOT_FOUND, Failure.STATUS)
+        assert str(caught.value) == "Request for unknown model: 'nothing' is not found"
+        assert caught.value.status == {"http": 404, "grpc": 5}[protocol]
 
 
 @protocols
-def test_a_request_that_takes_too_long_is_given_up(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            server.engine.hold = True
+async def test_a_request_that_takes_too_long_is_given_up(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        server.engine.hold = True
 
-            while not server.engine.tickets:  # a machine that stands still lets a request be late before it arrives
-                # Over gRPC the server knows the deadline too, and its answer may be the first to say so.
-                with pytest.raises(ClientError, match=r"did not respond (within|in time)") as caught:
-                    await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.05)
-                assert caught.value.failure is Failure.TIMEOUT
+        while not server.engine.tickets:  # a machine that stands still lets a request be late before it arrives
+            # Over gRPC the server knows the deadline too, and its answer may be the first to say so.
+            with pytest.raises(ClientError, match=r"did not respond (within|in time)") as caught:
+                await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.05)
+            assert caught.value.failure is Failure.TIMEOUT
 
-            while not server.engine.tickets[0].cancelled:
-                await asyncio.sleep(0)
-
-    play(scenario())
+        while not server.engine.tickets[0].cancelled:
+            await asyncio.sleep(0)
 
 
 @protocols
-def test_cancelling_the_task_cancels_the_request(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with connected(protocol) as (server, client):
-            server.engine.hold = True
-            task = asyncio.ensure_future(client.infer("identity", {"INPUT0": ROW}))
-            while not server.engine.tickets:
-                await asyncio.sleep(0)
+async def test_cancelling_the_task_cancels_the_request(protocol: str) -> None:
+    async with connected(protocol) as (server, client):
+        server.engine.hold = True
+        task = asyncio.ensure_future(client.infer("identity", {"INPUT0": ROW}))
+        while not server.engine.tickets:
+            await asyncio.sleep(0)
 
-            task.cancel()
-            server.engine.release(0)  # the answer may cross the cancellation
-            with pytest.raises(asyncio.CancelledError):
-                await task
+        task.cancel()
+        server.engine.release(0)  # the answer may cross the cancellation
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
-            server.engine.hold = False
-            assert (await client.infer("identity", {"INPUT0": ROW})).outputs
-
-    play(scenario())
+        server.engine.hold = False
+        assert (await client.infer("identity", {"INPUT0": ROW})).outputs
 
 
 @protocols
-def test_a_server_that_is_not_there_is_not_live(play: Play, protocol: str) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            urls = server.urls
-        async with AsyncClient(urls[protocol]) as client:
-            assert not await client.server_live()
-            with pytest.raises(ClientError, match="no connection to") as caught:
-                await client.server_metadata()
-            assert (caught.value.code, caught.value.failure) == (Code.UNAVAILABLE, Failure.REFUSED)
-
-    play(scenario())
+async def test_a_server_that_is_not_there_is_not_live(protocol: str) -> None:
+    async with served() as server:
+        urls = server.urls
+    async with AsyncClient(urls[protocol]) as client:
+        assert not await client.server_live()
+        with pytest.raises(ClientError, match="no connection to") as caught:
+            await client.server_metadata()
+        assert (caught.value.code, caught.value.failure) == (Code.UNAVAILABLE, Failure.REFUSED)
 
 
 @pytest.mark.parametrize(
     "body", [b"[]", b'{"outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [2], "data": [1]}]}']
 )
-def test_an_answer_that_is_none_of_the_protocol_is_a_failure_of_the_request(play: Play, body: bytes) -> None:
+async def test_an_answer_that_is_none_of_the_protocol_is_a_failure_of_the_request(body: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
@@ -279,16 +235,13 @@ def test_an_answer_that_is_none_of_the_protocol_is_a_failure_of_the_request(play
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         writer.close()
 
-    async def scenario() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            async with AsyncClient(f"127.0.0.1:{port}") as client:
-                for call in (client.infer("identity", {"INPUT0": ROW}), client.model_metadata("identity")):
-                    with pytest.raises(ClientError) as caught:
-                        await call
-                    assert (caught.value.failure, caught.value.code) == (Failure.GARBLED, Code.INTERNAL)
-
-    play(scenario())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
+            for call in (client.infer("identity", {"INPUT0": ROW}), client.model_metadata("identity")):
+                with pytest.raises(ClientError) as caught:
+                    await call
+                assert (caught.value.failure, caught.value.code) == (Failure.GARBLED, Code.INTERNAL)
 
 
 def answers(count: int) -> list[tuple[Any, bool]]:
@@ -299,74 +252,59 @@ def answers(count: int) -> list[tuple[Any, bool]]:
     return [(response, response is responses[-1]) for response in responses]
 
 
-def test_a_stream_gives_its_responses_in_order(play: Play) -> None:
-    async def scenario() -> None:
-        async with connected("grpc") as (server, client):
-            server.engine.outcomes.append(answers(5))
+async def test_a_stream_gives_its_responses_in_order() -> None:
+    async with connected("grpc") as (server, client):
+        server.engine.outcomes.append(answers(5))
 
-            found = [int(r["OUTPUT0"][0]) async for r in client.stream_infer("identity", {"INPUT0": ROW})]
+        found = [int(r["OUTPUT0"][0]) async for r in client.stream_infer("identity", {"INPUT0": ROW})]
 
-            assert found == [0, 1, 2, 3, 4]
-
-    play(scenario())
+        assert found == [0, 1, 2, 3, 4]
 
 
-def test_a_stream_that_fails_gives_its_responses_and_then_the_error(play: Play) -> None:
-    async def scenario() -> None:
-        async with connected("grpc") as (server, client):
-            server.engine.outcomes.append([(answers(1)[0][0], False), (ServingError(Code.INTERNAL, "broke"), True)])
-            stream = client.stream_infer("identity", {"INPUT0": ROW})
+async def test_a_stream_that_fails_gives_its_responses_and_then_the_error() -> None:
+    async with connected("grpc") as (server, client):
+        server.engine.outcomes.append([(answers(1)[0][0], False), (ServingError(Code.INTERNAL, "broke"), True)])
+        stream = client.stream_infer("identity", {"INPUT0": ROW})
 
-            assert int((await anext(stream))["OUTPUT0"][0]) == 0
-            with pytest.raises(ClientError, match="broke"):
-                await anext(stream)
-
-    play(scenario())
+        assert int((await anext(stream))["OUTPUT0"][0]) == 0
+        with pytest.raises(ClientError, match="broke"):
+            await anext(stream)
 
 
-def test_leaving_a_stream_cancels_its_request(play: Play) -> None:
-    async def scenario() -> None:
-        async with connected("grpc") as (server, client):
-            server.engine.hold = True
-            stream = client.stream_infer("identity", {"INPUT0": ROW})
-            first = asyncio.ensure_future(anext(stream))
-            while not server.engine.tickets:
-                await asyncio.sleep(0)
-            server.engine.tickets[0].answer(answers(2)[0][0], False)
-            await first
+async def test_leaving_a_stream_cancels_its_request() -> None:
+    async with connected("grpc") as (server, client):
+        server.engine.hold = True
+        stream = client.stream_infer("identity", {"INPUT0": ROW})
+        first = asyncio.ensure_future(anext(stream))
+        while not server.engine.tickets:
+            await asyncio.sleep(0)
+        server.engine.tickets[0].answer(answers(2)[0][0], False)
+        await first
 
-            await stream.aclose()
-            while not server.engine.tickets[0].cancelled:
-                await asyncio.sleep(0)
-
-    play(scenario())
+        await stream.aclose()
+        while not server.engine.tickets[0].cancelled:
+            await asyncio.sleep(0)
 
 
-def test_responses_that_are_not_taken_have_a_limit(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_that_are_not_taken_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_client, "UNREAD_RESPONSES_MAX", 3)
 
-    async def scenario() -> None:
-        async with connected("grpc") as (server, client):
-            server.engine.outcomes.append(answers(1000))
-            stream = client.stream_infer("identity", {"INPUT0": ROW})
+    async with connected("grpc") as (server, client):
+        server.engine.outcomes.append(answers(1000))
+        stream = client.stream_infer("identity", {"INPUT0": ROW})
 
-            taken = [await anext(stream) for _ in range(3)]
-            with pytest.raises(ClientError, match="3 responses were not taken"):
-                await anext(stream)
+        taken = [await anext(stream) for _ in range(3)]
+        with pytest.raises(ClientError, match="3 responses were not taken"):
+            await anext(stream)
 
-            assert [int(response["OUTPUT0"][0]) for response in taken] == [0, 1, 2]
-
-    play(scenario())
+        assert [int(response["OUTPUT0"][0]) for response in taken] == [0, 1, 2]
 
 
-def test_streaming_over_http_is_refused(play: Play) -> None:
-    async def scenario() -> None:
-        async with connected("http") as (_, client):
-            with pytest.raises(ServingError, match="streaming is not possible over HTTP") as caught:
-                await anext(client.stream_infer("identity", {"INPUT0": ROW}))
-            assert caught.value.code is Code.UNSUPPORTED
-
-    play(scenario())
+async def test_streaming_over_http_is_refused() -> None:
+    async with connected("http") as (_, client):
+        with pytest.raises(ServingError, match="streaming is not possible over HTTP") as caught:
+            await anext(client.stream_infer("identity", {"INPUT0": ROW}))
+        assert caught.value.code is Code.UNSUPPORTED
 
 
 @pytest.mark.parametrize(

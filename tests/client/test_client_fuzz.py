@@ -142,7 +142,6 @@ class SilentTransport(asyncio.Transport):
 
 
 def server_bytes(request: bytes, messages: int) -> bytes:
-    """Return what a server says to a request with this many messages."""
     http2 = ngh2.Connection(ngh2.Role.SERVER)
     http2.initiate_connection()
     http2.receive_data(request)

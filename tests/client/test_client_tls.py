@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from base64 import b64decode
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from charonia.client.dialing import tls_context
 from charonia.core.errors import Code, ServingError
 from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
-
-Play = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +59,28 @@ async def is_refused(client: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_server_with_a_certificate_that_is_trusted_is_served(
-    play: Play, protocol: str, authority: trustme.CA, tmp_path: Path
+async def test_a_server_with_a_certificate_that_is_trusted_is_served(
+    protocol: str, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = TlsOptions(ca_file=write(tmp_path, "ca.pem", authority.cert_pem))
 
-    play(with_client(authority, protocol, tls, "localhost", is_live))
+    await with_client(authority, protocol, tls, "localhost", is_live)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_certificate_that_is_not_trusted_or_of_another_host_is_refused(
-    play: Play, protocol: str, authority: trustme.CA, tmp_path: Path
+async def test_a_certificate_that_is_not_trusted_or_of_another_host_is_refused(
+    protocol: str, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        ca_file = write(tmp_path, "ca.pem", authority.cert_pem)
-        other = write(tmp_path, "other.pem", trustme.CA().cert_pem)
-        await with_client(authority, protocol, TlsOptions(ca_file=other), "localhost", is_refused)
-        await with_client(authority, protocol, TlsOptions(ca_file=ca_file), "127.0.0.1", is_refused)
-        await with_client(authority, protocol, TlsOptions(ca_file=ca_file, verify_host=False), "127.0.0.1", is_live)
-        await with_client(authority, protocol, TlsOptions(verify_peer=False), "127.0.0.1", is_live)
-
-    play(scenario())
+    ca_file = write(tmp_path, "ca.pem", authority.cert_pem)
+    other = write(tmp_path, "other.pem", trustme.CA().cert_pem)
+    await with_client(authority, protocol, TlsOptions(ca_file=other), "localhost", is_refused)
+    await with_client(authority, protocol, TlsOptions(ca_file=ca_file), "127.0.0.1", is_refused)
+    await with_client(authority, protocol, TlsOptions(ca_file=ca_file, verify_host=False), "127.0.0.1", is_live)
+    await with_client(authority, protocol, TlsOptions(verify_peer=False), "127.0.0.1", is_live)
 
 
 @pytest.mark.parametrize("is_der", [False, True], ids=["pem", "der"])
-def test_the_client_shows_its_own_certificate(play: Play, is_der: bool, authority: trustme.CA, tmp_path: Path) -> None:
+async def test_the_client_shows_its_own_certificate(is_der: bool, authority: trustme.CA, tmp_path: Path) -> None:
     ours = authority.issue_cert("client")
     certificate = write(tmp_path, "cert", *ours.cert_chain_pems)
     key = write(tmp_path, "key", ours.private_key_pem)
@@ -95,7 +90,7 @@ def test_the_client_shows_its_own_certificate(play: Play, is_der: bool, authorit
         Path(key).write_bytes(b64decode(body))
     tls = TlsOptions(write(tmp_path, "ca.pem", authority.cert_pem), certificate, key, is_der, is_der)
 
-    play(with_client(authority, "grpc", tls, "localhost", is_live))
+    await with_client(authority, "grpc", tls, "localhost", is_live)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +109,10 @@ def test_files_that_cannot_be_used_are_named(options: TlsOptions, message: str) 
     assert caught.value.code is Code.INVALID_ARG
 
 
-def test_a_plain_server_is_no_tls_server(play: Play) -> None:
-    async def scenario() -> None:
-        front_end = HttpFrontend(FakeEngine(), HttpLimits())
-        await front_end.start("127.0.0.1", 0)
-        async with AsyncClient(f"https://127.0.0.1:{front_end.port}") as client:
-            with pytest.raises(ClientError, match="no connection to https"):
-                await asyncio.wait_for(client.server_metadata(), 60)
-        await front_end.close()
-
-    play(scenario())
+async def test_a_plain_server_is_no_tls_server() -> None:
+    front_end = HttpFrontend(FakeEngine(), HttpLimits())
+    await front_end.start("127.0.0.1", 0)
+    async with AsyncClient(f"https://127.0.0.1:{front_end.port}") as client:
+        with pytest.raises(ClientError, match="no connection to https"):
+            await asyncio.wait_for(client.server_metadata(), 60)
+    await front_end.close()

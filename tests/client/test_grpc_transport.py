@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,6 @@ from charonia.wire.endpoint import parse_url
 from charonia.wire.grpc_codec import GrpcRequest, decode_response, decode_stream_response
 from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
 
-Play = Callable[[Coroutine[Any, Any, None]], None]
-
 STREAM = RequestForm(streaming=True)
 HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK = ((b"grpc-status", b"0"),)
@@ -38,36 +36,30 @@ def output(answer: Answer) -> list[float]:
 
 
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
-def test_a_call_is_answered(play: Play, coding: str) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"], request_compression=coding, response_compression=coding)
+async def test_a_call_is_answered(coding: str) -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"], request_compression=coding, response_compression=coding)
 
-            answer = await ask(transport, identity_request(rows=40))
+        answer = await ask(transport, identity_request(rows=40))
 
-            assert output(answer) == list(range(640))
-            assert answer.final
-            assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.done_ns - answer.receive_ns
-            await transport.close()
-
-    play(scenario())
+        assert output(answer) == list(range(640))
+        assert answer.final
+        assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.done_ns - answer.receive_ns
+        await transport.close()
 
 
-def test_a_request_counts_as_sent_once_it_is_in_frames_whatever_is_written_first(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = GrpcTransport(parse_url(server.urls["grpc"]), WireOptions())
-            await transport.open(1)
-            answers = Answers()
+async def test_a_request_counts_as_sent_once_it_is_in_frames_whatever_is_written_first() -> None:
+    async with served() as server:
+        transport = GrpcTransport(parse_url(server.urls["grpc"]), WireOptions())
+        await transport.open(1)
+        answers = Answers()
 
-            call = transport.send(transport.prepare(identity_request()), answers.take)
-            sent_by_ns = time.monotonic_ns()  # before the loop wrote anything
+        call = transport.send(transport.prepare(identity_request()), answers.take)
+        sent_by_ns = time.monotonic_ns()  # before the loop wrote anything
 
-            assert 0 < call.send_end_ns <= sent_by_ns
-            assert (await answers.final()).send_end_ns == call.send_end_ns
-            await transport.close()
-
-    play(scenario())
+        assert 0 < call.send_end_ns <= sent_by_ns
+        assert (await answers.final()).send_end_ns == call.send_end_ns
+        await transport.close()
 
 
 def test_waiting_for_the_rest_of_a_response_is_no_time_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,246 +92,207 @@ class UnusedOwner:
         raise AssertionError("nothing fails")
 
 
-def test_responses_that_the_server_compresses_are_read(play: Play) -> None:
-    async def scenario() -> None:
-        async with served(replace(GrpcLimits(), compression_level=1)) as server:
-            transport = grpc(server.urls["grpc"])
+async def test_responses_that_the_server_compresses_are_read() -> None:
+    async with served(replace(GrpcLimits(), compression_level=1)) as server:
+        transport = grpc(server.urls["grpc"])
 
-            assert output(await ask(transport, identity_request(rows=40))) == list(range(640))
-            await transport.close()
-
-    play(scenario())
-
-
-def test_many_calls_share_a_connection(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = grpc(server.urls["grpc"])
-            assert await transport.open(1) == 1
-            answers = Answers()
-            for _ in range(50):
-                transport.send(transport.prepare(identity_request()), answers.take)
-            while len(server.engine.tickets) < 50:
-                await asyncio.sleep(0)
-
-            for index in range(50):
-                server.engine.release(index)
-            while len(answers.all) < 50:
-                await answers.final()
-
-            assert {answer.failure for answer in answers.all} == {None}
-            await transport.close()
-
-    play(scenario())
-
-
-def test_more_calls_than_the_server_allows_wait_and_are_answered(play: Play) -> None:
-    async def scenario() -> None:
-        async with served(replace(GrpcLimits(), streams_max=4)) as server:
-            transport = grpc(server.urls["grpc"])
-            answers = Answers()
-            for _ in range(100):
-                transport.send(transport.prepare(identity_request()), answers.take)
-            while len(answers.all) < 100:
-                await answers.final()
-
-            assert {answer.failure for answer in answers.all} == {None}
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"])
-            prepared = transport.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
-            for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True).with_id("a")):
-                answers = Answers()
-                transport.send(part, answers.take)
-                await answers.final()
-            answers = Answers()
-            transport.send(prepared, answers.take)
-            await answers.final()
-
-            requests = [ticket.request for ticket in server.engine.tickets]
-            assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
-            assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_stream_gives_each_response_and_then_its_end(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"])
-            responses = [InferResponse("identity", "1", str(number), []) for number in range(3)]
-            server.engine.outcomes.append([(response, response is responses[-1]) for response in responses])
-            answers = Answers()
-
-            transport.send(transport.prepare(identity_request(), STREAM), answers.take, keep_body=True)
-            end = await answers.final()
-
-            assert [answer.final for answer in answers.all] == [False, False, False, True]
-            assert end.is_empty
-            ids = [decode_stream_response(answer.body) for answer in answers.all[:-1]]
-            assert [response.id for response in ids if isinstance(response, InferResponse)] == ["0", "1", "2"]
-            assert all(0 < answer.send_end_ns <= answer.done_ns - answer.receive_ns for answer in answers.all[:-1])
-            await transport.close()
-
-    play(scenario())
-
-
-def test_an_error_in_a_stream_is_an_answer_that_failed(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"])
-            server.engine.errors["identity"] = ServingError(Code.INTERNAL, "the model broke")
-            answers = Answers()
-
-            transport.send(transport.prepare(identity_request(), STREAM), answers.take)
-            await answers.final()
-
-            first = answers.all[0]
-            assert (first.failure, first.message) == (Failure.STATUS, "the model broke")
-            await transport.close()
-
-    play(scenario())
-
-
-def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"])
-            server.engine.errors["identity"] = ServingError(Code.NOT_FOUND, "100 % gone: über")
-
-            answer = await ask(transport)
-
-            assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.NOT_FOUND, 5)
-            assert answer.message == "100 % gone: über"
-            await transport.close()
-
-    play(scenario())
-
-
-@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
-def test_a_call_that_is_late_times_out_and_is_cancelled_at_the_server(play: Play, form: RequestForm) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = grpc(server.urls["grpc"])
-            await transport.open(1)
-
-            answers = []
-            while not server.engine.tickets:  # a machine that stands still lets a call be late before it arrives
-                answers.append(await ask(transport, form=form, timeout_s=0.05))
-            while not server.engine.tickets[0].cancelled:
-                await asyncio.sleep(0)
-
-            assert {(answer.failure, answer.code) for answer in answers} == {(Failure.TIMEOUT, Code.UNAVAILABLE)}
-            assert transport.failures[Failure.TIMEOUT] == len(answers)
-            await transport.close()
-
-    play(scenario())
-
-
-@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
-def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(play: Play, form: RequestForm) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = grpc(server.urls["grpc"])
-            answers = Answers()
-            handle = transport.send(transport.prepare(identity_request(), form), answers.take)
-            while not server.engine.tickets:
-                await asyncio.sleep(0)
-
-            handle.cancel()
-            while not server.engine.tickets[0].cancelled:
-                await asyncio.sleep(0)
-
-            assert answers.all == []
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_connection_that_the_server_retires_is_replaced_without_a_failure(play: Play) -> None:
-    async def scenario() -> None:
-        async with served(replace(GrpcLimits(), connection_age_max_s=0.02)) as server:
-            transport = grpc(server.urls["grpc"])
-            begin = asyncio.get_running_loop().time()
-            count = 0
-
-            while asyncio.get_running_loop().time() - begin < 0.5 or count < 100:
-                answers = [ask(transport) for _ in range(8)]
-                assert {answer.failure for answer in await asyncio.gather(*answers)} == {None}
-                count += 8
-
-            assert sum(transport.failures.values()) == 0
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> None:
-    async def scenario() -> None:
-        async with scripted(lambda reader, writer: asyncio.sleep(0), "grpc") as url:
-            pass
-        transport = grpc(url)
-
-        begin = asyncio.get_running_loop().time()
-        answers = [await ask(transport) for _ in range(5)]
-        took_s = asyncio.get_running_loop().time() - begin
-
-        assert {answer.failure for answer in answers} == {Failure.REFUSED}
-        assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
-        assert took_s > 0.1
+        assert output(await ask(transport, identity_request(rows=40))) == list(range(640))
         await transport.close()
 
-    play(scenario())
+
+async def test_many_calls_share_a_connection() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = grpc(server.urls["grpc"])
+        assert await transport.open(1) == 1
+        answers = Answers()
+        for _ in range(50):
+            transport.send(transport.prepare(identity_request()), answers.take)
+        while len(server.engine.tickets) < 50:
+            await asyncio.sleep(0)
+
+        for index in range(50):
+            server.engine.release(index)
+        while len(answers.all) < 50:
+            await answers.final()
+
+        assert {answer.failure for answer in answers.all} == {None}
+        await transport.close()
 
 
-def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight(play: Play) -> None:
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(EMPTY_SETTINGS)
-            while b"INPUT0" not in await reader.read(65536):
-                pass
+async def test_more_calls_than_the_server_allows_wait_and_are_answered() -> None:
+    async with served(replace(GrpcLimits(), streams_max=4)) as server:
+        transport = grpc(server.urls["grpc"])
+        answers = Answers()
+        for _ in range(100):
+            transport.send(transport.prepare(identity_request()), answers.take)
+        while len(answers.all) < 100:
+            await answers.final()
 
-        async with scripted(talk, "grpc") as url:
-            transport = grpc(url)
-
-            answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
-
-            assert {answer.failure for answer in answers} == {Failure.RESET}
-            assert {answer.is_unexecuted for answer in answers} == {False}
-            await transport.close()
-
-    play(scenario())
+        assert {answer.failure for answer in answers.all} == {None}
+        await transport.close()
 
 
-def test_calls_wait_for_the_servers_greeting_and_none_is_sent_to_one_that_closes_before(play: Play) -> None:
+async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"])
+        prepared = transport.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
+        for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True).with_id("a")):
+            answers = Answers()
+            transport.send(part, answers.take)
+            await answers.final()
+        answers = Answers()
+        transport.send(prepared, answers.take)
+        await answers.final()
+
+        requests = [ticket.request for ticket in server.engine.tickets]
+        assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
+        assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
+        await transport.close()
+
+
+async def test_a_stream_gives_each_response_and_then_its_end() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"])
+        responses = [InferResponse("identity", "1", str(number), []) for number in range(3)]
+        server.engine.outcomes.append([(response, response is responses[-1]) for response in responses])
+        answers = Answers()
+
+        transport.send(transport.prepare(identity_request(), STREAM), answers.take, keep_body=True)
+        end = await answers.final()
+
+        assert [answer.final for answer in answers.all] == [False, False, False, True]
+        assert end.is_empty
+        ids = [decode_stream_response(answer.body) for answer in answers.all[:-1]]
+        assert [response.id for response in ids if isinstance(response, InferResponse)] == ["0", "1", "2"]
+        assert all(0 < answer.send_end_ns <= answer.done_ns - answer.receive_ns for answer in answers.all[:-1])
+        await transport.close()
+
+
+async def test_an_error_in_a_stream_is_an_answer_that_failed() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"])
+        server.engine.errors["identity"] = ServingError(Code.INTERNAL, "the model broke")
+        answers = Answers()
+
+        transport.send(transport.prepare(identity_request(), STREAM), answers.take)
+        await answers.final()
+
+        first = answers.all[0]
+        assert (first.failure, first.message) == (Failure.STATUS, "the model broke")
+        await transport.close()
+
+
+async def test_an_error_of_the_server_comes_with_its_words() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"])
+        server.engine.errors["identity"] = ServingError(Code.NOT_FOUND, "100 % gone: über")
+
+        answer = await ask(transport)
+
+        assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.NOT_FOUND, 5)
+        assert answer.message == "100 % gone: über"
+        await transport.close()
+
+
+@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
+async def test_a_call_that_is_late_times_out_and_is_cancelled_at_the_server(form: RequestForm) -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = grpc(server.urls["grpc"])
+        await transport.open(1)
+
+        answers = []
+        while not server.engine.tickets:  # a machine that stands still lets a call be late before it arrives
+            answers.append(await ask(transport, form=form, timeout_s=0.05))
+        while not server.engine.tickets[0].cancelled:
+            await asyncio.sleep(0)
+
+        assert {(answer.failure, answer.code) for answer in answers} == {(Failure.TIMEOUT, Code.UNAVAILABLE)}
+        assert transport.failures[Failure.TIMEOUT] == len(answers)
+        await transport.close()
+
+
+@pytest.mark.parametrize("form", [RequestForm(), STREAM], ids=["unary", "stream"])
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_and_gets_no_answer(form: RequestForm) -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = grpc(server.urls["grpc"])
+        answers = Answers()
+        handle = transport.send(transport.prepare(identity_request(), form), answers.take)
+        while not server.engine.tickets:
+            await asyncio.sleep(0)
+
+        handle.cancel()
+        while not server.engine.tickets[0].cancelled:
+            await asyncio.sleep(0)
+
+        assert answers.all == []
+        await transport.close()
+
+
+async def test_a_connection_that_the_server_retires_is_replaced_without_a_failure() -> None:
+    async with served(replace(GrpcLimits(), connection_age_max_s=0.02)) as server:
+        transport = grpc(server.urls["grpc"])
+        begin = asyncio.get_running_loop().time()
+        count = 0
+
+        while asyncio.get_running_loop().time() - begin < 0.5 or count < 100:
+            answers = [ask(transport) for _ in range(8)]
+            assert {answer.failure for answer in await asyncio.gather(*answers)} == {None}
+            count += 8
+
+        assert sum(transport.failures.values()) == 0
+        await transport.close()
+
+
+async def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm() -> None:
+    async with scripted(lambda reader, writer: asyncio.sleep(0), "grpc") as url:
+        pass
+    transport = grpc(url)
+
+    begin = asyncio.get_running_loop().time()
+    answers = [await ask(transport) for _ in range(5)]
+    took_s = asyncio.get_running_loop().time() - begin
+
+    assert {answer.failure for answer in answers} == {Failure.REFUSED}
+    assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
+    assert took_s > 0.1
+    await transport.close()
+
+
+async def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(EMPTY_SETTINGS)
+        while b"INPUT0" not in await reader.read(65536):
+            pass
+
+    async with scripted(talk, "grpc") as url:
+        transport = grpc(url)
+
+        answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
+
+        assert {answer.failure for answer in answers} == {Failure.RESET}
+        assert {answer.is_unexecuted for answer in answers} == {False}
+        await transport.close()
+
+
+async def test_calls_wait_for_the_servers_greeting_and_none_is_sent_to_one_that_closes_before() -> None:
     received = []
 
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            received.append(await reader.read(65536))
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read(65536))
 
-        async with scripted(talk, "grpc") as url:
-            transport = grpc(url)
+    async with scripted(talk, "grpc") as url:
+        transport = grpc(url)
 
-            answer = await ask(transport)
+        answer = await ask(transport)
 
-            assert answer.failure is Failure.REFUSED
-            assert answer.is_unexecuted
-            assert "closed the connection immediately" in answer.message
-            assert b"INPUT0" not in b"".join(received)
-            await transport.close()
-
-    play(scenario())
+        assert answer.failure is Failure.REFUSED
+        assert answer.is_unexecuted
+        assert "closed the connection immediately" in answer.message
+        assert b"INPUT0" not in b"".join(received)
+        await transport.close()
 
 
 EMPTY_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -422,143 +375,119 @@ WRONG: dict[str, tuple[Reply, Failure, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_served(play: Play, case: str) -> None:
+async def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_served(case: str) -> None:
     wrong, failure, message = WRONG[case]
 
-    async def scenario() -> None:
-        tries = 4 if failure is Failure.REFUSED else 1
-        async with scripted(speaking(*[wrong] * tries, respond()), "grpc") as url:
-            transport = grpc(url, response_bytes_max=1000)
+    tries = 4 if failure is Failure.REFUSED else 1
+    async with scripted(speaking(*[wrong] * tries, respond()), "grpc") as url:
+        transport = grpc(url, response_bytes_max=1000)
 
-            answer = await ask(transport, timeout_s=10)
-            after = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=10)
+        after = await ask(transport, timeout_s=10)
 
-            assert answer.failure is failure
-            assert message in answer.message
-            assert transport.failures[failure] == 1
-            assert after.failure is None
-            await transport.close()
-
-    play(scenario())
+        assert answer.failure is failure
+        assert message in answer.message
+        assert transport.failures[failure] == 1
+        assert after.failure is None
+        await transport.close()
 
 
 @pytest.mark.parametrize("case", [go_away, reset(ngh2.ErrorCode.REFUSED_STREAM)], ids=["goaway", "refused"])
-def test_what_the_server_has_not_looked_at_is_sent_again(play: Play, case: Reply) -> None:
-    async def scenario() -> None:
-        async with scripted(speaking(case, respond()), "grpc") as url:
-            transport = grpc(url)
+async def test_what_the_server_has_not_looked_at_is_sent_again(case: Reply) -> None:
+    async with scripted(speaking(case, respond()), "grpc") as url:
+        transport = grpc(url)
 
-            answer = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=10)
 
-            assert answer.failure is None
-            await transport.close()
-
-    play(scenario())
+        assert answer.failure is None
+        await transport.close()
 
 
-def test_a_server_that_speaks_http1_is_said_to(play: Play) -> None:
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(65536)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-            await reader.read()
+async def test_a_server_that_speaks_http1_is_said_to() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
 
-        async with scripted(talk, "grpc") as url:
-            transport = grpc(url)
+    async with scripted(talk, "grpc") as url:
+        transport = grpc(url)
 
-            answer = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=10)
 
-            assert answer.failure is Failure.GARBLED
-            assert "expected HTTP/2" in answer.message
-            assert "HTTP/1.1 400" in answer.message
-            await transport.close()
-
-    play(scenario())
+        assert answer.failure is Failure.GARBLED
+        assert "expected HTTP/2" in answer.message
+        assert "HTTP/1.1 400" in answer.message
+        await transport.close()
 
 
-def test_a_server_that_says_nothing_times_out(play: Play) -> None:
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(-1)
+async def test_a_server_that_says_nothing_times_out() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
 
-        async with scripted(talk, "grpc") as url:
-            transport = grpc(url)
+    async with scripted(talk, "grpc") as url:
+        transport = grpc(url)
 
-            assert (await ask(transport, timeout_s=0.05)).failure is Failure.TIMEOUT
-            await transport.close()
-
-    play(scenario())
+        assert (await ask(transport, timeout_s=0.05)).failure is Failure.TIMEOUT
+        await transport.close()
 
 
-def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = grpc(server.urls["grpc"])
-            answers = Answers()
-            transport.send(transport.prepare(identity_request()), answers.take)
-            while not server.engine.tickets:
-                await asyncio.sleep(0)
+async def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = grpc(server.urls["grpc"])
+        answers = Answers()
+        transport.send(transport.prepare(identity_request()), answers.take)
+        while not server.engine.tickets:
+            await asyncio.sleep(0)
 
-            await transport.close()
-            after = await ask(transport)
+        await transport.close()
+        after = await ask(transport)
 
-            assert [answer.failure for answer in answers.all] == [Failure.CLOSED]
-            assert after.failure is Failure.CLOSED
-
-    play(scenario())
+        assert [answer.failure for answer in answers.all] == [Failure.CLOSED]
+        assert after.failure is Failure.CLOSED
 
 
-def test_calls_that_wait_for_a_connection_have_a_limit(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"], waiting_max=2)
+async def test_calls_that_wait_for_a_connection_have_a_limit() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"], waiting_max=2)
 
-            answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
+        answers = await asyncio.gather(*(ask(transport) for _ in range(3)))
 
-            assert [answer.failure for answer in answers] == [None, None, Failure.EXHAUSTED]
-            await transport.close()
-
-    play(scenario())
+        assert [answer.failure for answer in answers] == [None, None, Failure.EXHAUSTED]
+        await transport.close()
 
 
-def test_metadata_of_the_options_is_sent_and_checked(play: Play) -> None:
-    async def scenario() -> None:
-        seen: list[tuple[bytes, bytes]] = []
+async def test_metadata_of_the_options_is_sent_and_checked() -> None:
+    seen: list[tuple[bytes, bytes]] = []
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            http2 = ngh2.Connection(ngh2.Role.SERVER)
-            http2.initiate_connection()
-            writer.write(http2.data_to_send())
-            while not seen:
-                http2.receive_data(await reader.read(65536))
-                for event in http2.events():
-                    if isinstance(event, ngh2.RequestReceived):
-                        seen.extend((bytes(name), bytes(value)) for name, value in event.headers)
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        http2 = ngh2.Connection(ngh2.Role.SERVER)
+        http2.initiate_connection()
+        writer.write(http2.data_to_send())
+        while not seen:
+            http2.receive_data(await reader.read(65536))
+            for event in http2.events():
+                if isinstance(event, ngh2.RequestReceived):
+                    seen.extend((bytes(name), bytes(value)) for name, value in event.headers)
 
-        async with scripted(talk, "grpc") as url:
-            transport = grpc(url, headers=(("X-Tag", "a"),))
-            await ask(transport, timeout_s=30)
+    async with scripted(talk, "grpc") as url:
+        transport = grpc(url, headers=(("X-Tag", "a"),))
+        await ask(transport, timeout_s=30)
 
-            assert (b"x-tag", b"a") in seen
-            assert any(name == b"grpc-timeout" and value.endswith(b"u") for name, value in seen)
-            await transport.close()
-            with pytest.raises(ServingError, match="metadata 'grpc-x'"):
-                grpc(url, headers=(("grpc-x", "a"),))
-
-    play(scenario())
+        assert (b"x-tag", b"a") in seen
+        assert any(name == b"grpc-timeout" and value.endswith(b"u") for name, value in seen)
+        await transport.close()
+        with pytest.raises(ServingError, match="metadata 'grpc-x'"):
+            grpc(url, headers=(("grpc-x", "a"),))
 
 
-def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = grpc(server.urls["grpc"])
+async def test_a_large_tensor_goes_there_and_back() -> None:
+    async with served() as server:
+        transport = grpc(server.urls["grpc"])
 
-            answer = await ask(transport, identity_request(rows=200_000))
+        answer = await ask(transport, identity_request(rows=200_000))
 
-            array = decode_response(answer.body).outputs[0].array
-            assert np.array_equal(array.ravel(), np.arange(3_200_000, dtype=np.float32))
-            assert answer.send_end_ns <= answer.done_ns
-            await transport.close()
-
-    play(scenario())
+        array = decode_response(answer.body).outputs[0].array
+        assert np.array_equal(array.ravel(), np.arange(3_200_000, dtype=np.float32))
+        assert answer.send_end_ns <= answer.done_ns
+        await transport.close()

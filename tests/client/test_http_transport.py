@@ -1,7 +1,6 @@
 """HTTP for load: what becomes of requests, over real sockets."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
 from charonia.wire.http_codec import decode_response, error_message
 from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
-
-Play = Callable[[Coroutine[Any, Any, None]], None]
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -31,193 +28,163 @@ def output(answer: Answer) -> list[float]:
     "form", [RequestForm(), RequestForm(json_inputs=True), RequestForm(json_outputs=True)], ids=repr
 )
 @pytest.mark.parametrize("coding", ["", "gzip", "deflate"])
-def test_a_request_of_any_form_is_answered(play: Play, form: RequestForm, coding: str) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"], request_compression=coding, response_compression=coding)
+async def test_a_request_of_any_form_is_answered(form: RequestForm, coding: str) -> None:
+    async with served() as server:
+        transport = http(server.urls["http"], request_compression=coding, response_compression=coding)
 
-            answer = await ask(transport, identity_request(rows=40), form)
+        answer = await ask(transport, identity_request(rows=40), form)
 
-            assert output(answer) == list(range(640))
-            assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.done_ns - answer.receive_ns
-            await transport.close()
-
-    play(scenario())
+        assert output(answer) == list(range(640))
+        assert 0 < answer.sent_ns <= answer.send_end_ns <= answer.done_ns - answer.receive_ns
+        await transport.close()
 
 
-def test_requests_one_after_another_share_a_connection(play: Play) -> None:
-    async def scenario() -> None:
-        connections = 0
+async def test_requests_one_after_another_share_a_connection() -> None:
+    connections = 0
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal connections
-            connections += 1
-            while True:
-                await read_request(reader)
-                writer.write(OK)
-
-        async with scripted(talk) as url:
-            transport = http(url)
-            answers = [await ask(transport) for _ in range(5)]
-
-            assert [answer.body for answer in answers] == [b"{}"] * 5
-            assert connections == 1
-            await transport.close()
-
-    play(scenario())
-
-
-def test_requests_at_the_same_time_each_have_a_connection(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = http(server.urls["http"])
-            assert await transport.open(2) == 2
-            answers = Answers()
-            prepared = transport.prepare(identity_request())
-
-            for _ in range(4):
-                transport.send(prepared, answers.take)
-            while len(server.engine.tickets) < 4:
-                await asyncio.sleep(0)
-            for index in range(4):
-                server.engine.release(index)
-            while len(answers.all) < 4:
-                await answers.final()
-
-            assert [answer.failure for answer in answers.all] == [None] * 4
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"])
-            prepared = transport.prepare(identity_request(parameters={"custom": 1.5}))
-            answers = Answers()
-
-            transport.send(prepared.with_sequence(7, True, False), answers.take)
-            await answers.final()
-            transport.send(prepared.with_sequence("s", False, True).with_id("a"), answers.take)
-            await answers.final()
-            transport.send(prepared, answers.take)
-            await answers.final()
-
-            seen = [(t.request.correlation_id, t.request.flags, t.request.id) for t in server.engine.tickets]
-            assert seen == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
-            assert [t.request.parameters for t in server.engine.tickets] == [{"custom": 1.5}] * 3
-            await transport.close()
-
-    play(scenario())
-
-
-def test_headers_of_the_options_are_sent(play: Play) -> None:
-    async def scenario() -> None:
-        seen = b""
-
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal seen
-            seen = await read_request(reader)
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            await read_request(reader)
             writer.write(OK)
 
-        async with scripted(talk) as url:
-            transport = http(url + "/prefix/", headers=(("Authorization", "Bearer x"), ("X-Tag", "a"), ("X-Tag", "b")))
-            await ask(transport)
-
-            assert seen.startswith(b"POST /prefix/v2/models/identity/infer HTTP/1.1\r\n")
-            assert b"\r\nAuthorization: Bearer x\r\nX-Tag: a\r\nX-Tag: b\r\n" in seen
-            await transport.close()
-
-    play(scenario())
-
-
-def test_an_error_of_the_server_comes_with_its_words(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"])
-            server.engine.errors["identity"] = ServingError(Code.UNAVAILABLE, "the queue is full")
-
-            answer = await ask(transport)
-
-            assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.UNAVAILABLE, 503)
-            assert answer.message == "the queue is full"
-            assert transport.failures[Failure.STATUS] == 1
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_request_in_time_has_no_timeout_and_one_that_is_late_has_and_disturbs_no_other(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"])
-            assert (await ask(transport, timeout_s=10)).failure is None
-            server.engine.hold = True
-
-            late = await ask(transport, timeout_s=0.05)
-            server.engine.hold = False
-            after = await ask(transport)
-
-            assert (late.failure, late.code) == (Failure.TIMEOUT, Code.UNAVAILABLE)
-            assert late.message.endswith("did not respond within 0.05 s")
-            assert after.failure is None
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_request_that_is_cancelled_gets_no_answer(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = http(server.urls["http"])
-            await transport.open(1)
-            answers = Answers()
-
-            sent = transport.send(transport.prepare(identity_request()), answers.take)
-            waiting = transport.send(transport.prepare(identity_request()), answers.take)
-            sent.cancel()
-            waiting.cancel()
-            server.engine.hold = False
-            after = await ask(transport)
-
-            assert after.failure is None
-            assert answers.all == []
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm(play: Play) -> None:
-    async def scenario() -> None:
-        async with scripted(lambda reader, writer: asyncio.sleep(0)) as url:
-            pass
+    async with scripted(talk) as url:
         transport = http(url)
-
-        begin = asyncio.get_running_loop().time()
         answers = [await ask(transport) for _ in range(5)]
-        took_s = asyncio.get_running_loop().time() - begin
 
-        assert {answer.failure for answer in answers} == {Failure.REFUSED}
-        assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
-        assert took_s > 0.1
+        assert [answer.body for answer in answers] == [b"{}"] * 5
+        assert connections == 1
         await transport.close()
 
-    play(scenario())
 
+async def test_requests_at_the_same_time_each_have_a_connection() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = http(server.urls["http"])
+        assert await transport.open(2) == 2
+        answers = Answers()
+        prepared = transport.prepare(identity_request())
 
-def test_a_server_that_comes_back_is_used_again(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as first:
-            transport = http(first.urls["http"])
-            assert (await ask(transport)).failure is None
-        gone = await ask(transport)
-        assert gone.failure in (Failure.REFUSED, Failure.RESET)
+        for _ in range(4):
+            transport.send(prepared, answers.take)
+        while len(server.engine.tickets) < 4:
+            await asyncio.sleep(0)
+        for index in range(4):
+            server.engine.release(index)
+        while len(answers.all) < 4:
+            await answers.final()
+
+        assert [answer.failure for answer in answers.all] == [None] * 4
         await transport.close()
 
-    play(scenario())
+
+async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -> None:
+    async with served() as server:
+        transport = http(server.urls["http"])
+        prepared = transport.prepare(identity_request(parameters={"custom": 1.5}))
+        answers = Answers()
+
+        transport.send(prepared.with_sequence(7, True, False), answers.take)
+        await answers.final()
+        transport.send(prepared.with_sequence("s", False, True).with_id("a"), answers.take)
+        await answers.final()
+        transport.send(prepared, answers.take)
+        await answers.final()
+
+        seen = [(t.request.correlation_id, t.request.flags, t.request.id) for t in server.engine.tickets]
+        assert seen == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
+        assert [t.request.parameters for t in server.engine.tickets] == [{"custom": 1.5}] * 3
+        await transport.close()
+
+
+async def test_headers_of_the_options_are_sent() -> None:
+    seen = b""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        seen = await read_request(reader)
+        writer.write(OK)
+
+    async with scripted(talk) as url:
+        transport = http(url + "/prefix/", headers=(("Authorization", "Bearer x"), ("X-Tag", "a"), ("X-Tag", "b")))
+        await ask(transport)
+
+        assert seen.startswith(b"POST /prefix/v2/models/identity/infer HTTP/1.1\r\n")
+        assert b"\r\nAuthorization: Bearer x\r\nX-Tag: a\r\nX-Tag: b\r\n" in seen
+        await transport.close()
+
+
+async def test_an_error_of_the_server_comes_with_its_words() -> None:
+    async with served() as server:
+        transport = http(server.urls["http"])
+        server.engine.errors["identity"] = ServingError(Code.UNAVAILABLE, "the queue is full")
+
+        answer = await ask(transport)
+
+        assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.UNAVAILABLE, 503)
+        assert answer.message == "the queue is full"
+        assert transport.failures[Failure.STATUS] == 1
+        await transport.close()
+
+
+async def test_a_request_in_time_has_no_timeout_and_one_that_is_late_has_and_disturbs_no_other() -> None:
+    async with served() as server:
+        transport = http(server.urls["http"])
+        assert (await ask(transport, timeout_s=10)).failure is None
+        server.engine.hold = True
+
+        late = await ask(transport, timeout_s=0.05)
+        server.engine.hold = False
+        after = await ask(transport)
+
+        assert (late.failure, late.code) == (Failure.TIMEOUT, Code.UNAVAILABLE)
+        assert late.message.endswith("did not respond within 0.05 s")
+        assert after.failure is None
+        await transport.close()
+
+
+async def test_a_request_that_is_cancelled_gets_no_answer() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = http(server.urls["http"])
+        await transport.open(1)
+        answers = Answers()
+
+        sent = transport.send(transport.prepare(identity_request()), answers.take)
+        waiting = transport.send(transport.prepare(identity_request()), answers.take)
+        sent.cancel()
+        waiting.cancel()
+        server.engine.hold = False
+        after = await ask(transport)
+
+        assert after.failure is None
+        assert answers.all == []
+        await transport.close()
+
+
+async def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm() -> None:
+    async with scripted(lambda reader, writer: asyncio.sleep(0)) as url:
+        pass
+    transport = http(url)
+
+    begin = asyncio.get_running_loop().time()
+    answers = [await ask(transport) for _ in range(5)]
+    took_s = asyncio.get_running_loop().time() - begin
+
+    assert {answer.failure for answer in answers} == {Failure.REFUSED}
+    assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
+    assert took_s > 0.1
+    await transport.close()
+
+
+async def test_a_server_that_comes_back_is_used_again() -> None:
+    async with served() as first:
+        transport = http(first.urls["http"])
+        assert (await ask(transport)).failure is None
+    gone = await ask(transport)
+    assert gone.failure in (Failure.REFUSED, Failure.RESET)
+    await transport.close()
 
 
 BROKEN = {
@@ -259,158 +226,135 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_request_gets_a_new_connection(
-    play: Play, case: str
-) -> None:
+async def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_request_gets_a_new_connection(case: str) -> None:
     words, failure, message = BROKEN[case]
 
-    async def scenario() -> None:
-        is_broken = True
+    is_broken = True
 
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while True:
-                await read_request(reader)
-                writer.write(words if is_broken else OK)
-                if is_broken and failure is Failure.RESET:
-                    return
-
-        async with scripted(talk) as url:
-            transport = http(url, response_bytes_max=1000)
-
-            answer = await ask(transport, timeout_s=10)
-            is_broken = False
-            after = await ask(transport, timeout_s=10)
-
-            assert answer.failure is failure
-            assert message in answer.message
-            assert transport.failures[failure] == 1
-            assert after.failure is None
-            await transport.close()
-
-    play(scenario())
-
-
-def test_a_connection_that_the_server_closes_after_its_answer_is_not_used_again(play: Play) -> None:
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
             await read_request(reader)
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+            writer.write(words if is_broken else OK)
+            if is_broken and failure is Failure.RESET:
+                return
 
-        async with scripted(talk) as url:
-            transport = http(url)
+    async with scripted(talk) as url:
+        transport = http(url, response_bytes_max=1000)
 
-            assert [(await ask(transport)).failure for _ in range(3)] == [None] * 3
-            await transport.close()
+        answer = await ask(transport, timeout_s=10)
+        is_broken = False
+        after = await ask(transport, timeout_s=10)
 
-    play(scenario())
-
-
-def test_connections_have_a_limit(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = http(server.urls["http"], connections_max=2)
-            held = Answers()
-            for _ in range(2):
-                transport.send(transport.prepare(identity_request()), held.take)
-
-            answer = await ask(transport)
-
-            assert (answer.failure, answer.code) == (Failure.EXHAUSTED, Code.UNAVAILABLE)
-            assert "all 2 connections" in answer.message
-            await transport.close()
-            assert [answer.failure for answer in held.all] == [Failure.CLOSED] * 2
-
-    play(scenario())
+        assert answer.failure is failure
+        assert message in answer.message
+        assert transport.failures[failure] == 1
+        assert after.failure is None
+        await transport.close()
 
 
-def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            server.engine.hold = True
-            transport = http(server.urls["http"])
-            await transport.open(1)
-            answers = Answers()
-            transport.send(transport.prepare(identity_request()), answers.take)  # written
-            transport.send(transport.prepare(identity_request()), answers.take)  # waits for a connection
+async def test_a_connection_that_the_server_closes_after_its_answer_is_not_used_again() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
 
-            await transport.close()
-            after = await ask(transport)
+    async with scripted(talk) as url:
+        transport = http(url)
 
-            assert [answer.failure for answer in answers.all] == [Failure.CLOSED] * 2
-            assert after.failure is Failure.CLOSED
-
-    play(scenario())
+        assert [(await ask(transport)).failure for _ in range(3)] == [None] * 3
+        await transport.close()
 
 
-def test_a_callback_may_send_the_next_request(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"])
-            prepared = transport.prepare(identity_request())
-            done = asyncio.get_running_loop().create_future()
-            count = 0
+async def test_connections_have_a_limit() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = http(server.urls["http"], connections_max=2)
+        held = Answers()
+        for _ in range(2):
+            transport.send(transport.prepare(identity_request()), held.take)
 
-            def next_one(answer: Answer) -> None:
-                nonlocal count
-                count += 1
-                if count == 200:
-                    done.set_result(None)
-                else:
-                    transport.send(prepared, next_one)
+        answer = await ask(transport)
 
-            transport.send(prepared, next_one)
-            await done
-
-            assert sum(transport.failures.values()) == 0
-            await transport.close()
-
-    play(scenario())
+        assert (answer.failure, answer.code) == (Failure.EXHAUSTED, Code.UNAVAILABLE)
+        assert "all 2 connections" in answer.message
+        await transport.close()
+        assert [answer.failure for answer in held.all] == [Failure.CLOSED] * 2
 
 
-def test_a_large_tensor_goes_there_and_back(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server:
-            transport = http(server.urls["http"])
+async def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = http(server.urls["http"])
+        await transport.open(1)
+        answers = Answers()
+        transport.send(transport.prepare(identity_request()), answers.take)  # written
+        transport.send(transport.prepare(identity_request()), answers.take)  # waits for a connection
 
-            answer = await ask(transport, identity_request(rows=50_000))
+        await transport.close()
+        after = await ask(transport)
 
-            array = decode_response(answer.body, answer.json_bytes).outputs[0].array
-            assert array.shape == (50_000, 16)
-            assert answer.sent_ns < answer.send_end_ns < answer.done_ns
-            assert np.array_equal(array.ravel(), np.arange(800_000, dtype=np.float32))
-            await transport.close()
-
-    play(scenario())
+        assert [answer.failure for answer in answers.all] == [Failure.CLOSED] * 2
+        assert after.failure is Failure.CLOSED
 
 
-def test_a_body_that_is_kept_comes_with_the_times_of_its_parts(play: Play) -> None:
-    async def scenario() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while True:
-                await read_request(reader)
-                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                for part in (b"ab", b"cde"):
-                    await asyncio.sleep(0.02)
-                    writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+async def test_a_callback_may_send_the_next_request() -> None:
+    async with served() as server:
+        transport = http(server.urls["http"])
+        prepared = transport.prepare(identity_request())
+        done = asyncio.get_running_loop().create_future()
+        count = 0
+
+        def next_one(answer: Answer) -> None:
+            nonlocal count
+            count += 1
+            if count == 200:
+                done.set_result(None)
+            else:
+                transport.send(prepared, next_one)
+
+        transport.send(prepared, next_one)
+        await done
+
+        assert sum(transport.failures.values()) == 0
+        await transport.close()
+
+
+async def test_a_large_tensor_goes_there_and_back() -> None:
+    async with served() as server:
+        transport = http(server.urls["http"])
+
+        answer = await ask(transport, identity_request(rows=50_000))
+
+        array = decode_response(answer.body, answer.json_bytes).outputs[0].array
+        assert array.shape == (50_000, 16)
+        assert answer.sent_ns < answer.send_end_ns < answer.done_ns
+        assert np.array_equal(array.ravel(), np.arange(800_000, dtype=np.float32))
+        await transport.close()
+
+
+async def test_a_body_that_is_kept_comes_with_the_times_of_its_parts() -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for part in (b"ab", b"cde"):
                 await asyncio.sleep(0.02)
-                writer.write(b"0\r\n\r\n")
+                writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+            await asyncio.sleep(0.02)
+            writer.write(b"0\r\n\r\n")
 
-        async with scripted(talk) as url:
-            transport = http(url)
-            answer = await ask(transport)
+    async with scripted(talk) as url:
+        transport = http(url)
+        answer = await ask(transport)
 
-            assert answer.body == b"abcde"
-            assert answer.arrivals is not None
-            times, sizes = answer.arrivals[0::2].tolist(), answer.arrivals[1::2].tolist()
-            assert sizes[0] == 2
-            assert sizes[-1] == 5
-            assert times == sorted(times)
-            assert times[sizes.index(5)] - times[0] >= 10_000_000
-            assert answer.sent_ns < times[0] <= times[-1] <= answer.done_ns
-            await transport.close()
-
-    play(scenario())
+        assert answer.body == b"abcde"
+        assert answer.arrivals is not None
+        times, sizes = answer.arrivals[0::2].tolist(), answer.arrivals[1::2].tolist()
+        assert sizes[0] == 2
+        assert sizes[-1] == 5
+        assert times == sorted(times)
+        assert times[sizes.index(5)] - times[0] >= 10_000_000
+        assert answer.sent_ns < times[0] <= times[-1] <= answer.done_ns
+        await transport.close()
 
 
 @pytest.mark.parametrize(

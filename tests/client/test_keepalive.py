@@ -6,9 +6,8 @@ import errno
 import math
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from tests.support.client_servers import Answers, ask, identity_request, scripted, served
@@ -18,8 +17,6 @@ from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
 from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import Failure, WireOptions
-
-Play = Callable[[Coroutine[Any, Any, None]], None]
 
 SO_ATTACH_FILTER = 26
 RETURN = 0x06
@@ -35,7 +32,6 @@ class Link:
         self._sockets: list[socket.socket] = []
 
     def add(self, writer: asyncio.StreamWriter) -> None:
-        """A connection was made."""
         self._sockets.append(writer.get_extra_info("socket"))
 
     def lose(self) -> None:
@@ -49,7 +45,6 @@ class Link:
 
 @asynccontextmanager
 async def relayed(url: str) -> AsyncIterator[Link]:
-    """Yield a way to the server at a URL."""
     target, link = parse_url(url), Link()
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,8 +68,6 @@ async def relayed(url: str) -> AsyncIterator[Link]:
 
 
 class OneSocket(asyncio.BaseTransport):
-    """What a transport says of its socket."""
-
     def __init__(self, of: socket.socket) -> None:
         super().__init__({"socket": of})
 
@@ -130,15 +123,10 @@ def test_a_connection_that_is_gone_at_once_is_no_error_here() -> None:
     ],
 )
 @pytest.mark.parametrize("url", ["http://localhost:1", "grpc://localhost:1"])
-def test_times_that_cannot_be_kept_are_refused(
-    play: Play, url: str, time_s: float, timeout_s: float, named: str
-) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ServingError, match=f"^{named}: expected ") as caught:
-            connect(url, WireOptions(keepalive_time_s=time_s, keepalive_timeout_s=timeout_s))
-        assert caught.value.code is Code.INVALID_ARG
-
-    play(scenario())
+async def test_times_that_cannot_be_kept_are_refused(url: str, time_s: float, timeout_s: float, named: str) -> None:
+    with pytest.raises(ServingError, match=f"^{named}: expected ") as caught:
+        connect(url, WireOptions(keepalive_time_s=time_s, keepalive_timeout_s=timeout_s))
+    assert caught.value.code is Code.INVALID_ARG
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
@@ -157,45 +145,37 @@ def test_a_server_out_of_reach_is_told_from_one_that_closes_the_connection(numbe
 
 @needs_linux
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_that_waits_on_a_lost_connection_fails_and_the_next_one_is_answered(
-    play: Play, protocol: str
-) -> None:
-    async def scenario() -> None:
-        async with served() as server, relayed(server.urls[protocol]) as link:
-            server.engine.hold = True
-            transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
-            answers = Answers()
-            transport.send(transport.prepare(identity_request()), answers.take)
-            while not server.engine.tickets:
-                await asyncio.sleep(0.001)
+async def test_a_request_that_waits_on_a_lost_connection_fails_and_the_next_one_is_answered(protocol: str) -> None:
+    async with served() as server, relayed(server.urls[protocol]) as link:
+        server.engine.hold = True
+        transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
+        answers = Answers()
+        transport.send(transport.prepare(identity_request()), answers.take)
+        while not server.engine.tickets:
+            await asyncio.sleep(0.001)
 
-            link.lose()  # the server has the request: only asking shows that it is out of reach
-            lost = await answers.final()
-            server.engine.hold = False
-            after = await ask(transport)
+        link.lose()  # the server has the request: only asking shows that it is out of reach
+        lost = await answers.final()
+        server.engine.hold = False
+        after = await ask(transport)
 
-            assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
-            assert lost.message.startswith(f"the connection to {link.url} was lost before ")
-            assert after.failure is None
-            await transport.close()
-
-    play(scenario())
+        assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
+        assert lost.message.startswith(f"the connection to {link.url} was lost before ")
+        assert after.failure is None
+        await transport.close()
 
 
 @needs_linux
-def test_a_request_on_a_connection_that_was_lost_before_fails_and_the_next_one_is_answered(play: Play) -> None:
-    async def scenario() -> None:
-        async with served() as server, relayed(server.urls["grpc"]) as link:
-            transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
-            assert (await ask(transport)).failure is None
+async def test_a_request_on_a_connection_that_was_lost_before_fails_and_the_next_one_is_answered() -> None:
+    async with served() as server, relayed(server.urls["grpc"]) as link:
+        transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
+        assert (await ask(transport)).failure is None
 
-            link.lose()
-            lost = await ask(transport)
-            after = await ask(transport)
+        link.lose()
+        lost = await ask(transport)
+        after = await ask(transport)
 
-            assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
-            assert lost.message.startswith(f"the connection to {link.url} was lost before ")
-            assert after.failure is None
-            await transport.close()
-
-    play(scenario())
+        assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
+        assert lost.message.startswith(f"the connection to {link.url} was lost before ")
+        assert after.failure is None
+        await transport.close()

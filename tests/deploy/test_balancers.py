@@ -185,7 +185,6 @@ class Load:
                 time.sleep(0.002)
 
     def goes_on(self, requests: int = 500) -> None:
-        """Wait for further answers."""
         wanted = self.answered + requests
         assert eventually(lambda: self.answered >= wanted, 60), self.failures[-3:]
 

@@ -108,7 +108,6 @@ def counted(pair: Pair, model: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def same_counts(pair: Pair, model: str) -> dict[str, int]:
-    """Return what was counted, which has to be the same."""
     ours, theirs = once_counted(lambda: counted(pair, model))
     assert ours == theirs
     return ours

@@ -50,7 +50,6 @@ def counts(page: str) -> set[tuple[str, str, float]]:
 
 
 def samples(page: str) -> dict[str, set[str]]:
-    """Names of labels by metric."""
     found: dict[str, set[str]] = {}
     for name, labels, _ in SAMPLE.findall(page):
         found.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))

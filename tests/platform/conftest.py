@@ -33,7 +33,6 @@ def platform(app: FastAPI) -> Platform:
 
 @pytest.fixture
 def link(platform: Platform) -> str:
-    """The secret of a link that signs the owner in."""
     with platform.database.transaction() as session:
         return local.prepare(session, platform.settings.data)
 
@@ -47,7 +46,6 @@ def anybody(app: FastAPI) -> Iterator[TestClient]:
 
 @pytest.fixture
 def admin(anybody: TestClient, link: str, platform: Platform) -> TestClient:
-    """A client with the owner's key."""
     key = (platform.settings.data / "owner.key").read_text().strip()
     anybody.headers["Authorization"] = f"Bearer {key}"
     return anybody

@@ -13,12 +13,7 @@ from charonia.platform.api_client import CHANGE_TRIES_MAX, PlatformAwayError, Pl
 
 
 class Scripted(HTTPServer):
-    """A platform that answers calls as it is told, in their order.
-
-    Attributes:
-        answers: Status and headers of each answer; a status of 0 closes the connection without one.
-        keys: The idempotency keys that it got.
-    """
+    """A platform that answers calls as it is told, in their order."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str]]] = []

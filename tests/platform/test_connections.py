@@ -67,8 +67,6 @@ async def turns(count: int = 10) -> None:
 
 @pytest.fixture
 def run() -> Callable[[Callable[[BoundedProtocol, FakeTransport], Any]], None]:
-    """Runs a scenario with a connection."""
-
     def start(scenario: Callable[[BoundedProtocol, FakeTransport], Any]) -> None:
         async def main() -> None:
             await scenario(*connect(ServerState()))
@@ -171,14 +169,11 @@ def test_an_application_may_take_its_time(run: Run) -> None:
     run(scenario)
 
 
-def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 2)
 
-    async def main() -> list[FakeTransport]:
-        state = ServerState()
-        return [connect(state)[1] for _ in range(3)]
-
-    *taken, refused = asyncio.run(main())
+    state = ServerState()
+    *taken, refused = [connect(state)[1] for _ in range(3)]
 
     assert [transport.is_closed for transport in taken] == [False, False]
     assert refused.is_closed

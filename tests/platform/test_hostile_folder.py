@@ -43,8 +43,6 @@ def until(look: Callable[[], dict[str, Any]], name: str, *values: object) -> dic
 
 
 class Owner:
-    """The owner of a platform."""
-
     def __init__(self, platform: PlatformProcess) -> None:
         self._client = Client(base_url=platform.url, timeout=30.0, headers={"Authorization": f"Bearer {platform.key}"})
         self._page = Client(base_url=platform.url, timeout=30.0, headers={"Origin": platform.url})

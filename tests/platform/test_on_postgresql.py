@@ -50,7 +50,6 @@ def url(postgresql_url: str) -> Iterator[str]:
 
 
 def until(client: TestClient, target: FakeTarget, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the deployment when it is so."""
     deadline = time.monotonic() + 60
     while True:
         target.pass_s(1.0)

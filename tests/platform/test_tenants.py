@@ -117,7 +117,6 @@ def stranger(request: pytest.FixtureRequest, platform: Platform, admin: TestClie
 
 
 def value_of(stranger: Stranger, path: str, name: str) -> str:
-    """Return what a part of a path is in the other project."""
     if name == "key":
         return stranger.values["upload"] if "/uploads/" in path else KEY
     if name == "name":
@@ -138,15 +137,7 @@ def calls(app: FastAPI) -> list[tuple[str, str]]:
 
 
 def send(client: TestClient, stranger: Stranger, method: str, path: str, **other: str) -> tuple[int, str]:
-    """Make a call about the other project, and return its status and its answer.
-
-    Args:
-        client: The client.
-        stranger: Who calls.
-        method: The method.
-        path: The path, with names in braces.
-        other: Values of names of the path; `_absent`: all names but that of the project are names of nothing.
-    """
+    """Make a call about the other project, and return its status and its answer."""
     is_absent = "_absent" in other
 
     def value(found: re.Match[str]) -> str:
@@ -246,7 +237,6 @@ def test_no_call_takes_what_belongs_to_another_project(
 
 
 def changes(platform: Platform) -> list[object]:
-    """Return what was changed so far in the other project."""
     with platform.database.reading() as session:
         project = session.query(ProjectRow).filter_by(name=OTHER).one()
         rows = session.query(AuditRow).filter_by(project_id=project.id).count()

@@ -47,7 +47,6 @@ pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the package is installed in."""
     folder = tmp_path_factory.mktemp("site")
     blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     info = folder / "charonia_scaling-1.0.dist-info"
@@ -78,8 +77,6 @@ def python(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
 
 
 class Served:
-    """A server in an interpreter that has the package."""
-
     def __init__(self, python: Path, *arguments: str) -> None:
         self._command = [str(python), "-P", "-m", "charonia", "serve", *ADDRESSES, *arguments]
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.support.gate import Gate, gated
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 from tests.support.redis_server import RedisProcess
@@ -179,27 +178,6 @@ def test_a_model_without_the_section_and_a_server_without_the_option_have_no_cac
     assert len(models.executions("m")) == 4
 
 
-def test_errors_are_not_kept(models: Models) -> None:
-    models.add("m", CACHED)
-    with ServeProcess(models.repository, LOCAL) as server:
-        for _ in range(2):
-            with pytest.raises(InferenceServerException, match="unlucky"):
-                http_infer(server, "m", ones(1, 1, value=14))
-        assert statistics(server, "m")["fail"] == 2
-
-
-def test_equal_requests_at_the_same_time_run_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAUSE", "0.5")
-    models.add("m", CACHED)
-    with ServeProcess(models.repository, LOCAL) as server:
-        results = together(*[lambda: http_infer(server, "m", ones(1, 2)).tolist()] * 8)
-        metrics = page(server)
-
-    assert results == [[[2, 2]]] * 8
-    assert len(models.executions("m")) == 1
-    assert 'charonia_cache_collapsed_total{model="m",version="1"} 7' in metrics
-
-
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 64
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
@@ -289,53 +267,6 @@ def test_every_instance_is_warm_before_the_model_is_ready_and_nothing_of_that_is
     assert set(counts.values()) == {0}
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (sample("random_data: true"), ""),
-        (sample('input_data_file: "absent"'), "model_warmup[0].inputs[INPUT0].input_data_file: "),
-        (sample('input_data_file: "unlucky"'), "model_warmup[0]: failed to run warmup sample 's' on instance 'm_0"),
-        (sample('input_data_file: "deadly"'), "model_warmup[0]: failed to run warmup sample 's' on instance 'm_0"),
-        (sample("zero_data: true").replace("[ 2 ]", "[ 2, 2 ]"), "model_warmup[0].inputs[INPUT0].dims: "),
-    ],
-)
-def test_a_sample_that_fails_fails_the_load_with_its_path(models: Models, text: str, reason: str) -> None:
-    models.add("m", text)
-    (models.repository / "m" / "warmup").mkdir()
-    for name, value in (("unlucky", 14), ("deadly", 13)):
-        (models.repository / "m" / "warmup" / name).write_bytes(np.array([value, 0], "<f4").tobytes())
-
-    with (
-        ServeProcess(models.repository, "--exit-on-error=false") as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        (entry,) = client.get_model_repository_index()
-
-    assert entry["state"] == ("UNAVAILABLE" if reason else "READY")
-    assert reason in entry.get("reason", "")
-
-
-def test_the_old_version_answers_until_the_new_one_is_warm(models: Models) -> None:
-    models.add("m", number=1)
-    with (
-        ServeProcess(models.repository, "--model-control-mode=explicit", "--load-model=m") as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        models.add("m", sample("zero_data: true", count=2), number=5)
-        code = models.repository / "m" / "1" / "model.py"
-        code.write_text(gated(code.read_text()))
-        gate = Gate(code.parent)
-        with gate.closed():
-            loading = threading.Thread(target=client.load_model, args=("m",))
-            loading.start()
-            while not gate.runs:  # the first run of the sample
-                time.sleep(0.02)
-
-            assert http_infer(server, "m", ones(1, 2)).tolist() == [[2, 2]]
-        loading.join()
-        assert http_infer(server, "m", ones(1, 2)).tolist() == [[6, 6]]
-
-
 def test_a_worker_that_was_started_again_is_warm_before_it_gets_requests(models: Models) -> None:
     models.add("m", sample("zero_data: true", count=2))
     with ServeProcess(models.repository) as server:
@@ -388,28 +319,6 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
     assert any(overlap(one, other) for one in b for other in b if one != other)
     assert 'charonia_rate_limit_executions_total{model="a",model_instance="a_0_0",version="1"} 6' in metrics
     assert 'charonia_rate_limit_in_use{device="0",resource="R"} 0' in metrics
-
-
-def test_resources_come_back_when_a_worker_dies_and_when_a_model_is_unloaded(models: Models) -> None:
-    models.add("a", needs(1))
-    models.add("b", needs(3))
-    explicit = ("--model-control-mode=explicit", "--load-model=*")
-    with (
-        ServeProcess(models.repository, "--rate-limit=execution_count", *explicit) as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        with pytest.raises(InferenceServerException):
-            http_infer(server, "a", ones(1, 1, value=13))
-        assert http_infer(server, "b", ones(1, 1)).tolist() == [[2]]
-        assert get(server, "/v2/ratelimit")["resources"][0]["capacity"] == 3
-
-        client.unload_model("b")
-        while client.is_model_ready("b") or get(server, "/v2/ratelimit")["resources"][0]["capacity"] != 1:
-            time.sleep(0.02)
-
-        client.load_model("a")
-        assert http_infer(server, "a", ones(1, 1)).tolist() == [[2]]
-        assert [i["model"] for i in get(server, "/v2/ratelimit")["instances"]].count("a") >= 1
 
 
 def test_a_model_that_needs_more_than_there_is_is_not_loaded(models: Models) -> None:

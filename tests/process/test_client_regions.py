@@ -1,8 +1,6 @@
 """Tensors in shared memory with the stock clients: a real server, real memory objects."""
 
-import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +13,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tests.support.fork_server import run_command
-from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, write_model
 from tests.support.process import SHAPES, ServeProcess
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
 backend: "{backend}"
@@ -62,11 +59,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(
         folder, "batching", "", config=identity(more="dynamic_batching { max_queue_delay_microseconds: 20000 }")
     )
-    write_model(folder, "text", "", config=identity("TYPE_STRING"))
     write_model(folder, "python", PYTHON_IDENTITY, config=identity(backend="python"))
-    write_model(folder, "held", gated(PYTHON_IDENTITY), config=identity(backend="python"))
     write_model(folder, "ensemble", "", config=ENSEMBLE)
-    for name in ("echo", "batching", "text", "ensemble"):
+    for name in ("echo", "batching", "ensemble"):
         (folder / name / "1").mkdir(exist_ok=True)
     return folder
 
@@ -154,47 +149,6 @@ def test_what_one_connection_registers_can_be_used_over_every_other(server: Serv
 
 
 @PROTOCOLS
-def test_requests_of_one_batch_have_places_of_their_own(server: ServeProcess, module: Any) -> None:
-    rows = np.arange(4000, dtype=np.float32).reshape(4, 1000)
-    with (
-        client_of(module, server) as client,
-        region(client, rows.nbytes, rows.tobytes()) as (source, _),
-        region(client, rows.nbytes) as (target, handle),
-    ):
-
-        def one(row: int) -> None:
-            given = module.InferInput("INPUT0", [1, 1000], "FP32")
-            given.set_shared_memory(source, 4000, 4000 * row)
-            asked = module.InferRequestedOutput("OUTPUT0")
-            asked.set_shared_memory(target, 4000, 4000 * (3 - row))
-            with client_of(module, server) as own:
-                own.infer("batching", [given], outputs=[asked])
-
-        threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-
-        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, rows.shape), rows[::-1])
-
-
-@PROTOCOLS
-def test_text_lies_in_shared_memory(server: ServeProcess, module: Any) -> None:
-    words = np.array([[b"one", b"", "zw\u00f6lf".encode()]], dtype=np.object_)
-    wire = serialize_byte_tensor(words).item()
-    with (
-        client_of(module, server) as client,
-        region(client, 64, wire) as (source, _),
-        region(client, 64) as (target, handle),
-    ):
-        infer(module, client, "text", source, target, shape=(1, 3), size=len(wire), datatype="BYTES", target_size=64)
-
-        assert Path("/dev/shm", target).read_bytes()[: len(wire)] == wire
-        del handle
-
-
-@PROTOCOLS
 def test_status_lists_what_is_registered(server: ServeProcess, module: Any) -> None:
     with client_of(module, server) as client, region(client, 100) as (name, _):
         if module is httpclient:
@@ -233,57 +187,6 @@ def test_what_cannot_be_is_refused_and_the_server_goes_on(server: ServeProcess, 
             client.register_cuda_shared_memory("gpu", b"aGFuZGxl", 0, 4)
         client.unregister_system_shared_memory("none")
         assert infer(module, client, "echo", name, shape=(1, 1000), size=4000).as_numpy("OUTPUT0")[0, 999] == 999
-
-
-@PROTOCOLS
-def test_an_object_that_was_cut_short_fails_its_requests_and_nothing_else(server: ServeProcess, module: Any) -> None:
-    with (
-        client_of(module, server) as client,
-        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
-        region(client, SENT.nbytes) as (target, _),
-    ):
-        os.truncate(f"/dev/shm/{target}", 0)
-        with pytest.raises(InferenceServerException, match="has 0 bytes now"):
-            infer(module, client, "echo", source, target)
-        os.truncate(f"/dev/shm/{source}", 4096)
-        with pytest.raises(InferenceServerException, match="has 4096 bytes now"):
-            infer(module, client, "python", source)
-
-        assert client.is_server_ready()
-
-
-@PROTOCOLS
-def test_a_region_that_is_unregistered_while_a_request_uses_it_stays_for_that_request(
-    server: ServeProcess, repository: Path, module: Any
-) -> None:
-    with (
-        client_of(module, server) as client,
-        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
-        region(client, SENT.nbytes) as (target, handle),
-    ):
-        failures: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                with client_of(module, server) as own:
-                    infer(module, own, "held", source, target)
-            except BaseException as error:
-                failures.append(error)
-
-        gate = Gate(repository / "held" / "1")
-        runs = gate.runs
-        with gate.closed():
-            thread = threading.Thread(target=run)
-            thread.start()
-            while gate.runs == runs:
-                time.sleep(0.02)
-            client.unregister_system_shared_memory()
-        thread.join()
-
-        assert failures == []
-        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
-        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
-            infer(module, client, "echo", source)
 
 
 def test_a_stream_takes_and_gives_tensors_in_shared_memory(server: ServeProcess) -> None:

@@ -22,8 +22,6 @@ VERTEX_AI = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 
 
 class Clouds:
-    """A server with both endpoints."""
-
     def __init__(self, server: ServeProcess) -> None:
         found = dict(re.findall(r"Started (Sagemaker|Vertex AI) HTTPService at (127\.0\.0\.1:\d+)", server.log))
         self.sagemaker, self.vertex_ai, self.http = found["Sagemaker"], found["Vertex AI"], server.http

@@ -48,7 +48,6 @@ def add_one(number: float) -> float:
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Iterator[Path]:
-    """A folder to start commands in."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     write_hostile_files(folder)

@@ -327,7 +327,6 @@ def test_an_answer_outlives_its_server(repository: Path) -> None:
 
 
 def waiting(server: charonia.Server, model: str) -> int:
-    """Requests of a model that have not begun to run."""
     loaded = server._running()._lifecycle.table.loaded()
     return sum(version.runner.pending or 0 for version in loaded if version.runner.config.name == model)
 

@@ -11,11 +11,10 @@ import signal
 import socket
 import struct
 import threading
-import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +24,6 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
-from tests.support.models import PYTHON_IDENTITY
 from tests.support.process import SHAPES, ServeProcess, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
@@ -39,13 +37,6 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
 dynamic_batching { }
 """
 
-QUEUED = """
-backend: "python"
-max_batch_size: 1
-input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }}
-output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }}
-dynamic_batching {{ default_queue_policy {{ {policy} }} }}
-"""
 
 PYTHON = """
 backend: "python"
@@ -158,8 +149,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "moody", PYTHON + IMPATIENT, MODEL_PY)
     write_model(folder, "lavish", PYTHON, MODEL_PY)
     write_model(folder, "sleeper", PYTHON, gated(MODEL_PY))
-    write_model(folder, "narrow", QUEUED.format(policy="max_queue_size: 2"), gated(PYTHON_IDENTITY))
-    write_model(folder, "hasty", QUEUED.format(policy="default_timeout_microseconds: 150000"), gated(PYTHON_IDENTITY))
     return folder
 
 
@@ -432,18 +421,6 @@ def test_http1_on_the_grpc_port_is_told_so(server: ServeProcess) -> None:
     assert talk(server.grpc, raw_infer("steady", 1)).startswith(b"HTTP/1.1 505 ")
 
 
-def test_many_requests_in_one_piece_are_answered_in_order(server: ServeProcess) -> None:
-    with connect(server.http) as connection:
-        connection.sendall(b"".join(raw_infer("steady", value) for value in range(50)))
-        received = b""
-        while received.count(b'"data":[') < 50 or not received.endswith(b"}"):
-            piece = connection.recv(65536)
-            assert piece, "the server closed the connection"
-            received += piece
-
-    assert [int(value) for value in re.findall(rb'"data":\[(\d+)\]', received)] == [2 * v for v in range(50)]
-
-
 def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> None:
     processes = processes_of(server)
     before = sum(process.num_fds() for process in processes)
@@ -556,54 +533,6 @@ def test_a_client_that_leaves_takes_its_requests_along(
         assert eventually(lambda: cancelled(server, "sleeper") == before + 2)
     assert call_http(server, "sleeper", 3) == [6]
     assert gate.runs == runs + 2  # it did not run what had left the queue
-
-
-def test_a_grpc_deadline_ends_the_request(server: ServeProcess, repository: Path) -> None:
-    gate = Gate(repository / "sleeper" / "1")
-    before, runs = cancelled(server, "sleeper"), gate.runs
-    sent = tensor(grpcclient, "IN", np.array([1], np.int32), "INT32")
-
-    with gate.closed(), grpcclient.InferenceServerClient(server.grpc) as client:
-        while gate.runs == runs:  # a machine that stands still lets a call be late before it arrives
-            with pytest.raises(InferenceServerException) as caught:
-                client.infer("sleeper", [sent], client_timeout=0.1)
-            assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
-
-        assert eventually(lambda: cancelled(server, "sleeper") > before)
-
-
-def ask_slow(server: ServeProcess, model: str, module: Any) -> tuple[str, float]:
-    """Return the status, and the seconds it took."""
-    begin = time.monotonic()
-    with module.InferenceServerClient(server.http if module is httpclient else server.grpc) as client:
-        try:
-            client.infer(model, [tensor(module, "INPUT0", np.zeros((1, 4), np.float32), "FP32")])
-        except InferenceServerException as error:
-            return str(error.status()), time.monotonic() - begin
-    return "answered", time.monotonic() - begin
-
-
-@pytest.mark.parametrize(("module", "status"), [(httpclient, "503"), (grpcclient, "StatusCode.UNAVAILABLE")])
-def test_a_full_queue_refuses_at_once(server: ServeProcess, repository: Path, module: Any, status: str) -> None:
-    with ThreadPoolExecutor(8) as threads, Gate(repository / "narrow" / "1").closed():
-        calls = [threads.submit(ask_slow, server, "narrow", module) for _ in range(8)]
-        assert eventually(lambda: sum(call.done() for call in calls) == 5)
-        refused = [call.result()[0] for call in calls if call.done()]
-
-    assert refused == [status] * 5
-    assert [call.result()[0] for call in calls].count("answered") == 3
-
-
-@pytest.mark.parametrize(("module", "status"), [(httpclient, "503"), (grpcclient, "StatusCode.UNAVAILABLE")])
-def test_a_queue_timeout_is_kept(server: ServeProcess, repository: Path, module: Any, status: str) -> None:
-    with ThreadPoolExecutor(3) as threads, Gate(repository / "hasty" / "1").closed():
-        calls: list[Future[tuple[str, float]]] = [threads.submit(ask_slow, server, "hasty", module) for _ in range(3)]
-        assert eventually(lambda: sum(call.done() for call in calls) == 2)
-        refused = [call.result() for call in calls if call.done()]
-
-    assert [outcome for outcome, _ in refused] == [status] * 2
-    assert all(seconds > 0.14 for _, seconds in refused)
-    assert [call.result()[0] for call in calls].count("answered") == 1
 
 
 def test_reloads_lose_no_request_whether_they_succeed_or_fail(server: ServeProcess, repository: Path) -> None:

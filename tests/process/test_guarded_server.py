@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import os
 import re
 import signal
 import threading
@@ -119,7 +118,6 @@ class Client(threading.Thread):
                     self.breaks += 1
 
     def is_answered(self, more: int = 5) -> bool:
-        """Whether further requests succeed."""
         before = self.statuses.count(200)
         return eventually(lambda: self.statuses.count(200) >= before + more)
 
@@ -229,32 +227,3 @@ def test_a_stop_loses_no_request(server: ServeProcess, gate: Gate) -> None:
         thread.join(60)
     assert server.wait() == 0
     assert answers == [200] * 6
-
-
-def test_an_engine_that_is_killed_while_it_starts_ends_the_server(repository: Path) -> None:
-    write_model(
-        repository,
-        "murderer",
-        "import os, signal\n"
-        "class TritonPythonModel:\n"
-        "    def initialize(self, args):\n"
-        "        os.kill(os.getppid(), signal.SIGKILL)\n"
-        "    def execute(self, requests):\n"
-        "        return []\n",
-        config=identity_pbtxt("python", dims=(4,)),
-    )
-
-    with pytest.raises(RuntimeError, match="SIGKILL"), ServeProcess(repository, "--front-ends=1"):
-        pass
-
-
-def test_a_model_that_fails_to_load_at_the_first_start_ends_the_server_with_the_reason(repository: Path) -> None:
-    (repository / "echo" / "config.pbtxt").write_text("no configuration")
-
-    server = ServeProcess(repository, "--front-ends=1")
-    with pytest.raises(RuntimeError, match="server stopped: not every model could be loaded"), server:
-        pass
-
-    assert server.process.returncode == 1
-    assert server.log.count("failed to load 'echo', failed to poll from model repository") == 1
-    assert os.path.exists(repository)

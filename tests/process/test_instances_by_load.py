@@ -1,9 +1,7 @@
 """A served model whose number of instances follows the load: it grows, shrinks, and loses no request meanwhile."""
 
 import json
-import os
 import re
-import signal
 import threading
 import urllib.error
 import urllib.request
@@ -15,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 SLOW = """\
@@ -51,7 +49,6 @@ def bounds(least: int, most: int) -> str:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     write_model(tmp_path, "slow", SLOW, config=f'backend: "python" {TENSORS}\n{bounds(1, 3)}')
-    write_model(tmp_path, "wrong", "", config=identity_pbtxt(more=bounds(3, 2)))
     return tmp_path
 
 
@@ -66,12 +63,7 @@ def ask(server: ServeProcess) -> int:
 
 
 class Load:
-    """Clients that send one request after the other.
-
-    Attributes:
-        answers: The processes that answered.
-        errors: The errors of the others.
-    """
+    """Clients that send one request after the other."""
 
     def __init__(self, server: ServeProcess, clients: int = CLIENTS) -> None:
         self.answers: list[int] = []
@@ -102,7 +94,6 @@ class Load:
 
 
 def instances(server: ServeProcess) -> dict[str, int]:
-    """Return the metrics of the instances of the model."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         text = page.read().decode()
     found = re.findall(r'(charonia_instance\w*)\{model="slow",version="1"(?:,reason="(\w+)")?\} (\d+)', text)
@@ -151,51 +142,3 @@ def test_a_busy_model_grows_and_an_idle_one_shrinks_without_a_lost_request(repos
         }
         assert "; one was closed" in str(explained(server)["scaling"])
         assert "3 of 1 to 3 instances" in server.log
-
-
-def test_a_killed_worker_of_an_added_instance_costs_its_batch_and_is_started_again(repository: Path) -> None:
-    with serve(repository) as server:
-        first = ask(server)
-
-        with grown(server) as load:
-            assert eventually(lambda: len(set(load.answers)) == 3)
-            killed = next(pid for pid in load.answers if pid != first)
-            os.kill(killed, signal.SIGKILL)
-            assert eventually(lambda: len(set(load.answers)) == 4)
-            assert count(server) == 3
-
-        assert len(load.errors) <= 1
-        assert all("SIGKILL" in error for error in load.errors)
-
-
-def test_a_reload_under_load_loses_no_request_and_begins_with_as_many_instances(repository: Path) -> None:
-    with serve(repository) as server, grown(server) as load:
-        before = set(load.answers)
-        model = repository / "slow" / "1" / "model.py"
-        model.write_text(SLOW.replace("0.1", "0.11"), encoding="utf-8")
-
-        urllib.request.urlopen(f"http://{server.http}/v2/repository/models/slow/load", b"{}", timeout=60).close()
-
-        assert count(server) == 3
-        assert eventually(lambda: set(load.answers[-CLIENTS:]).isdisjoint(before))
-        assert eventually(lambda: len(set(load.answers)) == 6)
-        assert load.errors == []
-
-
-def test_a_model_with_instances_by_load_is_unloaded_while_it_grows(repository: Path) -> None:
-    with serve(repository) as server:
-        with Load(server) as load:
-            assert eventually(lambda: count(server) == 2), server.log
-            urllib.request.urlopen(f"http://{server.http}/v2/repository/models/slow/unload", b"{}", timeout=60).close()
-            assert server.logs("successfully unloaded 'slow' version 1")
-            assert eventually(lambda: bool(load.errors))
-        assert all(("slow" in error and "unloaded" in error) or "unknown model" in error for error in load.errors)
-        assert instances(server) == {}
-
-
-def test_bounds_that_contradict_each_other_are_refused_when_the_model_is_loaded(repository: Path) -> None:
-    with serve(repository) as server, pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://{server.http}/v2/repository/models/wrong/load", b"{}")
-
-    message = caught.value.read().decode()
-    assert "parameters[INSTANCES_MAX]: must be at least INSTANCES_MIN, which is 3, got 2" in message

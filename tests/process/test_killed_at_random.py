@@ -67,12 +67,7 @@ ANSWERED, REFUSED, BROKEN = "answered", "refused", "broken"
 
 
 class Clients:
-    """Clients in threads, each of which sends one request after the other and checks what comes.
-
-    Attributes:
-        ends: How many requests ended how, by model.
-        faults: What must not have come.
-    """
+    """Clients in threads, each of which sends one request after the other and checks what comes."""
 
     def __init__(self, server: ServeProcess, seed: int) -> None:
         self.ends: dict[str, Counter[str]] = {name: Counter() for name in ("echo", "worker", "count", "sums")}
@@ -248,11 +243,7 @@ def _client(server: ServeProcess) -> Any:
 
 
 class Killer:
-    """Kills processes of the server at random, one after the other.
-
-    Attributes:
-        killed: How many, by kind: "front end", "engine", "worker".
-    """
+    """Kills processes of the server at random, one after the other."""
 
     def __init__(self, server: ServeProcess, seed: int, engines: int) -> None:
         self.killed: Counter[str] = Counter()
@@ -266,7 +257,6 @@ class Killer:
 
     @property
     def is_done(self) -> bool:
-        """Whether a process of each kind was killed."""
         return self._kinds <= set(self.killed)
 
     @property
@@ -278,7 +268,6 @@ class Killer:
         return self._server.log.count(") is ready again")
 
     def run(self, is_over: threading.Event) -> None:
-        """Kill until it is over."""
         while not is_over.wait(self._rng.uniform(0.1, 0.8)):
             back = self._seen_back()
             with contextlib.suppress(

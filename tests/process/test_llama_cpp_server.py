@@ -113,7 +113,6 @@ class Stream:
 
 
 def workers(server: ServeProcess) -> list[psutil.Process]:
-    """Return the processes that have the model in memory."""
     return [p for p in started_by(server.process.pid) if any(m.path.endswith(".gguf") for m in p.memory_maps())]
 
 
@@ -288,8 +287,6 @@ def user(text: str) -> list[Any]:
 
 
 class Moon(pydantic.BaseModel):
-    """What a test wants to know of a moon."""
-
     name: Literal["Io", "Europa"]
     planet: Literal["Jupiter"]
 

@@ -121,23 +121,6 @@ def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProc
     assert reported == [5, 0]
 
 
-def test_a_report_is_as_new_as_its_response(server: ServeProcess) -> None:
-    with post(server, "/v2/models/slow/infer", BODY, **{FORMAT: "json"}) as answer:
-        report = json.loads(answer.headers[REPORT][5:])
-
-    assert report["named_metrics"]["instances_busy"] == report["named_metrics"]["requests_in_flight"] == 0
-
-
-def test_rates_and_the_share_of_busy_instances_are_those_of_the_last_seconds(server: ServeProcess) -> None:
-    for _ in range(8):  # of 0.4 s each
-        with post(server, "/v2/models/slow/infer", BODY), urlopen(f"http://{server.http}/v2/load") as answer:
-            found = json.load(answer)
-
-    assert 0 < found["rps_fractional"] < 10
-    assert found["eps"] == 0
-    assert 0 < found["application_utilization"] < 0.75  # one of two instances works most of the time
-
-
 def test_without_the_header_and_with_an_unknown_format_there_is_no_report(server: ServeProcess) -> None:
     with post(server, "/v2/models/quick/infer", BODY) as answer:
         assert REPORT not in answer.headers

@@ -15,8 +15,6 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.grpc.aio as aioclient
-import tritonclient.http as httpclient
 from tests.support.process import eventually
 from tritonclient.utils import InferenceServerException
 
@@ -390,45 +388,6 @@ def test_a_model_with_two_instances_calls_itself_once_but_not_twice(server: char
     assert "(ping -> pong -> ping -> pong -> ping)" in refused(server, "ping", 2).message
 
 
-def test_two_chains_at_once_on_two_instances_end_one_well_and_one_refused(server: charonia.Server) -> None:
-    outcomes: list[object] = []
-
-    def ask() -> None:
-        try:
-            outcomes.append(run(server, "ping", 1))
-        except ServingError as error:
-            outcomes.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    errors = [o for o in outcomes if isinstance(o, ServingError)]
-    assert len(outcomes) == 2
-    assert len(errors) <= 1
-    assert all("(ping -> pong -> ping)" in error.message for error in errors)
-    assert run(server, "ping", 1) == [0]
-
-
-def test_many_chains_at_once_all_end(server: charonia.Server) -> None:
-    done: queue.Queue[bool] = queue.Queue()
-
-    def ask(model: str) -> None:
-        try:
-            run(server, model, 1)
-            done.put(True)
-        except ServingError as error:
-            done.put("would deadlock" in error.message)
-
-    threads = [threading.Thread(target=ask, args=(model,)) for model in ("ping", "pong") * 8]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [done.get_nowait() for _ in threads] == [True] * 16
-
-
 def test_a_model_calls_an_ensemble_and_is_called_by_one(server: charonia.Server) -> None:
     assert run(server, "round", 3) == [6]
     assert run(server, "ensemble_of_round", 3) == [6]
@@ -543,96 +502,12 @@ def stream(server: charonia.Server) -> Iterator[Stream]:
     opened.close()
 
 
-def test_a_stream_has_every_response_and_the_empty_last_one_on_demand(stream: Stream) -> None:
-    stream.send("count", "a", 3, empty_final=True)
-    assert [stream.take() for _ in range(4)] == [
-        ("a", [3], False),
-        ("a", [2], False),
-        ("a", [1], False),
-        ("a", [], True),
-    ]
-    stream.send("count", "b", 1)
-    stream.send("double", "c", 4)
-    assert sorted(stream.take() for _ in range(2)) == [("b", [1], False), ("c", [8], True)]
-
-
-def test_many_requests_share_a_stream(stream: Stream) -> None:
-    for number in range(1, 30):
-        stream.send("count", str(number), number, empty_final=True)
-    came: dict[str, list[float]] = {}
-    finals = 0
-    while finals < 29:
-        name, values, final = stream.take()
-        assert isinstance(values, list)
-        came.setdefault(name, []).extend(values)
-        finals += final
-    assert came == {str(n): [float(v) for v in range(n, 0, -1)] for n in range(1, 30)}
-
-
-def test_an_error_ends_its_request_and_not_the_stream(stream: Stream) -> None:
-    stream.send("count", "a", -1)
-    assert stream.take() == ("a", [1], False)
-    assert "below zero" in stream.take()[1]
-    stream.send("count", "b", 1)
-    assert stream.take() == ("b", [1], False)
-
-
 def test_large_responses_do_not_pile_up(stream: Stream, server: charonia.Server) -> None:
     stream.send("count", "a", *([40] + [0] * 200_000), empty_final=True)
     for left in range(40, 0, -1):
         _, values, _ = stream.take()
         assert values[:1] == [left]
     assert stream.take()[2]
-
-
-def test_cancelling_a_stream_cancels_its_requests(server: charonia.Server, repository: Path) -> None:
-    before = marks(repository, "count", "cancelled")
-    stream = Stream(server)
-    for name in "ab":
-        stream.send("count", name, 1000)
-    assert {stream.take()[0] for _ in range(2)} == {"a", "b"}
-    stream.close()
-    assert eventually(lambda: marks(repository, "count", "cancelled") == before + 2)
-
-
-def test_the_asynchronous_client_reads_a_stream(server: charonia.Server) -> None:
-    async def scenario() -> list[list[float]]:
-        async with aioclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
-
-            async def requests() -> Any:
-                yield {"model_name": "count", "inputs": grpc_input(3), "request_id": "a"}
-
-            return [
-                result.as_numpy("OUT").tolist()
-                async for result, error in client.stream_infer(requests())
-                if error is None
-            ]
-
-    assert asyncio.run(asyncio.wait_for(scenario(), 30)) == [[3], [2], [1]]
-
-
-@pytest.mark.parametrize(("number", "is_answered"), [(0, False), (1, True), (2, False)])
-def test_a_call_with_one_answer_takes_a_decoupled_model_that_sends_one(
-    server: charonia.Server, number: int, is_answered: bool
-) -> None:
-    http_input = httpclient.InferInput("IN", [1], "FP32")
-    http_input.set_data_from_numpy(np.array([number], "f4"))
-    with (
-        httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}") as http,
-        grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as grpc,
-    ):
-        if is_answered:
-            assert http.infer("count", [http_input]).as_numpy("OUT").tolist() == [1]
-            assert grpc.infer("count", grpc_input(number)).as_numpy("OUT").tolist() == [1]
-            assert run(server, "count", number) == [1]
-            return
-        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as over_http:
-            http.infer("count", [http_input])
-        assert over_http.value.status() == "501"
-        with pytest.raises(InferenceServerException, match="doesn't support models with decoupled") as over_grpc:
-            grpc.infer("count", grpc_input(number))
-        assert over_grpc.value.status() == "StatusCode.UNIMPLEMENTED"
-        assert refused(server, "count", number).code is Code.UNSUPPORTED
 
 
 def test_responses_are_taken_one_by_one_in_process(server: charonia.Server) -> None:

@@ -16,9 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-from tests.process.test_upgrade import ADDRESSES
 from tests.support import models
-from tests.support.fork_server import run_command
 from tests.support.process import SHAPES, ServeProcess, Shape
 
 FRONT_ENDS = 2
@@ -70,7 +68,6 @@ class Client:
         self.close()
 
     def ask(self, path: str, document: object = None, *, over: int = 0) -> tuple[int, Any]:
-        """Return the status and the document of an answer."""
         connection = self._connections[over]
         body = None if document is None else json.dumps(document)
         connection.request("GET" if body is None else "POST", path, body)
@@ -230,20 +227,6 @@ def test_requests_are_traced_wherever_their_model_runs(server: ServeProcess, tmp
     assert server.stop() == 0
     (written,) = tmp_path.glob("traces*")
     assert len({event["id"] for event in json.loads(written.read_text())}) == CONNECTIONS
-
-
-def test_models_run_in_front_ends_after_an_upgrade(tmp_path: Path) -> None:
-    write_repository(tmp_path)
-    others = ("--", str(tmp_path), "--front-ends=2", "--busy-poll-us=1", *ADDRESSES)
-    with ServeProcess(tmp_path, "--front-ends=2") as server:
-        for arguments in (None, (), others):
-            if arguments is not None:
-                upgraded = run_command("upgrade", str(server.process.pid), *arguments)
-                assert upgraded.returncode == 0, upgraded.stderr
-            with Client(server) as client:
-                client.until_in_front("identity", "both")
-                client.infer_over_all("identity")
-                assert client.counts("identity") == (CONNECTIONS, 0)
 
 
 @pytest.mark.parametrize("shape", [("--front-ends=2",)], ids=["front-ends-apart"])

@@ -85,7 +85,6 @@ def code(page: Page, language: str) -> Locator:
 
 
 def upload(name: str, content: io.BytesIO) -> FilePayload:
-    """Return a file as a user picks it."""
     return {"name": name, "mimeType": "image/png" if name.endswith(".png") else "", "buffer": content.getvalue()}
 
 

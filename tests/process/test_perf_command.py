@@ -185,38 +185,6 @@ def test_responses_of_a_stream_are_counted_and_exported(server: ServeProcess, tm
     assert len(experiment["requests"][0]["request_inputs"]["INPUT0"]) == 16
 
 
-def test_strings_of_a_length_and_a_shape(server: ServeProcess) -> None:
-    done = perf(
-        *("-m", "text", "-u", server.http, "--shape", "INPUT0:2", "--string-length", "16"),
-        *("--request-count", "50", "--input-tensor-format", "json"),
-    )
-
-    assert done.status == 0, done.err
-    assert "  Sending 50 benchmark requests\n" in done.out
-    assert done.number("Request count") == 50
-
-
-def test_wrong_answers_are_errors_that_do_not_end_the_run(server: ServeProcess, tmp_path: Path) -> None:
-    data = tmp_path / "data.json"
-    data.write_text(
-        '{"data": [{"INPUT0": [0]}], "validation_data": [{"OUTPUT0": [1]}]}'.replace("[0]", str([0] * 16)).replace(
-            "[1]", str([0] * 15 + [1])
-        )
-    )
-
-    done = perf("-m", "identity", "-u", server.http, "--input-data", data, "--request-count", "20")
-
-    assert done.status == 3
-    assert "VALIDATION: output 'OUTPUT0'[0][15]: expected 1.0, got 0.0 (1 of 16 elements differ)" in done.out
-
-
-def test_a_server_that_cannot_keep_up_is_overloaded(server: ServeProcess) -> None:
-    done = perf("-m", "slow", "-u", server.http, "--request-rate-range", "200", "-p", "500", "-s", "0", "-r", "1000")
-
-    assert done.status == 4
-    assert "  Verdict: overloaded: " in done.out
-
-
 @pytest.mark.parametrize("load", [("--concurrency-range", "5"), ("--request-rate-range", "150")])
 def test_several_load_processes_send_exactly_what_was_asked_for(server: ServeProcess, load: tuple[str, str]) -> None:
     done = perf("-m", "flat", "-u", server.http, *load, "--processes", "3", "--request-count", "200", "--json", "-")
@@ -299,16 +267,6 @@ def test_the_port_of_the_other_protocol_is_said(server: ServeProcess) -> None:
     )
     assert "(hint: does another protocol have that port? HTTP has 8000, -i grpc 8001" in grpc.err
     assert "Traceback" not in secure.err
-
-
-def test_unreadable_data_name_file_step_and_tensor(server: ServeProcess, tmp_path: Path) -> None:
-    data = tmp_path / "data.json"
-    data.write_text('{"data": [{"INPUT0": [1, 2]}]}')
-
-    done = perf("-m", "identity", "-u", server.http, "--input-data", data)
-
-    assert done.status == 99
-    assert done.err == ("error: data.json: step 0: input 'INPUT0': expected 16 elements (FP32 of shape [16]), got 2\n")
 
 
 def start(*arguments: str | Path) -> "subprocess.Popen[str]":
@@ -395,8 +353,3 @@ def test_both_protocols_go_over_tls(tmp_path: Path) -> None:
     assert (grpcs.status, grpcs.number("Request count")) == (0, 20)
     assert distrusted.status == 99
     assert "certificate" in distrusted.err
-
-
-def test_the_help_and_the_version_are_on_stdout() -> None:
-    assert perf("--help").out.startswith("usage: charonia perf -m MODEL [OPTIONS]\n")
-    assert re.fullmatch(r"charonia perf [\d.]+\S*\n", perf("--version").out)

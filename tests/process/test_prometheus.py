@@ -53,8 +53,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 class Prometheus:
-    """A running Prometheus that scrapes one server."""
-
     def __init__(self, folder: Path, metrics: str) -> None:
         config = folder / "prometheus.yml"
         config.write_text(SCRAPE.format(metrics=metrics), encoding="utf-8")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import queue
-import ssl
 import subprocess
 import sys
 import threading
@@ -17,9 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import trustme
 from tests.process.test_guarded_server import BODY, INFER, ask, child, restarts
-from tests.process.test_tls import write_pem
 from tests.process.test_upgrade import upgrade
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, wait_until_ended
@@ -46,11 +43,6 @@ class FullLoad:
 
     A gRPC client only has the retries that cannot be seen: of calls that it has never sent. It fails such a call by
     itself where it was about to start on a connection when it read there that it should leave.
-
-    Attributes:
-        answers: How many requests had their answer, by protocol.
-        lost: What became of the others.
-        opened: How many HTTP connections were opened.
     """
 
     def __init__(self, server: ServeProcess) -> None:
@@ -198,40 +190,6 @@ def test_a_stream_goes_on_over_the_front_end_before(server: ServeProcess) -> Non
         client.stop_stream()
     for process in before:
         wait_until_ended(process)
-
-
-def test_a_front_end_that_cannot_start_leaves_the_one_before_and_the_upgrade_says_so(
-    server: ServeProcess, repository: Path, tmp_path: Path
-) -> None:
-    usual = [f"--model-repository={repository}", "--front-ends=2"]
-    usual += [f"--{name}-{field}" for name in ("http", "grpc", "metrics") for field in ("address=127.0.0.1", "port=0")]
-    before = [child(server, f"front_end_{slot}") for slot in (1, 2)]
-    with FullLoad(server) as load:
-        failed = upgrade(server, "--", *usual, "--access-log=json", f"--access-log-file={tmp_path}/none/log")
-        load.go_on()
-        assert [child(server, f"front_end_{slot}") for slot in (1, 2)] == before
-        done = upgrade(server, "--", *usual, "--access-log=json", f"--access-log-file={tmp_path}/log")
-        load.go_on()
-
-    assert failed.returncode == 1
-    assert "front end 1 cannot be renewed: " in failed.stderr
-    assert "--access-log-file: cannot write" in failed.stderr
-    assert "through the previous front ends" in failed.stderr
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "log").stat().st_size > 0
-    assert load.lost == []
-
-
-def test_new_certificates_are_read_by_an_upgrade(repository: Path, tmp_path: Path) -> None:
-    pem = write_pem(tmp_path, "server", trustme.CA(), "127.0.0.1")
-    arguments = ["--http-use-ssl=true", f"--http-server-cert={pem.certificate}", f"--http-server-key={pem.key}"]
-    with ServeProcess(repository, "--front-ends=2", *arguments) as server:
-        address = ("127.0.0.1", int(server.http.split(":")[1]))
-        assert ssl.get_server_certificate(address) in Path(pem.certificate).read_text()
-        write_pem(tmp_path, "server", trustme.CA(), "127.0.0.1")
-        assert ssl.get_server_certificate(address) not in Path(pem.certificate).read_text()
-        assert upgrade(server).returncode == 0
-        assert all(ssl.get_server_certificate(address) in Path(pem.certificate).read_text() for _ in range(10))
 
 
 def test_without_so_reuseport_all_front_ends_have_the_same_sockets(repository: Path) -> None:

@@ -10,30 +10,16 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.process.test_guarded_server import child
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import ServeProcess, eventually
 
 pytestmark = pytest.mark.timeout(180)
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})
-GREEDY = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        self.kept.append(np.ones(150 << 20, np.uint8))
-        tensors = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", each)]) for each in tensors]
-"""
 
 
 @pytest.fixture
@@ -133,7 +119,6 @@ def is_ready(address: str) -> bool:
 
 
 def count(server: ServeProcess) -> int:
-    """Return the requests that a server has answered."""
     with contextlib.closing(http.client.HTTPConnection(server.metrics, timeout=5)) as connection:
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
@@ -189,20 +174,3 @@ def test_a_server_that_is_killed_takes_only_its_own_connections_along(repository
         assert answered > 0
         assert len(load.errors) <= 4, load.errors  # one request in flight of each client, at most
         assert is_ready(first.http)
-
-
-def test_an_engine_with_more_memory_than_its_limit_is_started_again(tmp_path: Path) -> None:
-    write_model(tmp_path, "greedy", GREEDY, config=identity_pbtxt("python", dims=(4,)))
-    write_model(tmp_path, "modest", PYTHON_IDENTITY, config=identity_pbtxt("python", dims=(4,)))
-    with ServeProcess(tmp_path, "--front-ends=1", "--memory-limit-mib=600") as server:
-        engine = child(server, "engine").pid
-        with contextlib.closing(http.client.HTTPConnection(server.http, timeout=30)) as connection:
-            for _ in range(6):
-                connection.request("POST", "/v2/models/greedy/infer", BODY, {"Content-Type": "application/json"})
-                connection.getresponse().read()
-        assert eventually(lambda: not psutil.pid_exists(engine))
-        assert eventually(lambda: is_ready(server.http))
-        log = server.log
-
-    assert "MiB of memory, more than --memory-limit-mib=600" in log
-    assert "s: memory limit; it restarts in 0.05 s" in log

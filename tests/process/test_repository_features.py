@@ -1,6 +1,5 @@
 """Namespaces, repository agents, host policies and models on demand, over the wire with the stock clients."""
 
-import hashlib
 import json
 import os
 import urllib.parse
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt, mlp, write_model
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, mlp, write_model
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
@@ -120,18 +119,6 @@ def test_models_of_one_name_live_in_several_repositories(tmp_path: Path) -> None
         assert [step["model_namespace"] for step in steps] == [str(one)]
 
 
-def test_without_namespaces_such_a_model_is_ambiguous(tmp_path: Path) -> None:
-    one, two = write_namespaces(tmp_path)
-
-    with (
-        ServeProcess(one, f"--model-repository={two}", "--exit-on-error=false") as server,
-        clients(server) as (http, _),
-    ):
-        assert infer(http, "alone") == [1, 2, 3, 4]
-        assert not http.is_model_ready("step")
-        assert not http.is_model_ready("ensemble_one")
-
-
 def test_explicit_loads_mean_all_models_of_the_name(tmp_path: Path) -> None:
     one, two = write_namespaces(tmp_path)
     arguments = (f"--model-repository={two}", "--model-namespacing=1", "--model-control-mode=explicit")
@@ -214,20 +201,6 @@ def test_an_agent_sees_a_model_before_it_is_loaded_and_after_it_is_unloaded(tmp_
     assert log.read_text().split()[4:] == ["unload", "unloaded"]
 
 
-def test_files_that_are_not_the_right_ones_are_not_loaded(tmp_path: Path) -> None:
-    content = identity(dims=(4,))
-    for name, digest in (("right", hashlib.md5(content).hexdigest()), ("wrong", "0" * 32)):
-        section = f'agents {{ name: "checksum" parameters {{ key: "MD5:1/model.onnx" value: "{digest}" }} }}'
-        config = identity_pbtxt("onnxruntime", dims=(4,)) + f"model_repository_agents {{ {section} }}"
-        write_model(tmp_path, name, content, config=config)
-
-    with ServeProcess(tmp_path, "--exit-on-error=false") as server, clients(server) as (http, _):
-        assert infer(http, "right") == [1, 2, 3, 4]
-        (entry,) = [entry for entry in http.get_model_repository_index() if entry["name"] == "wrong"]
-        assert entry["state"] == "UNAVAILABLE"
-        assert "mismatched MD5" in entry["reason"]
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be bound here")
 def test_instances_run_on_the_cores_of_their_policy(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
@@ -251,14 +224,6 @@ def test_instances_run_on_the_cores_of_their_policy(tmp_path: Path) -> None:
         assert len(bound) >= 1  # the thread of the ONNX model
 
     assert "there is no --host-policy=two" in server.log
-
-
-def test_a_policy_with_cores_that_are_not_there_is_refused_at_start(tmp_path: Path) -> None:
-    with (
-        pytest.raises(RuntimeError, match="may not use core 4095"),
-        ServeProcess(tmp_path, "--host-policy=cpu,cpu-cores=4095"),
-    ):
-        pass
 
 
 def test_models_are_loaded_when_the_first_request_needs_them(tmp_path: Path) -> None:

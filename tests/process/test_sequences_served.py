@@ -2,13 +2,9 @@
 
 import json
 import queue
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,6 @@ from tests.support.sequence_models import (
     COUNTDOWN,
     RUNNING_SUM,
     SUM_BY_ID,
-    implicit_history,
     implicit_sum,
     sequence_pbtxt,
 )
@@ -48,20 +43,6 @@ sequence_batching {
 }
 """
 
-HISTORY = """
-backend: "onnxruntime"
-max_batch_size: 4
-input { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }
-sequence_batching {
-  oldest { max_candidate_sequences: 4 max_queue_delay_microseconds: 2000 }
-  state {
-    input_name: "PAST" output_name: "NOW" data_type: TYPE_INT32 dims: [ -1 ]
-    initial_state { name: "first" data_type: TYPE_INT32 dims: [ 2 ] data_file: "first" }
-  }
-}
-"""
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,9 +51,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder, "ids", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { max_candidate_sequences: 8 }"))
     write_model(folder, "threaded", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", more=THREAD))
     write_model(folder, "texts", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", id_type="TYPE_STRING"))
-    write_model(
-        folder, "lone", SUM_BY_ID, config=sequence_pbtxt("max_sequence_idle_microseconds: 300000 ", max_batch_size=1)
-    )
     for name, batching in (("sum_direct", "direct { }"), ("sum_oldest", "oldest { }")):
         config = sequence_pbtxt(f"{IDLE} {batching} {STATE % ''}", backend="onnxruntime", id_type="", controls="")
         write_model(folder, name, implicit_sum(), config=config)
@@ -80,14 +58,11 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = sequence_pbtxt(STATE % ten, backend="onnxruntime", id_type="", controls="", max_batch_size=0)
     (write_model(folder, "sum_file", implicit_sum(batches=False), config=config) / "initial_state").mkdir()
     (folder / "sum_file" / "initial_state" / "ten").write_bytes(np.int32(10).tobytes())
-    (write_model(folder, "history", implicit_history(), config=HISTORY) / "initial_state").mkdir()
-    (folder / "history" / "initial_state" / "first").write_bytes(np.array([-1, -2], np.int32).tobytes())
     (write_model(folder, "echo", "", config=ECHO_CONTROLS) / "1").mkdir(exist_ok=True)
     iterative = "iterative_sequence: true oldest { max_candidate_sequences: 4 } "
     write_model(folder, "countdown", COUNTDOWN, config=sequence_pbtxt(iterative, id_type="", more=DECOUPLED))
     threaded = sequence_pbtxt(iterative, id_type="", more=DECOUPLED + THREAD)
     write_model(folder, "countdown_thread", COUNTDOWN, config=threaded)
-    write_model(folder, "not_iterative", COUNTDOWN, config=sequence_pbtxt("", id_type="", more=DECOUPLED))
     return folder
 
 
@@ -153,32 +128,8 @@ def test_a_model_is_told_the_id_and_the_end(
     assert sums(send, server, model, id, [1, 2, 3]) == [1, 3, 6 + added]
 
 
-def test_many_sequences_at_once_do_not_mix(server: ServeProcess) -> None:
-    def one(model: str, id: int) -> list[int]:
-        return sums(http_send, server, model, id, [id] * 10)
-
-    with ThreadPoolExecutor(12) as pool:
-        for model in ("rows", "sum_direct", "sum_oldest"):
-            found = list(pool.map(partial(one, model), range(1, 13)))
-            assert found == [[number * n for n in range(1, 11)] for number in range(1, 13)]
-
-
 def test_a_state_starts_from_a_file(server: ServeProcess) -> None:
     assert sums(http_send, server, "sum_file", 1, [1, 2]) == [11, 13]
-
-
-def test_a_state_may_grow_and_sequences_of_other_sizes_do_not_share_a_batch(server: ServeProcess) -> None:
-    def one(id: int) -> list[list[int]]:
-        found = []
-        for n in range(id + 2):
-            result = http_send(server, "history", id, 10 * id + n, sequence_start=n == 0, sequence_end=n == id + 1)
-            found.append(result.as_numpy("OUTPUT").reshape(-1).tolist())
-        return found
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(one, range(1, 5)))
-
-    assert found == [[[-1, -2, *range(10 * i, 10 * i + n + 1)] for n in range(i + 2)] for i in range(1, 5)]
 
 
 def test_what_is_kept_is_no_output_and_controls_can_be_outputs(server: ServeProcess) -> None:
@@ -248,31 +199,6 @@ def test_a_whole_sequence_goes_into_a_stream_at_once(server: ServeProcess) -> No
     stream.close()
 
 
-def test_a_stream_that_is_cancelled_leaves_a_slot_that_others_can_use(server: ServeProcess) -> None:
-    stream = Stream(server)
-    stream.send("lone", 41, 1, sequence_start=True)
-    assert stream.value() == 1
-    for _ in range(10):
-        stream.send("lone", 41, 1)
-    stream.send("lone", 41, 1, sequence_end=True)
-    stream.close(cancel=True)
-
-    assert sums(http_send, server, "lone", 42, [1, 2]) == [1, 45]
-    view = shown(server, "lone")
-    assert [each["sequence_id"] for each in view["instances"][0]["sequences"]] in ([], [41])
-
-
-def test_an_idle_sequence_is_over_and_its_slot_serves_the_next(server: ServeProcess) -> None:
-    began = time.monotonic()
-    http_send(server, "lone", 51, 1, sequence_start=True)
-
-    assert sums(http_send, server, "lone", 52, [1, 2]) == [1, 55]
-    assert time.monotonic() - began > 0.2
-    with pytest.raises(InferenceServerException, match="START flag"):
-        http_send(server, "lone", 51, 1)
-    assert shown(server, "lone")["ended"]["idle"] >= 1
-
-
 def test_the_slots_and_the_backlog_are_shown(server: ServeProcess) -> None:
     http_send(server, "rows", 61, 1, sequence_start=True)
     http_send(server, "rows", 62, 1, sequence_start=True)
@@ -309,85 +235,6 @@ def test_an_iterative_model_is_given_a_request_until_it_is_done(server: ServePro
 
     assert found == {"3": [2, 1, 0], "5": [4, 3, 2, 1, 0]}
     assert eventually(lambda: shown(server, model)["instances"][0]["sequences"] == [])  # the response leaves first
-
-
-def test_only_iterative_models_may_reschedule(server: ServeProcess) -> None:
-    stream = Stream(server)
-    stream.send("not_iterative", 1, 2, sequence_start=True)
-
-    assert stream.value() == 1
-    error = stream.answers.get(timeout=20)
-    assert "only a model with iterative sequences may do" in str(error)
-    stream.close()
-
-
-def test_sequences_end_where_they_began_when_their_model_is_reloaded(server: ServeProcess, repository: Path) -> None:
-    http_send(server, "ids", 71, 5, sequence_start=True)
-    code = repository / "ids" / "1" / "model.py"
-    code.write_text(code.read_text() + "\n")  # a version that has not changed is not loaded again
-    with httpclient.InferenceServerClient(server.http) as client:
-        client.load_model("ids")
-        http_send(server, "ids", 72, 1, sequence_start=True)
-
-        assert int(http_send(server, "ids", 71, 5).as_numpy("OUTPUT")[0, 0]) == 10
-        assert [s["sequence_id"] for s in shown(server, "ids")["instances"][0]["sequences"]] == [72]
-        assert int(http_send(server, "ids", 71, 5, sequence_end=True).as_numpy("OUTPUT")[0, 0]) == 86
-        with pytest.raises(InferenceServerException, match="START flag"):
-            http_send(server, "ids", 71, 5)
-        http_send(server, "ids", 72, 1, sequence_end=True)
-
-
-def test_an_unloaded_model_takes_its_idle_sequences_along(server: ServeProcess) -> None:
-    http_send(server, "threaded", 81, 5, sequence_start=True)
-    with httpclient.InferenceServerClient(server.http) as client:
-        client.unload_model("threaded")
-        deadline = time.monotonic() + 20
-        while any(
-            m["name"] == "threaded" and m.get("state") == "UNLOADING" for m in client.get_model_repository_index()
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        with pytest.raises(InferenceServerException) as caught:
-            http_send(server, "threaded", 81, 5)
-        assert caught.value.status() == "404"
-        client.load_model("threaded")
-        with pytest.raises(InferenceServerException, match="START flag"):
-            http_send(server, "threaded", 81, 5)
-
-
-def test_clients_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> None:
-    def client(number: int) -> None:
-        stream = Stream(server)
-        stream.send("lone", 1000 + number, 1, sequence_start=True)
-        stream.send("lone", 1000 + number, 1)
-        if number % 3:
-            stream.value()
-        if number % 2:
-            stream.send("lone", 1000 + number, 1, sequence_end=True)
-        stream.close(cancel=True)
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert sums(http_send, server, "lone", 5, [1, 1]) == [1, 7]
-
-
-def test_instances_that_share_a_resource_serve_their_sequences(tmp_path: Path) -> None:
-    more = 'instance_group { count: 3 kind: KIND_CPU rate_limiter { resources { name: "R" count: 1 } } }'
-    write_model(tmp_path, "ids", SUM_BY_ID, config=sequence_pbtxt(IDLE + "oldest { }", more=more))
-    write_model(tmp_path, "rows", RUNNING_SUM, config=sequence_pbtxt(IDLE + "direct { }", id_type="", more=more))
-    with ServeProcess(tmp_path, "--rate-limit=execution_count", "--rate-limit-resource=R:1") as limited:
-
-        def one(number: int) -> list[int]:
-            return sums(http_send, limited, "ids" if number % 2 else "rows", number, [1] * 8)
-
-        with ThreadPoolExecutor(30) as pool:
-            found = list(pool.map(one, range(1, 31)))
-
-    assert found == [[*range(1, 8), 8 + number * (number % 2)] for number in range(1, 31)]
 
 
 def test_pytorch_models_have_states_too(tmp_path: Path) -> None:

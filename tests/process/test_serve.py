@@ -1,6 +1,5 @@
 """A real server process, the stock clients, real models."""
 
-import asyncio
 import http.client
 import json
 import shutil
@@ -17,9 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
-import tritonclient.http.aio as httpaio
 from tests.support import models
 from tests.support.gate import Gate, gated
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually, started_by
@@ -129,46 +126,6 @@ def test_grpc_client_gets_its_tensor_back(server: ServeProcess) -> None:
     assert result.get_response().id == "r1"
 
 
-def test_both_asyncio_clients_are_served(server: ServeProcess) -> None:
-    sent = np.arange(16, dtype=np.float32).reshape(1, 16)
-
-    async def scenario() -> None:
-        async with httpaio.InferenceServerClient(server.http) as client:
-            results = await asyncio.gather(
-                *(client.infer("identity", [http_input("INPUT0", sent + i, "FP32")]) for i in range(20))
-            )
-            for i, result in enumerate(results):
-                np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent + i)
-        async with grpcaio.InferenceServerClient(server.grpc) as client:
-            results = await asyncio.gather(
-                *(client.infer("identity", [grpc_input("INPUT0", sent + i, "FP32")]) for i in range(20))
-            )
-            for i, result in enumerate(results):
-                np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent + i)
-
-    asyncio.run(scenario())
-
-
-def test_grpc_stream_answers_in_order(server: ServeProcess) -> None:
-    answers: list[int] = []
-    done = threading.Event()
-
-    def callback(result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
-        assert error is None
-        assert result is not None
-        answers.append(int(result.as_numpy("OUT")[0]))
-        if len(answers) == 50:
-            done.set()
-
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        client.start_stream(callback)
-        for i in range(50):
-            client.async_stream_infer("double", [grpc_input("IN", np.array([i], np.int32), "INT32")])
-        assert done.wait(30)
-        client.stop_stream()
-    assert answers == [2 * i for i in range(50)]
-
-
 def test_a_model_without_configuration_is_completed_and_served(server: ServeProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
         metadata = client.get_model_metadata("add_sub")
@@ -194,20 +151,6 @@ def test_a_broken_model_is_listed_with_its_reason(server: ServeProcess) -> None:
         assert client.is_server_live()
         with pytest.raises(InferenceServerException, match="unknown model: 'nobody'"):
             client.get_model_metadata("nobody")
-
-
-def test_a_python_model_that_raises_or_dies_fails_its_request_only(server: ServeProcess) -> None:
-    def call(value: int) -> int:
-        with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
-            result = client.infer("double", [http_input("IN", np.array([value], np.int32), "INT32")])
-            return int(result.as_numpy("OUT")[0])
-
-    with pytest.raises(InferenceServerException, match="minus one is not for me"):
-        call(-1)
-    assert call(4) == 8
-    with pytest.raises(InferenceServerException):
-        call(-2)
-    assert call(5) == 10
 
 
 def test_statistics_and_metrics_count_what_was_answered(server: ServeProcess) -> None:
@@ -419,14 +362,3 @@ def test_during_the_exit_delay_requests_are_answered_and_clients_asked_to_leave(
 def is_ready(server: ServeProcess) -> bool:
     with httpclient.InferenceServerClient(server.http) as client:
         return bool(client.is_server_ready())
-
-
-def test_a_configuration_that_asks_for_more_than_there_is_fails_to_load_with_the_reason(tmp_path: Path) -> None:
-    write_identity(tmp_path, "passive", IDENTITY + "\ninstance_group { kind: KIND_CPU passive: true }\n")
-    with (
-        ServeProcess(tmp_path, "--exit-on-error=false") as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        (entry,) = client.get_model_repository_index()
-    assert entry["state"] == "UNAVAILABLE"
-    assert "instance_group[0].passive" in entry["reason"]

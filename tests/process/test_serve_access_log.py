@@ -179,16 +179,3 @@ def test_the_file_is_opened_anew_after_a_rename(tmp_path: Path, repository: Path
 
     assert "id=before " in old.read_text()
     assert "id=after " in file.read_text()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file without room is Linux's")
-def test_a_full_disk_costs_no_answer(repository: Path) -> None:
-    with ServeProcess(repository, "--access-log=text", "--access-log-file=/dev/full") as server:
-        for module, address in ((httpclient, server.http), (grpcclient, server.grpc)):
-            with module.InferenceServerClient(address) as client:
-                infer(client, module)
-                infer(client, module)
-        server.stop()
-
-    assert server.log.count("No space left on device") == 1
-    assert "Traceback" not in server.log

@@ -24,7 +24,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "functions" / "service.py"
 
 
 def charonia(*arguments: str, status: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command line."""
     done = run_command(*arguments, folder=cwd)
     assert done.returncode == status, done.stderr
     return done

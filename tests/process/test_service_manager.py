@@ -28,7 +28,6 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def lines(manager: socket.socket, last: str) -> list[str]:
-    """Return what the manager hears up to a line."""
     heard: list[str] = []
     while last not in heard:
         heard += manager.recv(4096).decode().split("\n")

@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -161,45 +161,3 @@ def test_a_client_that_takes_nothing_does_not_keep_a_server_that_is_told_to_stop
 
         assert server.stop() == 0
     assert "closing connections whose clients have not read all answers: 1" in server.log
-
-
-@READERS
-@IN_BOTH_SHAPES
-def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off(
-    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
-) -> None:
-    with ServeProcess(repository, "--exit-timeout-secs=0", *shape) as server, ask(server) as reader:
-        while not reader.received:
-            assert reader.read()
-        server.process.send_signal(signal.SIGTERM)
-        for _ in pieces_until_the_end(reader):
-            time.sleep(3 * PAUSE_S)
-
-        assert server.wait() == 1
-        assert reader.received < ELEMENTS
-
-
-def pieces_until_the_end(reader: Reader) -> Iterator[None]:
-    """Read on until the connection is lost, however that shows."""
-    try:
-        while reader.read():
-            yield
-    except ConnectionError:
-        return
-
-
-@READERS
-@IN_BOTH_SHAPES
-def test_a_second_signal_ends_the_server_at_once(
-    repository: Path, ask: Callable[[ServeProcess], Reader], shape: Shape
-) -> None:
-    with ServeProcess(repository, "--exit-timeout-secs=3600", *shape) as server, ask(server) as reader:
-        while not reader.received:
-            assert reader.read()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.logs("shutting down")
-        while server.process.poll() is None:  # those of the first second are taken for the same one
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.1)
-
-        assert server.wait() == 1

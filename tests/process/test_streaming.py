@@ -90,7 +90,6 @@ def post(server: ServeProcess, path: str, document: object, **headers: str) -> h
 
 
 def events(connection: http.client.HTTPConnection) -> Iterator[Any]:
-    """Yield the document of each event as it comes."""
     response = connection.getresponse()
     assert response.status == 200
     assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"

@@ -89,12 +89,6 @@ def test_a_request_of_tritons_clients_is_answered(pretended: ServeProcess) -> No
     assert "kv_cache_hit_rate" not in answer
 
 
-def test_it_is_streamed(pretended: ServeProcess) -> None:
-    body = {"text_input": "one", "streaming": True, "sampling_param_max_tokens": 3}
-    found = events(post(pretended, "v2/models/tensorrt_llm/generate_stream", body))
-    assert [json.loads(event)["text_output"] for event in found] == [" one"] * 3
-
-
 def test_openais_chat_is_streamed(pretended: ServeProcess) -> None:
     messages = [{"role": "user", "content": "one two"}]
     body = {"model": "tensorrt_llm", "messages": messages, "stream": True, "max_tokens": 2}
@@ -103,15 +97,6 @@ def test_openais_chat_is_streamed(pretended: ServeProcess) -> None:
     assert last == b"[DONE]"
     status, message = refused(pretended, "v1/chat/completions", {**body, "temperature": -1})
     assert (status, message) == (400, "temperature: expected a number of at least 0, got -1")
-
-
-def test_requests_that_are_wrong_are_refused(pretended: ServeProcess) -> None:
-    path = "v2/models/tensorrt_llm/generate"
-    for sampling, expected in (
-        ({"sampling_param_temperature": -1}, "temperature: expected a number of at least 0, got -1.0"),
-        ({"lora_id": 1}, "lora_id: the tensorrtllm backend does not support it"),
-    ):
-        assert refused(pretended, path, {"text_input": "x", **sampling}) == (400, expected)
 
 
 def test_models_that_are_wrong_fail_to_load_with_the_reason(pretended: ServeProcess) -> None:

@@ -33,8 +33,6 @@ SENT = np.arange(100_000, dtype=np.float32).reshape(1, -1)
 
 @dataclass(frozen=True)
 class Pem:
-    """Paths of PEM files."""
-
     authority: str
     certificate: str
     key: str

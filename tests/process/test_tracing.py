@@ -3,7 +3,6 @@
 import json
 import queue
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -312,17 +311,6 @@ def test_a_collector_gets_the_spans_of_a_sender_that_traces_whatever_the_rate(re
     assert spans["echo"].parent_span_id == spans["caller"].span_id
     context = json.loads(result.get_response()["parameters"]["context"])
     assert context == {"traceparent": f"{SENDER[:36]}{spans['caller'].span_id.hex()}-01", "tracestate": "a=b"}
-
-
-def test_a_collector_that_is_not_there_costs_no_request_and_little_time_at_the_end(repository: Path) -> None:
-    flags = ["--trace-config=mode=opentelemetry", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1"]
-    with ServeProcess(repository, *flags, "--trace-config=opentelemetry,url=http://127.0.0.1:9/x") as server:
-        with httpclient.InferenceServerClient(server.http) as http:
-            for _ in range(20):
-                infer(http, "echo", httpclient)
-        began = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - began < 15
 
 
 def test_a_level_without_a_file_ends_the_start_with_the_reason(repository: Path) -> None:

@@ -150,14 +150,6 @@ def test_nothing_is_left_beside_what_was_asked_for(tuned: Tuned) -> None:
     assert {path.name for path in folder.iterdir()} == {"models", "out", "results", "journal"}
 
 
-def test_the_variants_can_be_served_as_they_are(tuned: Tuned) -> None:
-    folder, _ = tuned
-
-    with ServeProcess(folder / "out") as server, Client(server.http) as client:
-        assert client.model_ready("m_config_default")
-        assert client.model_ready("m_config_0")
-
-
 def test_a_second_run_measures_nothing_again_and_a_changed_model_everything(tmp_path: Path) -> None:
     repository = write(tmp_path, RESTING)
     arguments = ("-m", str(repository), "--run-config-search-disable", "-c", "1")
@@ -258,32 +250,6 @@ def test_a_variant_that_does_not_load_is_skipped_with_its_reason(tmp_path: Path)
     assert names == {"m_config_default", "m_config_0", "m_config_1"}
 
 
-def test_models_for_gpus_run_on_the_cpu_of_a_machine_without_one(tmp_path: Path) -> None:
-    repository = write(tmp_path)
-    with (repository / "m" / "config.pbtxt").open("a") as config:
-        config.write("instance_group { kind: KIND_GPU count: 1 }\n")
-    settings = "{model_config_parameters: {instance_group: [{kind: KIND_GPU, count: [1, 2]}]}}"
-    (tmp_path / "tune.yaml").write_text(f"profile_models: {{m: {settings}}}\n")
-
-    arguments = [argument for argument in options(tmp_path) if argument not in ("--profile-models", "m")]
-    done = run_command(*arguments, "-f", str(tmp_path / "tune.yaml"), "-m", str(repository), seconds_max=SECONDS_MAX)
-
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("has no GPU") == 1
-    variants = result(tmp_path)["groups"][0]["variants"]
-    groups = [config["instance_group"] for variant in variants for config in variant["configs"]]
-    assert sorted(groups) == ["1:CPU", "2:CPU"]  # the default, and the one that is not the same
-
-
-def test_without_any_change_that_could_be_measured_the_status_says_so(tmp_path: Path) -> None:
-    repository = write(tmp_path, FAILS_WITH_TWO)
-
-    count = ("--run-config-search-min-instance-count", "2", "--run-config-search-max-instance-count", "2")
-    done = tune(tmp_path, "-m", str(repository), *count)
-
-    assert done.returncode == 3, done.stderr
-
-
 def test_a_server_of_ours_that_dies_with_a_variant_is_started_again_for_the_others(tmp_path: Path) -> None:
     repository = write(tmp_path, DIES_WITH_TWO)
 
@@ -331,36 +297,6 @@ def test_a_run_that_is_killed_leaves_no_server_behind_either(tmp_path: Path) -> 
 
     for child in children:
         wait_until_ended(child)
-
-
-def test_an_ensemble_is_tuned_by_the_models_that_it_is_made_of(tmp_path: Path) -> None:
-    repository = write(tmp_path)
-    write_model(repository, "parent", b"", config=ENSEMBLE)
-
-    done = tune(
-        *(tmp_path, "-m", str(repository), "--profile-models", "parent"),
-        *("--run-config-search-max-instance-count", "2"),
-    )
-
-    assert done.returncode == 0, done.stderr
-    names = {variant["name"] for variant in result(tmp_path)["groups"][0]["variants"]}
-    assert names == {"parent_config_default", "parent_config_0"}
-    with ServeProcess(tmp_path / "out") as server, Client(server.http) as client:
-        assert client.model_ready("parent_config_0")
-        assert client.model_ready("m_config_0")
-
-
-def test_a_constraint_that_no_variant_meets_ends_in_a_status_of_its_own_and_says_how_close_it_was(
-    tmp_path: Path,
-) -> None:
-    done = tune(
-        *(tmp_path, "-m", str(write(tmp_path)), "--run-config-search-max-instance-count", "1"),
-        *("--min-throughput", "100000000"),
-    )
-
-    assert done.returncode == 2
-    assert "No configuration keeps the constraints" in done.stdout
-    assert "the limit 100,000,000" in done.stdout
 
 
 def test_a_remote_server_that_dies_ends_the_run_and_keeps_what_was_measured(

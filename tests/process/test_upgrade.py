@@ -25,9 +25,6 @@ from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
-from charonia.server.front_ends.processes import how_many
-from charonia.server.machine.cores import usable_cores
-
 # Sends one response, waits at a gate, and sends two more.
 STREAM = """
 import numpy as np
@@ -248,20 +245,6 @@ def test_what_was_begun_before_finishes_where_it_began(server: ServeProcess, rep
     assert server.stop() == 0
 
 
-def test_a_sequence_that_takes_too_long_is_told_that_it_was_lost(server: ServeProcess) -> None:
-    with contextlib.closing(http.client.HTTPConnection(server.http, timeout=60)) as connection:
-        assert add(server, 7, 10, start=True, connection=connection) == 10
-        with upgrading(server, "--finish-secs=0.1") as ended:
-            assert server.logs("the previous engine has stopped")
-            # The front end of before still serves its connections.
-            lost = add(server, 7, 1, connection=connection)
-            assert ended().returncode == 0
-
-    assert lost.startswith("sequence 7 of model 'sums' was lost")
-    assert "or if its engine has ended" in add(server, 7, 1)  # by a front end that has never heard of it
-    assert add(server, 7, 1, start=True, end=True) == 1 + 7
-
-
 def test_a_configuration_that_cannot_be_loaded_changes_nothing(server: ServeProcess, repository: Path) -> None:
     before = child(server, "engine")
     config = repository / "worker" / "config.pbtxt"
@@ -283,26 +266,6 @@ def test_a_configuration_that_cannot_be_loaded_changes_nothing(server: ServeProc
     assert "--no-such-option" in unknown.stderr
     assert child(server, "engine") == before
     assert upgrade(server).returncode == 0
-    assert server.stop() == 0
-
-
-def test_a_new_engine_that_is_killed_while_it_loads_changes_nothing(server: ServeProcess, repository: Path) -> None:
-    before = child(server, "engine")
-    loading = PYTHON_IDENTITY.replace(
-        "    def execute", "    def initialize(self, args):\n        self.wait(())\n\n    def execute"
-    ) + gated("    def execute(self, requests):\n        pass\n").replace("def execute", "def wait")
-    write_model(repository, "loading", loading, config=identity_pbtxt("python", dims=(4,)))
-    gate = Gate(repository / "loading" / "1")
-    with Load(server) as load, gate.closed(), upgrading(server) as ended:
-        assert eventually(lambda: gate.runs > 0)
-        child(server, "engine_2").kill()
-        failed = ended()
-
-    assert load.errors == []
-    assert failed.returncode == 1
-    assert "the new engine cannot start: SIGKILL" in failed.stderr
-    assert child(server, "engine") == before
-    assert is_ready(server)
     assert server.stop() == 0
 
 
@@ -390,31 +353,6 @@ def test_the_engine_may_end_first_while_requests_wait(server: ServeProcess) -> N
     assert statuses in ([200], [503])  # where the models take more than 10 s
     assert not before.is_running() or before.status() == psutil.STATUS_ZOMBIE
     assert eventually(lambda: ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200)
-    assert server.stop() == 0
-
-
-def test_an_engine_that_ended_first_is_started_again_if_the_new_one_fails(
-    server: ServeProcess, repository: Path
-) -> None:
-    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
-    failed = upgrade(server, "--stop-first", "--", *arguments, "--backend-config=nothing,x=y", "--load-model=echo")
-
-    assert failed.returncode == 1
-    assert "the previous engine is restarted" in failed.stderr
-    assert eventually(lambda: ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200)
-    assert server.stop() == 0
-
-
-def test_what_requests_had_changed_holds_in_the_new_engine(server: ServeProcess, repository: Path) -> None:
-    arguments = [f"--model-repository={repository}", "--front-ends=2", *ADDRESSES]
-    explicit = ["--model-control-mode=explicit", "--load-model=echo", "--load-model=worker"]
-    assert upgrade(server, "--", *arguments, *explicit).returncode == 0
-    with grpcclient.InferenceServerClient(server.grpc) as client:
-        # The front ends were started for models that are never loaded: only the engine permits it.
-        client.unload_model("worker")
-        client.load_model("held")
-        assert upgrade(server).returncode == 0
-        assert eventually(lambda: _ready_models(server) == {"echo", "held"})
     assert server.stop() == 0
 
 
@@ -568,18 +506,6 @@ def test_a_load_that_the_new_engine_cannot_repeat_ends_the_upgrade(explicit: Ser
         assert upgrade(server).returncode == 0
         assert answer_of(server, "broken") == 3
     assert server.stop() == 0
-
-
-@pytest.mark.skipif(usable_cores() < 2, reason="one core has no front ends apart")
-def test_there_are_as_many_front_ends_as_were_chosen_before(tmp_path: Path) -> None:
-    write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(4,)))
-    with ServeProcess(tmp_path, "--front-ends=auto") as server:
-        count = how_many(usable_cores(), "").number
-        assert f"--front-ends=auto: {count} (" in server.log
-        assert upgrade(server).returncode == 0
-        assert all(child(server, f"front_end_{number}_2") for number in range(1, count + 1))
-        assert ask(server.http, "POST", "/v2/models/echo/infer", body([1, 2, 3, 4]))[0] == 200
-        assert server.stop() == 0
 
 
 def test_a_signal_upgrades_too(server: ServeProcess) -> None:

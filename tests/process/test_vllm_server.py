@@ -81,20 +81,6 @@ def test_a_folder_with_arguments_of_the_engine_is_a_model(pretended: ServeProces
     assert (answer["prompt_tokens"], answer["completion_tokens"]) == (2, 3)
 
 
-def test_a_stream_ends_with_the_counts(pretended: ServeProcess) -> None:
-    body = {"text_input": "one", "stream": True, "sampling_parameters": {"max_tokens": 3}, "return_finish_reason": True}
-    found = events(stream(pretended, body))
-    assert [event["text_output"] for event in found] == [" one"] * 3
-    assert [event["finish_reason"] for event in found] == ["None", "None", "length"]
-
-
-def test_requests_that_are_wrong_are_refused(pretended: ServeProcess) -> None:
-    assert refused(pretended, {"text_input": "x", "sampling_parameters": {"temperature": -1}}).startswith(
-        "temperature: "
-    )
-    assert refused(pretended, {"text_input": "word " * 99}) == "prompt: the prompt has 99 tokens"
-
-
 def test_models_that_are_wrong_fail_to_load_with_the_reason(pretended: ServeProcess) -> None:
     log = pretended.log
     assert "model.json: vLLM has no argument 'max_modle_len'; did you mean 'max_model_len'?" in log

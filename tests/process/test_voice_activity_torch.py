@@ -12,10 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as http
-from tests.support.fork_server import run_command
 from tests.support.process import ServeProcess
-
-from charonia.client import Client
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "voice_activity"
 SAMPLE_RATE = 16_000
@@ -61,23 +58,6 @@ def test_the_server_keeps_the_state_of_each_stream(network: Path, tmp_path: Path
 
     np.testing.assert_allclose(found, own_probabilities(network, pieces), atol=1e-4)
     assert max(found) > 0.9
-
-
-def test_the_lines_that_serving_the_file_prints_serve_it(network: Path, tmp_path: Path) -> None:
-    refused = run_command("serve", network, "--port=0", folder=tmp_path)
-    lines = [line.strip() for line in refused.stderr.splitlines()]
-    shown = lines[lines.index("mkdir -p models/silero_vad/1") :]
-    assert shown[3] == "charonia serve models"
-    subprocess.run(["bash", "-ec", "\n".join(shown[:3])], cwd=tmp_path, check=True, timeout=60)
-    pieces = list(script("listen").pieces(script("voice").recording()))[:40]
-
-    with ServeProcess(tmp_path / "models") as server, Client(server.http) as client:
-        found = [
-            float(client.infer("silero_vad", {"x": piece.reshape(1, 512), "sr": [SAMPLE_RATE]})["OUTPUT__0"][0, 0])
-            for piece in pieces
-        ]
-
-    np.testing.assert_allclose(found, own_probabilities(network, pieces), atol=1e-4)
 
 
 def test_the_file_is_served_as_it_is_with_its_state_inside(network: Path, tmp_path: Path) -> None:

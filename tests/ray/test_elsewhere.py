@@ -18,8 +18,6 @@ from charonia.ray.elsewhere import ModelsElsewhere, received, sent
 
 
 class Models(FakeEngine):
-    """The models of this replica."""
-
     def is_loadable(self, name: str) -> bool:
         return False
 

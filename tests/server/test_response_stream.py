@@ -1,7 +1,6 @@
 """The responses of a request, taken one by one on the engine's own loop."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 
 import numpy as np
 import pytest
@@ -12,10 +11,6 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Reply
 from charonia.server import embedding as inproc
 from charonia.server.embedding import InProcessFrontend, make_request
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def request() -> InferRequest:
@@ -31,76 +26,64 @@ def held() -> tuple[FakeEngine, InProcessFrontend]:
     return engine, InProcessFrontend(engine)
 
 
-def test_responses_come_as_they_are_sent_and_the_stream_ends_after_the_last() -> None:
-    async def scenario() -> None:
-        engine, frontend = held()
-        stream = frontend.stream(request())
-        taking = asyncio.ensure_future(_ids(stream))
-        await asyncio.sleep(0)
-        engine.tickets[0].answer(response("a"), False)
-        await asyncio.sleep(0)
-        engine.tickets[0].answer(response("b"), False)
-        engine.tickets[0].answer(None, True)
-        assert await taking == ["a", "b"]
-        stream.close()
-        assert not engine.tickets[0].cancelled
-
-    run(scenario)
+async def test_responses_come_as_they_are_sent_and_the_stream_ends_after_the_last() -> None:
+    engine, frontend = held()
+    stream = frontend.stream(request())
+    taking = asyncio.ensure_future(_ids(stream))
+    await asyncio.sleep(0)
+    engine.tickets[0].answer(response("a"), False)
+    await asyncio.sleep(0)
+    engine.tickets[0].answer(response("b"), False)
+    engine.tickets[0].answer(None, True)
+    assert await taking == ["a", "b"]
+    stream.close()
+    assert not engine.tickets[0].cancelled
 
 
 async def _ids(stream: inproc.ResponseStream) -> list[str]:
     return [answer.id async for answer in stream]
 
 
-def test_an_error_is_raised_after_the_responses_before_it() -> None:
-    async def scenario() -> None:
-        engine, frontend = held()
-        stream = frontend.stream(request())
-        engine.tickets[0].answer(response("a"), False)
-        engine.tickets[0].answer(internal("broken"), True)
-        first = await stream.next()
-        assert first is not None
-        assert first.id == "a"
-        for _ in range(2):
-            with pytest.raises(ServingError, match="broken"):
-                await stream.next()
-
-    run(scenario)
+async def test_an_error_is_raised_after_the_responses_before_it() -> None:
+    engine, frontend = held()
+    stream = frontend.stream(request())
+    engine.tickets[0].answer(response("a"), False)
+    engine.tickets[0].answer(internal("broken"), True)
+    first = await stream.next()
+    assert first is not None
+    assert first.id == "a"
+    for _ in range(2):
+        with pytest.raises(ServingError, match="broken"):
+            await stream.next()
 
 
-def test_closing_cancels_the_request_and_wakes_who_waits() -> None:
-    async def scenario() -> None:
-        engine, frontend = held()
-        stream = frontend.stream(request())
-        waiting = asyncio.ensure_future(stream.next())
-        await asyncio.sleep(0)
-        stream.close()
-        assert await waiting is None
-        assert engine.tickets[0].cancelled
-        stream.close()
-
-    run(scenario)
+async def test_closing_cancels_the_request_and_wakes_who_waits() -> None:
+    engine, frontend = held()
+    stream = frontend.stream(request())
+    waiting = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    stream.close()
+    assert await waiting is None
+    assert engine.tickets[0].cancelled
+    stream.close()
 
 
-def test_a_request_whose_responses_are_not_taken_fails_and_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_whose_responses_are_not_taken_fails_and_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inproc, "UNREAD_RESPONSES_MAX", 3)
 
-    async def scenario() -> None:
-        engine, frontend = held()
-        stream = frontend.stream(request())
-        for _ in range(5):
-            engine.tickets[0].answer(response(), False)
-        assert engine.tickets[0].cancelled
-        for _ in range(3):
-            assert await stream.next() is not None
-        with pytest.raises(ServingError, match="3 responses of model 'identity' were not taken") as caught:
-            await stream.next()
-        assert caught.value.code is Code.UNAVAILABLE
-
-    run(scenario)
+    engine, frontend = held()
+    stream = frontend.stream(request())
+    for _ in range(5):
+        engine.tickets[0].answer(response(), False)
+    assert engine.tickets[0].cancelled
+    for _ in range(3):
+        assert await stream.next() is not None
+    with pytest.raises(ServingError, match="3 responses of model 'identity' were not taken") as caught:
+        await stream.next()
+    assert caught.value.code is Code.UNAVAILABLE
 
 
-def test_a_model_that_floods_before_the_request_is_known_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_floods_before_the_request_is_known_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inproc, "UNREAD_RESPONSES_MAX", 1)
 
     class Flooding(FakeEngine):
@@ -111,12 +94,9 @@ def test_a_model_that_floods_before_the_request_is_known_is_stopped(monkeypatch:
                 ticket.answer(response(), False)
             return ticket
 
-    async def scenario() -> None:
-        engine = Flooding()
-        InProcessFrontend(engine).stream(request())
-        assert engine.tickets[0].cancelled
-
-    run(scenario)
+    engine = Flooding()
+    InProcessFrontend(engine).stream(request())
+    assert engine.tickets[0].cancelled
 
 
 @pytest.mark.parametrize(
@@ -128,14 +108,13 @@ def test_a_model_that_floods_before_the_request_is_known_is_stopped(monkeypatch:
         ([(True, False), (True, True)], False),
     ],
 )
-def test_a_request_for_one_response_takes_exactly_one(outcomes: list[tuple[bool, bool]], is_answered: bool) -> None:
-    async def scenario() -> None:
-        engine = FakeEngine(outcomes=[[(response() if there else None, final) for there, final in outcomes]])
-        if is_answered:
-            await InProcessFrontend(engine).infer(request())
-            return
-        with pytest.raises(ServingError, match="did not answer exactly once") as caught:
-            await InProcessFrontend(engine).infer(request())
-        assert caught.value.code is Code.UNSUPPORTED
-
-    run(scenario)
+async def test_a_request_for_one_response_takes_exactly_one(
+    outcomes: list[tuple[bool, bool]], is_answered: bool
+) -> None:
+    engine = FakeEngine(outcomes=[[(response() if there else None, final) for there, final in outcomes]])
+    if is_answered:
+        await InProcessFrontend(engine).infer(request())
+        return
+    with pytest.raises(ServingError, match="did not answer exactly once") as caught:
+        await InProcessFrontend(engine).infer(request())
+    assert caught.value.code is Code.UNSUPPORTED

@@ -20,12 +20,7 @@ HEAVY, LIGHT = Flow("heavy"), Flow("light")
 
 
 class Offered:
-    """Requests offered to one scheduler.
-
-    Attributes:
-        simulation: The simulation.
-        patience_ns: How long the client of each request waits, by id; those of patient clients are absent.
-    """
+    """Requests offered to one scheduler."""
 
     def __init__(self, scheduler: Scheduler, service_ns: Callable[[Run], int], slots: int = 1, seed: int = 1) -> None:
         self.chance = random.Random(seed)
@@ -46,7 +41,6 @@ class Offered:
     def poisson(
         self, per_s: float, until_ns: int, flow: Flow = NO_FLOW, patience_ns: int = 0, start_ns: int = 0
     ) -> list[int]:
-        """Plan random arrivals."""
         ids, time_ns = [], start_ns
         while (time_ns := time_ns + round(self.chance.expovariate(per_s) * SECOND_NS)) < until_ns:
             ids.append(self.submit(time_ns, flow, patience_ns))

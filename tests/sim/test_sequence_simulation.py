@@ -15,18 +15,7 @@ MS = 1_000_000
 
 
 class Streams:
-    """Clients that send a stream each, piece by piece, at a fixed pace; a new stream follows the last.
-
-    Args:
-        policy: The sequencer's policy.
-        clients: Number of clients.
-        pieces: Pieces of each stream.
-        streams: Streams of each client.
-        pace_ns: Time from one answer to the next piece.
-        instances: Instances of the model.
-        lost: Every so many streams a client leaves without ending it, 0 for none.
-        seed: Makes the pace of each piece random, None for a steady one.
-    """
+    """Clients that send a stream each, piece by piece, at a fixed pace; a new stream follows the last."""
 
     def __init__(
         self,
@@ -163,14 +152,7 @@ def test_the_same_simulation_is_the_same_twice() -> None:
 
 
 class Sessions:
-    """Clients that come at random, begin a sequence, and leave if its first answer takes longer than they wait.
-
-    Args:
-        per_s: Clients in a second.
-        patience_ns: How long they wait, 0 for any time.
-        adapts: Whether the sequencer adapts to overload.
-        seconds: For how long they come.
-    """
+    """Clients that come at random, begin a sequence, and leave if its first answer takes longer than they wait."""
 
     PIECES, PACE_NS, ROWS = 10, 10 * MS, 4
 

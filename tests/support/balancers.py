@@ -54,9 +54,7 @@ class Balancer:
 
     Args:
         name: "envoy", "nginx" or "haproxy".
-        folder: For its files.
         servers: Three servers, which take the place of server-1 to server-3.
-        change: Changes the text of each file.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class Balancer:
         return f"127.0.0.1:{self._ports[8001]}"
 
     def __enter__(self) -> Self:
-        """Start it."""
         program = find_program(self._name) or ""
         file = str(self._folder / FILES[self._name][0])
         command = {
@@ -93,14 +90,12 @@ class Balancer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
         self._process.terminate()
         self._process.wait(START_S_MAX)
         self._log.close()
 
     @property
     def log(self) -> str:
-        """What it has written."""
         return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def drain(self, server: ServeProcess) -> None:

@@ -30,7 +30,6 @@ def rendered(values: Path) -> str:
 
 
 def objects(values: Path) -> list[Manifest]:
-    """Return the objects for a file of values."""
     return loaded(rendered(values))
 
 
@@ -45,12 +44,10 @@ def loaded(text: str) -> list[Manifest]:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    """Return the objects of a kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
 def server_of(manifests: list[Manifest]) -> Manifest:
-    """Return the Deployment or StatefulSet of the server."""
     (found,) = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "StatefulSet")]
     return found
 

@@ -79,7 +79,6 @@ async def scripted(talk: Talk, scheme: str = "http") -> AsyncIterator[str]:
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:
-    """Return the next HTTP request of a connection."""
     head = await reader.readuntil(b"\r\n\r\n")
     lengths = [int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
     return head + await reader.readexactly(sum(lengths))
@@ -92,24 +91,18 @@ def identity_request(rows: int = 1, **fields: Any) -> InferRequest:
 
 
 class Answers:
-    """Collects answers.
-
-    Attributes:
-        all: Every answer so far.
-    """
+    """Collects answers."""
 
     def __init__(self) -> None:
         self.all: list[Answer] = []
         self._final = asyncio.Event()
 
     def take(self, answer: Answer) -> None:
-        """Take an answer."""
         self.all.append(answer)
         if answer.final:
             self._final.set()
 
     async def final(self) -> Answer:
-        """Wait for a final answer and return the newest one."""
         await self._final.wait()
         self._final.clear()
         return self.all[-1]

@@ -49,7 +49,6 @@ def unlike_its_document(
     """Return what a server answers otherwise than its document says, a paragraph each; "" for nothing.
 
     Args:
-        load: Loads the document.
         headers: What calls are sent with; some are also sent without.
         operations: Settings of single operations, as the configuration of schemathesis has them.
         checks: Settings of checks, as the configuration of schemathesis has them.

@@ -43,7 +43,6 @@ class Asked:
         self.__dict__.update(members)
 
     def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
-        """Take a response."""
         assert not self.is_over
         self.is_over = final
         if outputs:
@@ -65,14 +64,12 @@ WithEngine = Callable[..., None]
 
 
 def answered_by(with_engine: WithEngine, asked: Asked, **options: Any) -> Asked:
-    """Return a request that was answered."""
     with_engine(lambda engine: engine.answer(asked), **options)
     assert asked.is_over
     return asked
 
 
 def refused_by(with_engine: WithEngine, asked: Asked, **options: Any) -> RefusedError:
-    """Return why a request is refused."""
     found: list[RefusedError] = []
 
     async def use(engine: Any) -> None:
@@ -98,13 +95,7 @@ def pretended(modules: Mapping[str, ModuleType]) -> Iterator[None]:
 
 
 def pretended_environment(folder: Path, package: str, init: str) -> Path:
-    """Make an environment for workers in which a stand-in is a package, and return its folder.
-
-    Args:
-        folder: Where to.
-        package: Name of the package.
-        init: Its `__init__.py`.
-    """
+    """Make an environment for workers in which a stand-in is a package, and return its folder."""
     packages = folder / "packages"
     (packages / package).mkdir(parents=True)
     (packages / package / "__init__.py").write_text(init)

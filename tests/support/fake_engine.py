@@ -36,9 +36,6 @@ class FakeTicket:
     """A request that the fake engine was given.
 
     Attributes:
-        request: The request.
-        cancelled: Whether the front end cancelled it.
-        finished: Whether the last outcome was given.
         late_cancels: Calls of `cancel` after that: needless work, which front ends avoid.
     """
 
@@ -76,13 +73,8 @@ class FakeEngine:
         delay_s: Answer this much later, on the running event loop; 0 answers before `infer` returns.
         outcomes: Outcomes to give instead of the echo, one list of (outcome, final) for each next request.
         errors: Error of each request of a model, by name.
-        live: What `is_live` returns.
-        ready: What `is_ready` returns.
-        exiting: What `is_exiting` returns.
         statistics: What `model_statistics` picks from.
-        index: What `repository_index` returns.
         control_error: Raised by `load_model` and `unload_model`.
-        tickets: Every request so far.
         loads: Arguments of `load_model` so far.
         unloads: Arguments of `unload_model` so far.
     """
@@ -125,7 +117,6 @@ class FakeEngine:
         ticket.answer(self.echo(ticket.request))
 
     def echo(self, request: InferRequest) -> InferResponse | ServingError:
-        """Return the answer to a request."""
         try:
             config = self.model_config(request.model_name, request.model_version)
             if request.model_name in self.errors:
@@ -140,19 +131,15 @@ class FakeEngine:
         return InferResponse(request.model_name, "1", request.id, outputs, execution=execution)
 
     def is_live(self) -> bool:
-        """Return `live`."""
         return self.live
 
     def is_ready(self) -> bool:
-        """Return `ready`."""
         return self.ready
 
     def is_exiting(self) -> bool:
-        """Return `exiting`."""
         return self.exiting
 
     async def model_ready(self, name: str, version: str = "") -> bool:
-        """Return `ready` for a known model."""
         try:
             self.model_config(name, version)
         except ServingError:
@@ -164,7 +151,6 @@ class FakeEngine:
         return ServerMetadata("charonia", "0.1.0", ("binary_tensor_data",))
 
     def model_metadata(self, name: str, version: str = "") -> ModelMetadata:
-        """Return the metadata that follows from the configuration."""
         config = self.model_config(name, version)
         batch = (-1,) if config.max_batch_size else ()
         return ModelMetadata(
@@ -176,7 +162,6 @@ class FakeEngine:
         )
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
-        """Return the configuration of a model of `models`."""
         if version and not version.isdigit():
             raise invalid(
                 f"failed to get model version from specified version string '{version}': a number is expected"
@@ -199,7 +184,6 @@ class FakeEngine:
         return found
 
     async def repository_index(self, ready_only: bool = False) -> list[ModelIndexEntry]:
-        """Return `index`, or its ready entries."""
         return [entry for entry in self.index if not ready_only or entry.state is ModelState.READY]
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:

@@ -10,8 +10,6 @@ from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Work
 
 @dataclass
 class FakeServer:
-    """What there is of a deployment."""
-
     serving: int = 0
     applying: int = 0
     phase: RevisionPhase = RevisionPhase.ABSENT
@@ -28,16 +26,11 @@ class FakeTarget:
     """See `DeploymentTarget`.
 
     Attributes:
-        name: Its name.
         start_s: How long a revision takes to be ready.
         stop_s: How long a server takes to end.
         broken: Revisions that fail when they have started, with the reason.
-        misfits: Why nothing fits.
-        is_away: Whether it cannot be reached.
         room: How many servers fit.
-        servers: What there is, by deployment.
         applied: Workloads in the order in which they were begun.
-        looks: How often somebody has looked.
     """
 
     name: str = "local"
@@ -136,7 +129,6 @@ class FakeTarget:
                 self._ends(server) if server.phase is RevisionPhase.ENDING else self._is_started(server)
 
     def crash(self, deployment: str) -> None:
-        """Let the server of a deployment end."""
         self._ends(self.servers[deployment])
 
     def _ends(self, server: FakeServer) -> None:

@@ -40,7 +40,6 @@ class MadeForest:
 
     Attributes:
         filename: Name of its file in a version's folder.
-        save: Writes the file.
         scores: What its library predicts, [rows, scores].
         contributions: Its library's Shapley values, [rows, scores, features + 1]; None where there are none.
         margin: The sums of the trees, which the Shapley values add up to.
@@ -53,7 +52,6 @@ class MadeForest:
     margin: Callable[[Rows], NDArray[Any]] | None = None
 
     def write(self, folder: Path) -> Path:
-        """Write the file into a folder, which is made, and return its path."""
         folder.mkdir(parents=True, exist_ok=True)
         self.save(folder / self.filename)
         return folder / self.filename
@@ -78,8 +76,6 @@ def of_xgboost(task: str, suffix: str = "json", trees: int = 4, depth: int = 3, 
     Args:
         task: "regression", "binary" or "multi".
         suffix: "json" or "ubj".
-        trees: Rounds.
-        depth: Depth of a tree.
         parameters: Further parameters, such as another `objective`.
     """
     data = rows(200)
@@ -103,7 +99,6 @@ def of_xgboost(task: str, suffix: str = "json", trees: int = 4, depth: int = 3, 
 
 
 def of_lightgbm(task: str, trees: int = 4, leaves: int = 8, **parameters: Any) -> MadeForest:
-    """Make a forest of LightGBM."""
     data = rows(200)
     objective = {"regression": "regression", "binary": "binary", "multi": "multiclass"}[task]
     given: dict[str, Any] = {

@@ -37,11 +37,6 @@ def run_command(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a `charonia` command to its end, and return its exit status and what it wrote.
 
-    Args:
-        arguments: Its arguments: "infer", …
-        folder: The folder to run it in, by default the one of this process.
-        seconds_max: When it is killed.
-
     Raises:
         subprocess.TimeoutExpired: It took longer.
     """
@@ -58,15 +53,7 @@ def run_command(
 
 
 class ForkedCommand:
-    """A running `charonia` command, with what the tests use of `subprocess.Popen`.
-
-    Args:
-        arguments: Its arguments: "serve", …
-
-    Attributes:
-        pid: Its process.
-        stderr: What it writes to stderr.
-    """
+    """A running `charonia` command, with what the tests use of `subprocess.Popen`."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         reading, writing = os.pipe()
@@ -82,7 +69,6 @@ class ForkedCommand:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """Return the same."""
         return self._process.exitcode
 
     def wait(self, timeout_s: float) -> int:
@@ -97,12 +83,10 @@ class ForkedCommand:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

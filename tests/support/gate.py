@@ -30,11 +30,7 @@ def gated(code: str) -> str:
 
 
 class Gate:
-    """What a model of `gated` waits at.
-
-    Args:
-        folder: The folder of the model's version.
-    """
+    """What a model of `gated` waits at."""
 
     def __init__(self, folder: Path) -> None:
         self._sign = folder / "closed"
@@ -42,12 +38,10 @@ class Gate:
 
     @property
     def runs(self) -> int:
-        """Executions that have begun so far."""
         return self._runs.stat().st_size if self._runs.exists() else 0
 
     @contextmanager
     def closed(self) -> Iterator[Self]:
-        """Hold every execution up."""
         # Another sign each time: who waits at a gate that was open for a moment only is let go too.
         new = self._sign.with_name("closing")
         new.write_text(uuid4().hex)
@@ -58,5 +52,4 @@ class Gate:
             self.open()
 
     def open(self) -> None:
-        """Release the waiting models."""
         self._sign.unlink(missing_ok=True)

@@ -26,7 +26,6 @@ def request_headers(method: str, *more: tuple[bytes, bytes]) -> list[tuple[bytes
 
 
 def frame(message: bytes, flag: int = 0) -> bytes:
-    """Return a message with its prefix."""
     return bytes((flag,)) + len(message).to_bytes(4, "big") + message
 
 
@@ -34,12 +33,9 @@ class MemoryTransport(asyncio.Transport):
     """What a connection writes to.
 
     Attributes:
-        written: What was written and not yet taken.
         is_closed: Whether the connection was closed from the server's side.
-        is_reading_on: Whether the connection wants to be fed.
         is_stuck: Whether the client does not read, so that closing has to wait for it.
         may_end: Whether the sending side can be ended alone, which it cannot with TLS.
-        is_ended: Whether it was.
         peername: Address and port of the client, None for none.
     """
 
@@ -59,11 +55,7 @@ class MemoryTransport(asyncio.Transport):
         return self.peername if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes.
-
-        Raises:
-            RuntimeError: The sending side was ended.
-        """
+        """Take bytes."""
         if self.is_ended:
             raise RuntimeError("written behind the end")
         self.written += data
@@ -74,26 +66,21 @@ class MemoryTransport(asyncio.Transport):
         return data
 
     def close(self) -> None:
-        """Close when the client has everything."""
         if not self.is_stuck:
             self.abort()
 
     def abort(self) -> None:
-        """Close."""
         if not self.is_closed:
             self.is_closed = True
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
     def pause_reading(self) -> None:
-        """Note that no more is wanted."""
         self.is_reading_on = False
 
     def resume_reading(self) -> None:
-        """Note that more is wanted."""
         self.is_reading_on = True
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or is being closed."""
         return self.is_closed
 
     def can_write_eof(self) -> bool:
@@ -101,7 +88,6 @@ class MemoryTransport(asyncio.Transport):
         return self.may_end
 
     def write_eof(self) -> None:
-        """End the sending side."""
         self.is_ended = True
 
     def get_write_buffer_size(self) -> int:
@@ -118,10 +104,7 @@ class MemoryResponse:
 
     Attributes:
         headers: Response headers, those of a trailers-only response included.
-        data: Body.
-        trailers: Trailers.
         reset_code: Code of a reset by the server, None without one.
-        is_closed: Whether the stream is over.
     """
 
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -157,12 +140,9 @@ class MemoryClient:
     """The client's end of a connection.
 
     Attributes:
-        protocol: The server's end.
-        transport: What it writes to.
         http2: The client's HTTP/2 state: send on it, then `exchange`.
         responses: What came back, by stream.
         goaways: Code and debug data of each GOAWAY.
-        pings: Number of pings of the server.
     """
 
     def __init__(
@@ -181,7 +161,6 @@ class MemoryClient:
             settings: HTTP/2 settings of the client.
             opens_window: Whether what was received makes room for more.
             rounds: Rounds of the event loop in which an answer comes.
-            peername: Address and port of the client.
         """
         self.protocol = protocol
         self.transport = MemoryTransport(protocol)
@@ -205,7 +184,6 @@ class MemoryClient:
         return stream_id
 
     async def call(self, method: str, message: bytes = b"", *more: tuple[bytes, bytes]) -> MemoryResponse:
-        """Make a call with one request and return its response."""
         stream_id = self.start(method, message, *more)
         await self.settle()
         return self.responses[stream_id]

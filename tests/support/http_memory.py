@@ -19,9 +19,7 @@ class Response:
     """A response as received.
 
     Attributes:
-        status: HTTP status.
         headers: Header fields by lower-case name.
-        body: The body.
     """
 
     status: int = 0
@@ -33,13 +31,11 @@ class MemoryTransport(asyncio.Transport):
     """What a connection writes to.
 
     Attributes:
-        client: Takes what is written.
         is_blocked: Whether what is written stays in the transport's buffer, as of a client that does not read.
         is_closed: Whether the connection was closed from the server's side.
         is_half_closed: Whether the server has ended its sending side.
         is_paused: Whether the connection wants no more bytes.
         peername: Address and port of the client, None for none.
-        pending: What was written while blocked.
     """
 
     def __init__(self, client: "MemoryClient") -> None:
@@ -57,7 +53,6 @@ class MemoryTransport(asyncio.Transport):
         return self.peername if name == "peername" else default
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes."""
         if self.is_blocked:
             if not self.pending:
                 self.client.connection.pause_writing()
@@ -89,24 +84,19 @@ class MemoryTransport(asyncio.Transport):
         return len(self.pending)
 
     def pause_reading(self) -> None:
-        """Note that no more is wanted."""
         self.is_paused = True
 
     def resume_reading(self) -> None:
-        """Feed what was held back."""
         self.is_paused = False
         self.client.feed()
 
     def can_write_eof(self) -> bool:
-        """Say that the sending side can be ended."""
         return True
 
     def write_eof(self) -> None:
-        """End the sending side."""
         self.is_half_closed = True
 
     def is_closing(self) -> bool:
-        """Return whether the connection was closed."""
         return self.is_closed
 
     def close(self) -> None:
@@ -114,7 +104,6 @@ class MemoryTransport(asyncio.Transport):
         self.is_closed = True
 
     def abort(self) -> None:
-        """Close."""
         self.is_closed = True
 
 
@@ -122,20 +111,12 @@ class MemoryClient:
     """A connected client.
 
     Attributes:
-        connection: The endpoint's side.
-        transport: What is between.
         responses: Complete responses, in order.
-        received: Everything that the server wrote.
         waits_for_rounds: Whether what is due in the next round of the event loop waits for `run_round`.
     """
 
     def __init__(self, endpoint: HttpEndpoint, peername: tuple[str, int] | None = None) -> None:
-        """Connect.
-
-        Args:
-            endpoint: Where to.
-            peername: Address and port of the client.
-        """
+        """Connect."""
         self.received = b""
         self.responses: list[Response] = []
         self._current = Response()
@@ -204,15 +185,12 @@ class MemoryClient:
     # The parser's calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header field of a response."""
         self._current.headers[name.decode().lower()] = value.decode()
 
     def on_headers_complete(self) -> None:
-        """The header of a response."""
         self._current.status = self._parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        """A part of a body."""
         self._current.body += data
 
     def on_message_complete(self) -> None:

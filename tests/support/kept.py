@@ -26,11 +26,9 @@ def kept_folder(
     """Return a folder, made now unless it was made from the same sources with the same packages before.
 
     Args:
-        config: Configuration of this run.
         name: What the folder is; of one name only the latest folder is kept.
         make: Makes what is in it, given an empty folder. Others wait meanwhile.
         sources: Files that say how, for the most part the scripts that do it.
-        packages: Installed packages that it depends on.
         machine: What else it depends on, such as the instructions that a processor has.
     """
     words = "\n".join([*map(_version, packages), sys.version, machine])

@@ -24,7 +24,6 @@ DTYPES = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32
 
 
 async def tell(what: str, call: Awaitable[Any]) -> None:
-    """Print the outcome of a call."""
     try:
         outcome = await call
     except Exception as error:
@@ -43,7 +42,6 @@ def array_of(dtype: str) -> Any:
 
 
 def asked(model: str, dtype: str, binary: bool, *, grpc: bool = False) -> Any:
-    """Return a request with one input."""
     given = InferInput("INPUT0", [1, 4], dtype)
     given.set_data_from_numpy(array_of(dtype), binary_data=binary)
     outputs = None if grpc else [RequestedOutput("OUTPUT0", parameters={"binary_data": binary})]
@@ -62,7 +60,6 @@ async def echoed(client: Any, call: Any, dtype: str) -> Any:
 
 
 async def main(http: str, grpc: str) -> None:
-    """Make all calls."""
     base = f"http://{http}"
     async with InferenceRESTClient(RESTConfig(protocol="v1")) as v1:
         await tell("v1 live", v1.is_server_live(base))

@@ -38,13 +38,11 @@ class Service:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
-        """Return the service."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Accept nothing more."""
         self._listening.close()
 
     def _accept(self) -> None:
@@ -83,8 +81,6 @@ class End:
     """How a pod ended.
 
     Attributes:
-        status: Exit status of its server.
-        seconds: From the deletion on.
         was_killed: Whether the grace period was over before the server had ended.
     """
 
@@ -97,8 +93,6 @@ def delete(pod: ServeProcess, spec: dict[str, Any], services: dict[Service, str]
     """Delete a pod, and return when it has ended.
 
     Args:
-        pod: The server in the pod.
-        spec: The specification of the pod.
         services: The services that it is an endpoint of, with its address there.
         lag_s: Time until its endpoint is gone everywhere.
     """

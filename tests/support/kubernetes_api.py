@@ -49,12 +49,9 @@ class Fault:
     """What goes wrong with requests.
 
     Attributes:
-        method: Their method.
         path: Part of their path; with "dryRun" in it, those that only try.
         status: What is answered; 0: the connection is cut off.
-        times: How often.
         body: The `Status` that is answered.
-        headers: Headers of the answer.
         is_done: Whether the request is carried out all the same.
     """
 
@@ -103,8 +100,6 @@ class KubernetesApi:
     """The API server. Use `kubernetes_api`.
 
     Attributes:
-        url: Its address.
-        faults: What goes wrong next.
         requests: Verb and resource of what was asked, as Roles have them.
         token: The only one that it knows, "" for any.
         served: What pods were asked through the proxy: name of the pod, method, path, body.
@@ -156,7 +151,6 @@ class KubernetesApi:
         self._loop.close()
 
     def cut_watches(self) -> None:
-        """Cut off all watches in the middle."""
         self._cuts += 1
 
     def forget_history(self) -> None:
@@ -390,7 +384,6 @@ class KubernetesApi:
 
 @contextlib.contextmanager
 def kubernetes_api() -> Iterator[KubernetesApi]:
-    """Yield an API server with a namespace that has nothing in it."""
     server = KubernetesApi()
     server.start()
     try:
@@ -400,7 +393,6 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
 
 
 def kubeconfig(server: KubernetesApi) -> str:
-    """Return the text of a kubeconfig for it."""
     return json.dumps(
         {
             "apiVersion": "v1",

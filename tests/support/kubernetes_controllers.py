@@ -19,8 +19,6 @@ HASH = "pod-template-hash"
 
 
 class Fate(Enum):
-    """What becomes of a pod."""
-
     READY = "ready"
     SLOW = "slow"
     CRASHES = "crashes"
@@ -33,7 +31,6 @@ class Controllers:
     """The controllers. Use `controllers`.
 
     Attributes:
-        fate: Returns what becomes of a pod.
         refusal: Why no pods can be made, "" where they can.
         invalid: Why KServe cannot make a Deployment for an InferenceService, "" where it can.
     """
@@ -46,7 +43,6 @@ class Controllers:
         self._count = 0
 
     def step(self) -> None:
-        """Do what is to be done now."""
         with self.api.lock:
             self._serve()
             deployments = {each["metadata"]["uid"]: each for each in self.api.all("deployments")}
@@ -61,7 +57,6 @@ class Controllers:
                 self._roll(each)
 
     def _serve(self) -> None:
-        """Do what KServe does."""
         services = {each["metadata"]["uid"]: each for each in self.api.all("inferenceservices")}
         for each in self.api.all("deployments"):
             owners = each["metadata"].get("ownerReferences")
@@ -140,7 +135,6 @@ class Controllers:
 
 @contextlib.contextmanager
 def controllers(api: KubernetesApi) -> Iterator[Controllers]:
-    """Yield controllers that work on their own."""
     made, ending = Controllers(api), threading.Event()
 
     def run() -> None:

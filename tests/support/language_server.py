@@ -22,13 +22,10 @@ class FakeLanguageModel:
     """How responses look.
 
     Attributes:
-        first_s: Time to the first piece.
         gap_s: Time between two pieces; 0 to send all at once.
         tokens: Pieces of a response without `max_tokens`.
-        counts: Whether usage is reported.
         fails_after: Pieces after which an error comes, None for no error.
         bodies: The requests so far, as (path, document).
-        connections: The open ones.
     """
 
     first_s: float = 0.0

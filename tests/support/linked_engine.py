@@ -27,17 +27,13 @@ BOTH_SHAPES = pytest.mark.parametrize("is_linked", [False, True], ids=["one-proc
 
 
 class FakeOffers:
-    """What the engine of a test offers."""
-
     def __init__(self, offered: Mapping[Target, Offer]) -> None:
         self._offered = offered
 
     def now(self) -> Mapping[Target, Offer]:
-        """Return what the test says."""
         return self._offered
 
     def reason(self, runner: Runner) -> str:
-        """Return that the model is the test's."""
         return "it is pretended"
 
     def number_of(self, runner: Runner) -> int:
@@ -68,7 +64,6 @@ class ServedFake(FakeEngine):
 
     @property
     def offers(self) -> FakeOffers:
-        """Return what is offered."""
         return FakeOffers(self.offered)
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
@@ -90,12 +85,7 @@ class ServedFake(FakeEngine):
 
 @asynccontextmanager
 async def linked(engine: ServedFake, folder: Path) -> AsyncIterator[RemoteEngine]:
-    """Yield an engine as a front end in another process sees it.
-
-    Args:
-        engine: The engine.
-        folder: Private folder of the server.
-    """
+    """Yield an engine as a front end in another process sees it."""
 
     async def ignore(change: str, arguments: list[object]) -> None:
         """Take what the engine tells all front ends."""

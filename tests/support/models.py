@@ -39,11 +39,9 @@ def write_model(
 
     Args:
         repository: Model repository; made where it does not exist.
-        name: Model name.
         content: The model file: bytes of an ONNX model or text of a Python model. Empty for none.
         config: Text of config.pbtxt; empty for no such file.
         file_name: Name of the model file; empty for model.onnx or model.py.
-        version: Version number.
     """
     folder = repository / name
     version_dir = folder / str(version)

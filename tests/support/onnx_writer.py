@@ -47,12 +47,10 @@ class GraphWriter:
         self._outputs: list[bytes] = []
 
     def input(self, name: str, datatype: DataType, shape: Shape) -> str:
-        """Declare an input and return its name."""
         self._inputs.append(_value_info(name, datatype, shape))
         return name
 
     def output(self, name: str, datatype: DataType, shape: Shape) -> None:
-        """Declare an output."""
         self._outputs.append(_value_info(name, datatype, shape))
 
     def weight(self, name: str, datatype: DataType, array: NDArray[np.generic]) -> str:
@@ -63,14 +61,12 @@ class GraphWriter:
         return name
 
     def node(self, operator: str, inputs: Sequence[str], output: str, **attributes: Attribute) -> str:
-        """Add a node with one output and return the output's name."""
         body = b"".join(_text(1, name) for name in inputs) + _text(2, output) + _text(4, operator)
         body += b"".join(_bytes(5, _attribute(name, value)) for name, value in attributes.items())
         self._nodes.append(body)
         return output
 
     def model(self) -> bytes:
-        """Return the content of a .onnx file."""
         graph = b"".join(_bytes(1, node) for node in self._nodes) + _text(2, "graph")
         for number, parts in ((5, self._weights), (11, self._inputs), (12, self._outputs)):
             graph += b"".join(_bytes(number, part) for part in parts)

@@ -62,7 +62,6 @@ class TritonProcess:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process."""
         if self._process is None:
             raise RuntimeError("the server was not started")
         return self._process
@@ -90,7 +89,6 @@ class TritonProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop the server."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -106,9 +104,7 @@ class Answer:
     """What a server said to one HTTP request.
 
     Attributes:
-        status: Status code.
         headers: Headers, names in lower case.
-        body: The body.
     """
 
     status: int
@@ -127,12 +123,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both servers over one repository.
-
-    Attributes:
-        ours: Charonia.
-        theirs: Triton.
-    """
+    """Both servers over one repository."""
 
     ours: ServeProcess
     theirs: TritonProcess
@@ -155,8 +146,6 @@ class Pair:
 
         Args:
             stub: Makes a stub of `host:port`.
-            method: Name of the call.
-            request: Its message.
 
         Returns:
             For each the response, or the name of its status code.

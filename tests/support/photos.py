@@ -12,7 +12,6 @@ PHOTOS = ("china.jpg", "flower.jpg")
 
 
 def photo(name: str = PHOTOS[0]) -> bytes:
-    """Return the file of a photograph."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("scikit-learn, which brings the photographs, is not installed")
@@ -27,6 +26,5 @@ def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 1) -> Image.Image:
-    """Return an image of random pixels."""
     random = np.random.default_rng(seed)
     return Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)

@@ -25,12 +25,9 @@ def add_version(
     """Add a version of a model and return its number.
 
     Args:
-        database: The tables.
         data: The data folder, with the store.
         model: Name of the model, which is made if there is none.
         files: Content by path in the model's folder; those of the version lie in `1/`.
-        state: State of the version.
-        runs_code: Whether it holds code.
         project: Its project, which is made if there is none.
         artifacts: Address of the store, "" for a folder in the data folder.
     """

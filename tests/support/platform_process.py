@@ -21,13 +21,8 @@ class PlatformProcess:
     """A platform as a user starts it. Use it as a context manager; entering waits until it answers.
 
     Args:
-        data: Its data folder.
         arguments: Further arguments of `charonia platform`.
         folder: The folder that it is started in, by default the one of this process.
-
-    Attributes:
-        link: The link that signs its owner in.
-        url: Its address.
     """
 
     def __init__(self, data: Path, *arguments: str, folder: Path | None = None) -> None:
@@ -65,18 +60,15 @@ class PlatformProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop it if the test has not."""
         if self.process.poll() is None:
             self.stop()
 
     @property
     def key(self) -> str:
-        """The key for commands of its owner."""
         return (self.data / "owner.key").read_text().strip()
 
     @property
     def output(self) -> str:
-        """What it has written."""
         with self._changed:
             return "".join(self._lines)
 
@@ -86,7 +78,6 @@ class PlatformProcess:
         return self._wait()
 
     def kill(self) -> None:
-        """End it with SIGKILL."""
         self.process.kill()
         self._wait()
 

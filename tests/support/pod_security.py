@@ -21,7 +21,6 @@ _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
 def violations(spec: dict[str, Any]) -> list[str]:
-    """Return what a pod has that the standard forbids."""
     found = [field for field in _HOST_FIELDS if spec.get(field)]
     found += [
         f"volume {volume['name']}: {kind}"

@@ -39,9 +39,6 @@ class _Memory:
 
     Attributes:
         name: Name of the file, which tells the process that has allocated it.
-        device: Number of the GPU in this process.
-        is_own: Whether it was allocated here.
-        has_handle: Whether others may open it.
     """
 
     def __init__(self, path: Path, device: int, *, is_own: bool, has_handle: bool = True) -> None:
@@ -59,7 +56,6 @@ class PretendedCuda:
     """The library of the driver, as `ctypes` has it.
 
     Args:
-        folder: Shared by all processes that have the GPUs.
         gpus: UUIDs of those that this process sees.
 
     Attributes:
@@ -87,7 +83,6 @@ class PretendedCuda:
     # What models do with it
 
     def put(self, array: Array, *, device: int = 0, has_handle: bool = True) -> "OnGpu":
-        """Return an array's elements in memory of a GPU."""
         self._count += 1
         path = self._folder / f"{os.getpid()}-{self._count}"
         path.write_bytes(array.tobytes() + bytes(64))
@@ -109,7 +104,6 @@ class PretendedCuda:
         return OnGpu(self, np.frombuffer(buffer, read.dtype).reshape(read.shape), device)
 
     def note(self, what: str) -> None:
-        """Note a call."""
         with (self._folder / "log").open("a") as log:
             log.write(f"{os.getpid()} {what}\n")
 
@@ -215,9 +209,7 @@ class OnGpu:
     """An array of a framework, in memory of a GPU that is pretended.
 
     Args:
-        cuda: The driver.
         elements: The elements, which only code that plays the GPU may look at.
-        device: Number of the GPU.
     """
 
     def __init__(self, cuda: PretendedCuda, elements: Array, device: int = 0) -> None:
@@ -227,16 +219,13 @@ class OnGpu:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape."""
         return self.elements.shape
 
     @property
     def address(self) -> int:
-        """Address of the first element."""
         return int(self.elements.__array_interface__["data"][0])
 
     def __getitem__(self, part: Any) -> "OnGpu":
-        """Return a view of a part."""
         return OnGpu(self.cuda, self.elements[part], self.device)
 
     def transposed(self) -> "OnGpu":
@@ -248,7 +237,6 @@ class OnGpu:
         return self.cuda.put(np.ascontiguousarray(self.elements), device=self.device)
 
     def cpu(self) -> Array:
-        """Return a copy in the memory of the CPU."""
         self.cuda.note("cpu")
         return self.elements.copy()
 

@@ -37,14 +37,9 @@ class StreamingCuda(PretendedCuda):
     """A driver with memory, streams and graphs.
 
     Attributes:
-        memory_bytes: Memory of each GPU.
         allocations: How often memory of a GPU was allocated.
-        launches: How often a graph was launched.
-        pinned: Number of pinned blocks.
         is_old: Whether it is older than TensorRT needs.
         given: The address of each block that a context was given for activations.
-        profiles: The profile of each run that was put on a stream.
-        priorities: Priorities of the streams.
     """
 
     def __init__(self, folder: Path, gpus: Sequence[bytes]) -> None:
@@ -65,7 +60,6 @@ class StreamingCuda(PretendedCuda):
         self._numbers = itertools.count(1000)
 
     def on_gpu(self, address: int, size: int) -> bool:
-        """Whether so many bytes from an address on are memory of the GPU."""
         blocks = list(self._device.items())  # at once: other threads allocate
         return any(start <= address and address + size <= start + length for start, length in blocks)
 
@@ -77,11 +71,9 @@ class StreamingCuda(PretendedCuda):
         return 0
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether a graph is captured on a stream."""
         return stream in self._captured
 
     def drain(self, stream: int) -> None:
-        """Do what is on a stream."""
         work, self.streams[stream] = self.streams[stream], []
         for each in work:
             each()
@@ -193,8 +185,6 @@ def _set(address: int, value: int, size: int) -> None:
 
 
 class DataType(enum.Enum):
-    """The library's datatypes."""
-
     FLOAT, HALF, BF16, INT8, INT32, INT64, BOOL, UINT8, FP8, INT4 = range(10)
 
 
@@ -216,7 +206,6 @@ class ILogger:
         self.is_made = True
 
     def log(self, severity: Any, msg: str) -> None:
-        """Take a message."""
         raise NotImplementedError
 
 
@@ -260,9 +249,6 @@ def _fill(given: Mapping[str, Array]) -> dict[str, Array]:
 
 PROGRAMS = {
     "scale": Program(lambda i: {"y": (2 * i["x"] + 1).astype(i["x"].dtype)}, lambda s, _: {"y": s["x"]}),
-    "rows": Program(
-        lambda i: {"y": i["x"].sum(axis=1, keepdims=True), "z": i["x"]}, lambda s, _: {"y": (s["x"][0], 1), "z": s["x"]}
-    ),
     "fill": Program(_fill, lambda s, v: {"y": (s["x"][0], int(v["size"][-1])), "n": v["size"].shape}),
     "positive": Program(lambda i: {"y": i["x"][np.greater(i["x"], 0)]}, lambda s, _: {"y": (-1,)}),
 }
@@ -279,10 +265,8 @@ def plan_bytes(
     """Return a plan.
 
     Args:
-        program: What it computes.
         tensors: By name: mode, datatype, shape, then "shape" for values that are shapes, or "CHW32" for that format.
         profiles: By name: minimum, optimum and maximum of shape, or values, of each input.
-        version: The release of TensorRT that has built it.
         more: `capability`, `host_code`, `plugin`, `memory` (bytes of activations by profile) and `weights` (bytes that
             must be free when it is loaded).
     """
@@ -294,8 +278,6 @@ def plan_bytes(
 
 
 class Runtime:
-    """Loads plans."""
-
     def __init__(self, logger: ILogger) -> None:
         assert logger.is_made
         if _cuda().is_old:
@@ -347,13 +329,10 @@ PLUGINS: set[str] = set()
 
 
 def init_libnvinfer_plugins(logger: ILogger, namespace: str) -> bool:
-    """Register the plugins."""
     return True
 
 
 class ICudaEngine:
-    """An engine."""
-
     def __init__(self, content: Any, logger: ILogger) -> None:
         self.content = content
         self.logger = logger
@@ -362,31 +341,24 @@ class ICudaEngine:
         self.num_optimization_profiles = len(content["profiles"])
 
     def get_tensor_name(self, index: int) -> str:
-        """Return the name of a tensor."""
         return str(self.names[index])
 
     def get_tensor_mode(self, name: str) -> Any:
-        """Return whether it is an input."""
         return TensorIOMode[self.content["tensors"][name][0]]
 
     def get_tensor_dtype(self, name: str) -> DataType:
-        """Return its datatype."""
         return DataType[self.content["tensors"][name][1]]
 
     def get_tensor_shape(self, name: str) -> Dims:
-        """Return its shape."""
         return Dims(self.content["tensors"][name][2])
 
     def get_tensor_format(self, name: str) -> Any:
-        """Return its format."""
         return TensorFormat.CHW32 if "CHW32" in self.content["tensors"][name] else TensorFormat.LINEAR
 
     def get_tensor_format_desc(self, name: str) -> str:
-        """Return its format in words."""
         return "Thirty-two wide channel vectorized row major FP32 format"
 
     def is_shape_inference_io(self, name: str) -> bool:
-        """Return whether its values are shapes."""
         return "shape" in self.content["tensors"][name]
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
@@ -401,12 +373,10 @@ class ICudaEngine:
         return [list(values) for values in self.content["profiles"][name][profile_index]]
 
     def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
-        """Return the bytes of activations."""
         sizes: list[int] = self.content.get("memory") or [1024] * self.num_optimization_profiles
         return sizes[profile_index]
 
     def create_execution_context(self, strategy: Any = ExecutionContextAllocationStrategy.STATIC) -> Any:
-        """Return a context."""
         return IExecutionContext(self, strategy)
 
 
@@ -417,8 +387,6 @@ class BuilderFlag(enum.Enum):
 
 
 class NetworkInput:
-    """An input of a network."""
-
     def __init__(self, name: str, shape: Sequence[int]) -> None:
         self.name = name
         self.shape = Dims(shape)
@@ -432,11 +400,9 @@ class NetworkDefinition:
 
     @property
     def num_inputs(self) -> int:
-        """Return the number of inputs."""
         return len(self.inputs)
 
     def get_input(self, index: int) -> NetworkInput:
-        """Return an input."""
         return self.inputs[index]
 
 
@@ -449,11 +415,9 @@ class OnnxParser:
 
     @property
     def num_errors(self) -> int:
-        """Return the number of errors."""
         return len(self._errors)
 
     def get_error(self, index: int) -> Any:
-        """Return an error."""
         return SimpleNamespace(desc=lambda: self._errors[index])
 
     def parse_from_file(self, model: str) -> bool:
@@ -474,31 +438,24 @@ class OnnxParser:
 
 
 class OptimizationProfile:
-    """A profile of a build."""
-
     def __init__(self) -> None:
         self.shapes: dict[str, Any] = {}
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
-        """Set the range of an input's shape."""
         if not len(min) == len(opt) == len(max):
             raise ValueError("The shapes provided are inconsistent")
         self.shapes[input] = (min, opt, max)
 
 
 class BuilderConfig:
-    """How to build."""
-
     def __init__(self) -> None:
         self.flags: set[BuilderFlag] = set()
         self.profiles: list[OptimizationProfile] = []
 
     def set_flag(self, flag: BuilderFlag) -> None:
-        """Set a flag."""
         self.flags.add(flag)
 
     def add_optimization_profile(self, profile: OptimizationProfile) -> int:
-        """Add a profile and return its number."""
         self.profiles.append(profile)
         return len(self.profiles) - 1
 
@@ -512,15 +469,12 @@ class Builder:
         self._logger = logger
 
     def create_network(self, flags: int = 0) -> NetworkDefinition:
-        """Return an empty network."""
         return NetworkDefinition()
 
     def create_builder_config(self) -> BuilderConfig:
-        """Return a configuration."""
         return BuilderConfig()
 
     def create_optimization_profile(self) -> OptimizationProfile:
-        """Return a profile."""
         return OptimizationProfile()
 
     def build_serialized_network(self, network: NetworkDefinition, config: BuilderConfig) -> memoryview | None:
@@ -544,8 +498,6 @@ def _cuda() -> StreamingCuda:
 
 
 class IExecutionContext:
-    """A context."""
-
     def __init__(self, engine: ICudaEngine, strategy: Any) -> None:
         self.engine = engine
         self._is_managed = strategy is ExecutionContextAllocationStrategy.USER_MANAGED
@@ -565,7 +517,6 @@ class IExecutionContext:
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
-        """Give memory for activations."""
         assert memory % ALIGNMENT == 0
         assert _cuda().on_gpu(memory, size)
         self._memory = (memory, size)
@@ -583,7 +534,6 @@ class IExecutionContext:
         return True
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
-        """Set where a tensor is."""
         if name not in self.engine.names:
             return self._refuse(f"setTensorAddress: no {name}")
         assert isinstance(memory, int)
@@ -591,7 +541,6 @@ class IExecutionContext:
         return True
 
     def set_output_allocator(self, name: str, output_allocator: Any) -> bool:
-        """Set what gives an output its memory."""
         assert isinstance(output_allocator, IOutputAllocator)
         assert output_allocator.is_made
         self._allocators[name] = output_allocator
@@ -610,7 +559,6 @@ class IExecutionContext:
         return Dims(self._program().shapes(self._shapes, self._given_values())[name])
 
     def get_max_output_size(self, name: str) -> int:
-        """Return the most bytes of an output in this profile."""
         if self.infer_shapes():
             return -1
         shape = tuple(self.get_tensor_shape(name))
@@ -619,7 +567,6 @@ class IExecutionContext:
         return int(np.prod(shape)) * self._numpy(name).itemsize
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        """Put the computation on a stream."""
         cuda = _cuda()
         needed = self.engine.get_device_memory_size_for_profile_v2(self._profile)
         if self.infer_shapes() or set(self._addresses) != set(self.engine.names) or not cuda.depth():

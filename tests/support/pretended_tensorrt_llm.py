@@ -173,7 +173,6 @@ class LLM:
 
     Attributes:
         requests: Prompt and sampling parameters of each request so far.
-        aborted: Ids of the requests that were aborted.
     """
 
     latest: "LLM"
@@ -220,7 +219,6 @@ def update_llm_args_with_extra_dict(llm_args: dict[str, Any], llm_args_dict: dic
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """Return the stand-in's modules by name."""
     members: dict[str, dict[str, Any]] = {
         "tensorrt_llm": {"LLM": LLM, "SamplingParams": SamplingParams},
         "tensorrt_llm.llmapi": {"GuidedDecodingParams": GuidedDecodingParams},

@@ -187,12 +187,7 @@ class PrometheusStatLogger:
 
 
 class AsyncLLM:
-    """The engine.
-
-    Attributes:
-        requests: Prompt and options of each request so far.
-        aborted: Ids of the requests that were aborted.
-    """
+    """The engine."""
 
     latest: "AsyncLLM"
 
@@ -413,7 +408,6 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """Return the stand-in's modules by name."""
     made: dict[str, types.ModuleType] = {}
     for name, members in _MODULES.items():
         parts = name.split(".")

@@ -101,7 +101,6 @@ class ServeProcess:
 
     @property
     def process(self) -> ForkedCommand:
-        """The process."""
         if self._process is None:
             raise RuntimeError("the server was not started")
         return self._process
@@ -161,7 +160,6 @@ class ServeProcess:
         return status
 
     def kill(self) -> None:
-        """End the server with SIGKILL."""
         self.process.kill()
         self.wait()
 
@@ -179,11 +177,7 @@ class ServeProcess:
 
 
 def wait_until_ended(process: psutil.Process) -> None:
-    """Wait for the end of a process that is not a child of this one; a zombie counts as ended.
-
-    Raises:
-        TimeoutError: It goes on.
-    """
+    """Wait for the end of a process that is not a child of this one; a zombie counts as ended."""
     deadline = time.monotonic() + _STOP_SECONDS_MAX
     with contextlib.suppress(psutil.NoSuchProcess):
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:

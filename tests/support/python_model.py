@@ -30,14 +30,11 @@ default_mode = PROCESS
 
 
 class Sink:
-    """Collects the outcome of one batch."""
-
     def __init__(self, count: int) -> None:
         self.results: list[Result | None] = [None] * count
         self.done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take the answer of one request."""
         assert final
         assert self.results[index] is None
         self.results[index] = result
@@ -45,7 +42,6 @@ class Sink:
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        """Take the end of the batch."""
         self.done.set_result(error)
 
     def is_cancelled(self, index: int) -> bool:
@@ -53,29 +49,23 @@ class Sink:
         return False
 
     def frame(self) -> CallFrame:
-        """Return the frame of a model that no other model called."""
         return CallFrame("m", "1", "m_0_0")
 
 
 class Loaded:
-    """One loaded model with one instance."""
-
     def __init__(self, model: LoadedModel, instance: AsyncInstance) -> None:
         self.model = model
         self._instance = instance
 
     @property
     def instance(self) -> PythonInstance:
-        """The instance of a model in a worker process."""
         assert isinstance(self._instance, PythonInstance)
         return self._instance
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Begin to run a batch."""
         self._instance.start(requests, sink)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        """The caller of a request of a batch has gone."""
         self._instance.cancel(sink, index)
 
     async def run(self, requests: Sequence[InferRequest]) -> list[Result]:
@@ -86,7 +76,6 @@ class Loaded:
         return [r if r is not None else error for r in sink.results]  # type: ignore[misc] # one of the two is there
 
     async def close(self) -> None:
-        """Close instance and model."""
         await self._instance.aclose()
         await self.model.aclose()
 
@@ -114,7 +103,6 @@ def write(folder: Path, code: str) -> ModelFiles:
 
 
 async def load(folder: Path, code: str, cfg: ModelConfig | None = None) -> Loaded:
-    """Load a model and start one instance of it."""
     cfg = cfg or config()
     cfg = replace(cfg, parameters={MODE: default_mode, **cfg.parameters})
     model = await PythonBackend().load(write(folder, code), cfg, BackendSettings())
@@ -123,7 +111,6 @@ async def load(folder: Path, code: str, cfg: ModelConfig | None = None) -> Loade
 
 
 def request(array: "np.ndarray", datatype: DataType = DataType.FP32, *outputs: str, **more: object) -> InferRequest:
-    """Return a request with input IN."""
     return InferRequest(
         "m",
         {"IN": Tensor("IN", datatype, array)},

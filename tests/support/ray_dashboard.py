@@ -23,13 +23,7 @@ class RayDashboard:
     """What the dashboard of a cluster knows.
 
     Attributes:
-        url: Its address.
         fate: Returns what becomes of an application, by its configuration: "RUNNING", "DEPLOY_FAILED", "DEPLOYING".
-        applications: Details by name.
-        settings: What else it shows.
-        bodies: What was written.
-        before_look: Called before each look.
-        token: What callers have to have.
     """
 
     def __init__(self) -> None:
@@ -70,7 +64,6 @@ class RayDashboard:
         return ""
 
     def scale(self, name: str, replicas: int) -> None:
-        """Do what Ray's autoscaling does."""
         with self._lock:
             self._have(self.applications[name], replicas, "RUNNING")
 
@@ -117,7 +110,6 @@ class RayDashboard:
 
 @contextmanager
 def ray_dashboard() -> Iterator[RayDashboard]:
-    """Run a dashboard."""
     found = RayDashboard()
 
     class Handler(BaseHTTPRequestHandler):

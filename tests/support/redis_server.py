@@ -25,12 +25,8 @@ class RedisProcess:
     """A Redis server as a context manager; nothing of it is written to a disk.
 
     Args:
-        folder: Where it runs.
         arguments: Further arguments of `redis-server`.
         port: Port to listen on, 0 for any free one.
-
-    Attributes:
-        port: Port that it listens on.
     """
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
@@ -57,12 +53,10 @@ class RedisProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop it."""
         self.stop()
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process."""
         if self._process is None:
             raise RuntimeError("the Redis server was not started")
         return self._process
@@ -79,11 +73,6 @@ class TlsEnd:
 
     Args:
         port: Where the bytes go.
-        context: TLS of the server's side.
-
-    Attributes:
-        port: Port that it listens on.
-        names: Server names that clients asked for.
     """
 
     def __init__(self, port: int, context: ssl.SSLContext) -> None:
@@ -98,7 +87,6 @@ class TlsEnd:
         self._done = asyncio.Event()
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
         self._thread.start()
         self._is_up.wait(_START_SECONDS_MAX)
         return self
@@ -106,7 +94,6 @@ class TlsEnd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End it."""
         self._loop.call_soon_threadsafe(self._done.set)
         self._thread.join(_STOP_SECONDS_MAX)
         self._loop.close()

@@ -26,12 +26,7 @@ OWNER = Principal("tests", everywhere=ProjectRole.ADMIN)
 
 @dataclass(frozen=True)
 class RunningPlatform:
-    """A platform that runs.
-
-    Attributes:
-        url: Its address.
-        platform: What it consists of.
-    """
+    """A platform that runs."""
 
     url: str
     platform: Platform

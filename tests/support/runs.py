@@ -37,7 +37,6 @@ class FakeService:
 
     Attributes:
         median_ns: Median time of a request that does not wait for others.
-        parallel: Requests that are worked on at a time.
         spread: Sigma of the log-normal distribution of times.
         wander: Sigma of a factor that all requests of a tenth of a second share, log-normal: the server's moods.
     """
@@ -62,12 +61,7 @@ def synthetic_run(
 
     Args:
         levels: What was measured; concurrency 1, 2, 4 and 8 where there are none.
-        service: The server.
-        seed: Of all that is drawn at random.
-        duration_s: Length of each level.
         error_share: Share of requests that fail, from 0 to 1.
-        model: Name of the model.
-        options: Options of the command line.
     """
     generator = np.random.default_rng(seed)
     chosen = levels or tuple(LoadLevel(LoadMode.CONCURRENCY, value) for value in (1, 2, 4, 8))

@@ -114,11 +114,8 @@ def sequence_pbtxt(
 
     Args:
         batching: What stands in `sequence_batching` beside the controls.
-        backend: Its backend.
-        max_batch_size: Largest batch.
         id_type: Datatype of the control input CORRID, "" for no such input.
         controls: The other control inputs; by default START as INT32, END as FP32 and READY as BOOL.
-        more: What is appended.
     """
     corrid = f"control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {id_type} }}"
     return (
@@ -141,16 +138,4 @@ def implicit_sum(*, batches: bool = True) -> bytes:
     graph.node("Identity", ["OUTPUT"], "OUTPUT_STATE")
     graph.output("OUTPUT", DataType.INT32, shape)
     graph.output("OUTPUT_STATE", DataType.INT32, shape)
-    return graph.model()
-
-
-def implicit_history() -> bytes:
-    """OUTPUT = everything that came so far, by a state that grows: INPUT INT32 [1], PAST, NOW and OUTPUT INT32 [-1]."""
-    graph = GraphWriter()
-    graph.input("INPUT", DataType.INT32, ["batch", 1])
-    graph.input("PAST", DataType.INT32, ["batch", "past"])
-    graph.node("Concat", ["PAST", "INPUT"], "OUTPUT", axis=1)
-    graph.node("Identity", ["OUTPUT"], "NOW")
-    graph.output("OUTPUT", DataType.INT32, ["batch", "now"])
-    graph.output("NOW", DataType.INT32, ["batch", "now"])
     return graph.model()

@@ -35,14 +35,7 @@ class BriskTarget(FakeTarget):
 
 @dataclass(frozen=True, slots=True)
 class ServedPlatform:
-    """A platform.
-
-    Attributes:
-        platform: What it consists of.
-        target: Where its deployments run.
-        url: Its address.
-        link: Secret of the link that signs its owner in.
-    """
+    """A platform."""
 
     platform: Platform
     target: BriskTarget
@@ -51,12 +44,10 @@ class ServedPlatform:
 
     @property
     def data(self) -> Path:
-        """Its data folder."""
         return self.platform.settings.data
 
     @property
     def key(self) -> str:
-        """The key for commands of its owner."""
         return (self.data / "owner.key").read_text().strip()
 
 

@@ -30,12 +30,10 @@ class Traffic:
     """What becomes of a level's requests. Times are nanoseconds from its begin, one for each request, ascending.
 
     Attributes:
-        intended_ns: When each is to be sent.
         done_ns: When each ends, in any order.
         is_open: Whether requests are sent at planned times.
         sent_ns: When each is sent, where that is not when it is to be.
         failed: Which of them fail, none where it is left out.
-        kind: Kind of their error.
     """
 
     intended_ns: Times
@@ -60,9 +58,6 @@ class Traffic:
 class SimulatedPool(WorkerPool):
     """Stands in for the processes that send load, and says at once what they would say in time.
 
-    Args:
-        traffic: What becomes of the requests.
-
     Attributes:
         waits_s: How long answers were to be waited for when the load was ended; one number for each time.
     """
@@ -76,7 +71,6 @@ class SimulatedPool(WorkerPool):
 
     @property
     def count(self) -> int:
-        """One process."""
         return 1
 
     def prepare(self, begin: Begin) -> None:
@@ -93,7 +87,6 @@ class SimulatedPool(WorkerPool):
         yield 0, self._chunk(from_ns)
 
     def end(self, wait_s: float) -> None:
-        """Send no more."""
         self.waits_s.append(wait_s)
         self._rows = self._rows[self._rows[:, samples.SENT] < self._until_ns]
 
@@ -126,11 +119,7 @@ def simulated_level(
     """Measure a level whose requests fare as the pool's do, without a server, a process or a pause.
 
     Args:
-        level: What it is called.
         pool: Says what becomes of its requests; enough of them for the time that the plan takes.
-        plan: When it has been measured.
-        progress: Is told what happens.
-        stop: Ends it early.
     """
     settings = _settings(plan)
     observer = Observer(cast(Client, None), settings, [], has_statistics=False, processes=None)

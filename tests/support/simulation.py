@@ -19,7 +19,6 @@ class Simulation:
     """Drives one scheduler.
 
     Attributes:
-        now_ns: The simulated time.
         runs: When each batch started, and the batch.
         submitted_ns: When each request was submitted, by id.
         started_ns: When each request started to run, by id.

@@ -16,7 +16,6 @@ class StandingTemplate(WorkerTemplate):
     """A template whose process is there until `end`, whichever event loop uses it.
 
     Args:
-        modules: What it imports.
         variables: Its environment variables, in addition to those of this process.
     """
 
@@ -32,7 +31,6 @@ class StandingTemplate(WorkerTemplate):
         self._standing.settimeout(FORK_S_MAX)
 
     def end(self) -> None:
-        """End the process."""
         self._standing.close()
         self._kept.wait()
 

@@ -27,12 +27,7 @@ class Tensor:
     """A tensor of a subgraph: -1 stands for a variable dimension.
 
     Attributes:
-        name: Its name.
-        shape: Its shape.
-        dtype: Its type.
-        value: The value of a constant.
         scale: Scale of a quantised tensor, 0 for none.
-        zero_point: Its zero point.
     """
 
     name: str
@@ -48,10 +43,7 @@ class Graph:
     """A subgraph: its operators are (operator, inputs, outputs), the tensors by name.
 
     Attributes:
-        tensors: All tensors.
         nodes: The operators, in order.
-        inputs: Names of the inputs.
-        outputs: Names of the outputs.
         signature: Name of its signature, "" for none.
         aliases: Names that the signature has for tensors, by the name of the tensor.
     """
@@ -65,7 +57,6 @@ class Graph:
 
 
 def write(*graphs: Graph) -> bytes:
-    """Return the content of a .tflite file."""
     model = schema.ModelT()
     model.version = 3
     model.buffers = [schema.BufferT()]
@@ -112,7 +103,6 @@ def mlp(batch: int = -1, *, signature: str = "serving_default") -> bytes:
 
 
 def mlp_expected(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what `mlp` computes."""
     weights = np.random.default_rng(0).normal(0, 0.25, (4, 16)).astype(np.float32)
     result: NDArray[np.float32] = np.maximum(x @ weights.T + np.float32(0.1), 0)
     return result
@@ -143,7 +133,6 @@ def binary(
 
 
 def unary(operator: int, given: Tensor, result: Tensor) -> bytes:
-    """Return the model of an operator with one input."""
     return write(Graph([given, result], [(operator, [given.name], [result.name])], [given.name], [result.name]))
 
 

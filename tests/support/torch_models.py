@@ -61,7 +61,6 @@ def folder_of(model_dir: Path) -> Path:
 
 
 def save_traced(module: nn.Module, arguments: tuple[torch.Tensor, ...], model_dir: Path) -> Path:
-    """Save a module as TorchScript, traced with the arguments."""
     return _save(lambda: torch.jit.trace(module.eval(), arguments), model_dir)  # type: ignore[no-untyped-call]
 
 
@@ -80,10 +79,7 @@ def save_exported(module: nn.Module, arguments: tuple[object, ...], dynamic: tup
     """Save a module as a program of `torch.export`.
 
     Args:
-        module: The module.
-        arguments: What to export it with.
         dynamic: Its dimensions that vary, as `torch.export.export` takes them.
-        model_dir: The model's folder.
     """
     path = folder_of(model_dir) / "model.pt2"
     program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic)

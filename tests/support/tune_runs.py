@@ -47,7 +47,6 @@ def synthetic_tune_run(
         noise: Standard deviation between measurements, as a share; 1 drowns everything.
         refuses: Returns why a variant cannot be loaded, "" where it can.
         has_levels: Whether trials have their measurements in full.
-        batch_sizes: Items of a request.
     """
     origin = synthetic_run((LoadLevel(LoadMode.CONCURRENCY, 4),), duration_s=0.5)
     level = replace(origin.levels[0], timeline=(), windows=()) if has_levels else None

@@ -37,19 +37,13 @@ class SimulatedServer:
     """A server whose answers are formulas.
 
     Attributes:
-        space: What is searched.
-        core_count: Cores of the server.
-        fixed_ms: Time of an empty batch.
         item_ms: Time of each item of a batch, in one thread.
         square_ms: What makes large batches worse than their sum.
         thread_gain: From 0 (further threads bring nothing) to 1 (they share the work evenly).
         memory_mb: Memory without any instance; each takes `instance_mb` more.
-        instance_mb: Memory of an instance.
         noise: Standard deviation between measurements of full effort, as a share. Intervals tell half of it.
-        seed: Of the noise.
         refuses: Returns why a variant cannot be loaded, "" where it can.
         trial_s: Wall time of a trial at full effort; loading takes `load_s` more.
-        load_s: Wall time of loading a variant.
     """
 
     space: SearchSpace

@@ -68,12 +68,7 @@ _worker_modules: dict[str, Any] = {}
 
 
 class Template:
-    """A template, as the process sees that it works for.
-
-    Args:
-        connection: The socket to it.
-        pid: Its process.
-    """
+    """A template, as the process sees that it works for."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -93,7 +88,6 @@ class Template:
         return int.from_bytes(answer, "little")
 
     def close(self) -> None:
-        """End it."""
         self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
         os.waitpid(self.pid, 0)
@@ -134,7 +128,6 @@ class _Process:
         self._started = started
 
     async def wait(self) -> int:
-        """Wait for its end and return its status."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.pidfd_open(self.pid)
         loop.add_reader(descriptor, ended.set)
@@ -302,7 +295,6 @@ def _become(
     cores: list[int],
     files_max: tuple[int, int],
 ) -> None:
-    """Run a program and exit."""
     status = 1
     try:
         owner = os.getppid()

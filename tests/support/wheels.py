@@ -10,7 +10,6 @@ SITE_PACKAGES = str(Path(np.__file__).parents[1])
 
 
 def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") -> Path:
-    """Write a wheel of pure Python."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     content = {

@@ -120,7 +120,6 @@ def metadata(config: ModelConfig) -> ModelMetadata:
 
 
 def run_python(request: ExampleRequest) -> dict[str, Any]:
-    """Return the inputs that the program sends."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class Client:

@@ -488,7 +488,6 @@ messages = st.fixed_dictionaries(
 
 
 def drawn_message(drawn: dict[str, Any], seed: int) -> bytes:
-    """Return the bytes of a message with elements that depend on the seed."""
     message = service_pb2.ModelInferRequest(model_name=drawn["model"], model_version=drawn["version"], id=drawn["id"])
     random = np.random.default_rng(seed)
     for name, datatype, count in drawn["inputs"]:

@@ -10,7 +10,6 @@ STOPS = st.lists(st.text("ab c", min_size=1, max_size=4), max_size=3)
 
 
 def whole(text: str, stops: list[str]) -> str:
-    """Return the text before the stop string that is complete first."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:

@@ -52,12 +52,7 @@ FAILED_MAX = 1000
 
 
 class Load:
-    """Callers that send one request after the other.
-
-    Attributes:
-        done: Ids of requests that were answered.
-        failed: Errors by id.
-    """
+    """Callers that send one request after the other."""
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
@@ -102,7 +97,6 @@ class Load:
 
 @pytest.fixture
 def executed(tmp_path: Path) -> Callable[[], Counter[str]]:
-    """Return how often each id was executed."""
     return lambda: Counter((tmp_path / "executed").read_text().split())
 
 

@@ -14,7 +14,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.deploy.helm.crd_schemas import SCHEMAS
-from tests.support.chart import CHART, Manifest, objects, of_kind, pod_specs, rendered, server_of
+from tests.support.chart import CHART, objects, of_kind, pod_specs, rendered, server_of
 from tests.support.crds import needs_crds, problems_by_crd
 from tests.support.kubernetes_tools import tool
 from tests.support.pod_security import violations
@@ -302,27 +302,3 @@ def test_the_user_of_the_pods_is_that_of_the_image() -> None:
     context = server_of(objects(HERE / "values" / "default.yaml"))["spec"]["template"]["spec"]["securityContext"]
 
     assert (str(context["runAsUser"]), str(context["runAsGroup"])) == users[-1]
-
-
-def test_the_check_of_privileges_finds_each_of_them() -> None:
-    safe: Manifest = {
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
-        "containers": [
-            {"name": "c", "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
-        ],
-    }
-    assert violations(safe) == []
-    for change in (
-        {"hostNetwork": True},
-        {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]},
-        {"volumes": [{"name": "v", "nfs": {"path": "/", "server": "s"}}]},
-        {"securityContext": {"runAsNonRoot": True}},
-        {"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}},
-        {"containers": [{"name": "c", "securityContext": {"capabilities": {"drop": ["ALL"]}}}]},
-        {"containers": [{"name": "c", "securityContext": {"allowPrivilegeEscalation": False}}]},
-        {"initContainers": [{"name": "i"}]},
-        {"containers": [{**safe["containers"][0], "ports": [{"containerPort": 1, "hostPort": 1}]}]},
-        {"containers": [{**safe["containers"][0], "livenessProbe": {"httpGet": {"host": "other"}}}]},
-    ):
-        assert violations({**safe, **change}), change

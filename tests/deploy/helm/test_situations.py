@@ -270,27 +270,3 @@ def test_image_volumes_need_a_kubernetes_that_has_them() -> None:
     values = HERE / "values" / "image-volume.yaml"
     with pytest.raises(ChartRefusalError, match=r"need Kubernetes 1.33 .*: set models.image.copy true"):
         template(f"--values={values}", "--kube-version=1.32.0")
-
-
-def test_the_check_of_admission_finds_what_it_is_for() -> None:
-    pod: Manifest = {
-        "kind": "Pod",
-        "metadata": {"name": "a", "labels": {"n": "x"}},
-        "spec": {"containers": [{"name": "c"}]},
-    }
-    assert problems([pod]) == []
-    container: dict[str, Any]
-    for container in (
-        {"env": [{"name": "A"}, {"name": "A"}]},
-        {"volumeMounts": [{"mountPath": "/a"}, {"mountPath": "/a"}]},
-        {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "999m"}}},
-        {"resources": {"claims": [{"name": "gpu"}]}},
-        {"lifecycle": {"preStop": {"sleep": {"seconds": 30}}}},
-    ):
-        assert problems([{**pod, "spec": {"containers": [{"name": "c", **container}]}}]), container
-    label: object
-    for name, label in ((1, "a"), ("a_b", "a"), ("a", 1), ("a", "-")):
-        assert problems([{**pod, "metadata": {"name": name, "labels": {"n": label}}}]), (name, label)
-    schedule = {"jobTemplate": {"spec": {"template": pod}}}
-    assert problems([{"kind": "CronJob", "metadata": {"name": "a" * 53}, "spec": schedule}])
-    assert repeated_keys("a: {b: 1, b: 2}") == ["b"]

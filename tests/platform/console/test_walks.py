@@ -59,7 +59,6 @@ def running(provider: OidcProvider, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def add(running: RunningPlatform, name: str, files: dict[str, bytes], *, runs_code: bool = False) -> int:
-    """Add a version that counts as checked."""
     platform = running.platform
     return add_version(platform.database, platform.settings.data, name, files, runs_code=runs_code)
 

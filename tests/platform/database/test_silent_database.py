@@ -17,12 +17,7 @@ from charonia.platform.database.tables import PlatformTable
 
 
 class Proxy:
-    """Passes connections on to a server, until it is told to swallow all that arrives.
-
-    Attributes:
-        port: Where it listens.
-        accepted: How many connections it has had.
-    """
+    """Passes connections on to a server, until it is told to swallow all that arrives."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)

@@ -80,7 +80,6 @@ class Place:
         return all(getattr(view, name) == value for name, value in wanted.items())
 
     def until(self, **wanted: object) -> DeploymentView:
-        """Wait until a deployment is so."""
         assert eventually(lambda: self.is_so(**wanted), READY_S), (self.get(), self.log())
         return self.get()
 

@@ -13,7 +13,6 @@ ENVIRONMENTS = "/api/v1/projects/default/environments"
 
 @pytest.fixture(autouse=True)
 def _without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds fail at once."""
     monkeypatch.setattr(builder, "_uv", lambda: "false")
 
 

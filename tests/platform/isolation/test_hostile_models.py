@@ -5,7 +5,6 @@ import json
 import os
 import urllib.error
 import urllib.request
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,6 @@ ADMIN = Principal("tests", everywhere=ProjectRole.ADMIN)
 
 @pytest.fixture
 def prey(platform: Platform, pytestconfig: pytest.Config) -> Prey:
-    """The platform of the test."""
     data = platform.settings.data
     secret = data / "owner.key"
     secret.write_text("1e6d0d1c-the-key-of-the-owner")
@@ -97,11 +95,3 @@ def secret_in(text: str, prey: Prey) -> list[str]:
     secret = Path(prey.secret).read_bytes()
     numbers = [json.dumps(list(secret))[1:-1], json.dumps([float(byte) for byte in secret])[1:-1]]
     return [form for form in (secret.decode(), *numbers) if form.replace(" ", "") in text.replace(" ", "")]
-
-
-def test_a_secret_in_an_answer_would_be_noticed(prey: Prey) -> None:
-    secret = Path(prey.secret).read_bytes()
-
-    for answer in (secret.decode(), str(list(secret)), json.dumps({"data": [float(byte) for byte in secret]})):
-        assert secret_in(f"[{answer}]", prey) != []
-    assert asdict(prey)["size"] == len(secret)

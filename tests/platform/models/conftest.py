@@ -31,7 +31,6 @@ def as_caller(admin: TestClient) -> Callable[..., dict[str, str]]:
 
 
 def send(client: TestClient, files: dict[str, bytes], headers: dict[str, str] | None = None) -> str:
-    """Send files and return their batch."""
     listed = [{"path": path, "size": len(content)} for path, content in files.items()]
     rows = client.post(UPLOADS, json={"files": listed}, headers=headers).json()
     for row in rows:
@@ -41,7 +40,6 @@ def send(client: TestClient, files: dict[str, bytes], headers: dict[str, str] | 
 
 
 def add(client: TestClient, name: str, headers: dict[str, str] | None = None, **source: Any) -> dict[str, Any]:
-    """Add a version and return it when it is settled."""
     answer = client.post(f"{MODELS}/{name}/versions", json={"source": source}, headers=headers)
     assert answer.status_code == 202, answer.text
     return settled(client, name, answer.json()["number"])

@@ -13,16 +13,7 @@ API = "/api/2.0/"
 
 @dataclass
 class MlflowStandIn:
-    """What the server has.
-
-    Attributes:
-        versions: Address of the artifacts by name and version.
-        aliases: Version by name and alias.
-        artifacts: Content by path.
-        cut: Whether files are cut off in the middle.
-        seen: The header of each request that says who asks.
-        address: Where it is.
-    """
+    """What the server has."""
 
     versions: dict[tuple[str, str], str] = field(default_factory=dict)
     aliases: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -32,7 +23,6 @@ class MlflowStandIn:
     address: str = ""
 
     def answer(self, call: str, query: dict[str, str]) -> tuple[int, bytes]:
-        """Return status and body."""
         key = (query.get("name", ""), query.get("version", query.get("alias", "")))
         if call == "mlflow/model-versions/get-download-uri" and key in self.versions:
             return 200, json.dumps({"artifact_uri": self.versions[key]}).encode()

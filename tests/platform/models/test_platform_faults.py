@@ -42,7 +42,6 @@ def with_key(platform: PlatformProcess) -> Client:
 
 
 def runs(text: str) -> bool:
-    """Return whether a process has this text in its command line."""
     found = False
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

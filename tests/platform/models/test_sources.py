@@ -43,7 +43,6 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowStandIn]:
 
 @pytest.fixture
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that is none of the platform."""
     return tmp_path_factory.mktemp("elsewhere")
 
 

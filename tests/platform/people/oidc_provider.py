@@ -19,15 +19,7 @@ ACCESS_TOKEN = "x"
 
 
 class OidcProvider:
-    """A provider on a port of its own. Use it as a context manager.
-
-    Attributes:
-        claims: Claims that its tokens have instead of the right ones; None for none.
-        signing_key: What it signs with; `keys` is what it publishes.
-        algorithm: Signature of its tokens; `key_id` names the key.
-        asked: What the last browser came with.
-        userinfo: What it says at the userinfo endpoint; None for a provider that has none.
-    """
+    """A provider on a port of its own. Use it as a context manager."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}

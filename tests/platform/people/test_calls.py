@@ -15,7 +15,6 @@ ROOT = Principal("root", everywhere=ProjectRole.ADMIN)
 
 @pytest.fixture
 def browser(anybody: TestClient, link: str) -> TestClient:
-    """A client whose browser has signed in as the owner."""
     anybody.get(f"/login/link?token={link}")
     return anybody
 

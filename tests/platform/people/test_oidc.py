@@ -192,7 +192,6 @@ def test_another_state_is_refused(browser: TestClient) -> None:
 
 
 def test_a_browser_comes_back_once(browser: TestClient) -> None:
-    """The provider takes its code once."""
     back = at_provider(browser.get("/login/sso").headers["location"])
     cookie = browser.cookies[login.SIGN_IN_COOKIE]
     assert browser.get(back).headers["location"] == "/"
@@ -239,7 +238,6 @@ def test_a_cookie_without_a_signature_is_refused(browser: TestClient, caplog: py
 
 
 def test_a_code_of_another_browser_is_refused(browser: TestClient) -> None:
-    """Its verifier is not this one's."""
     stolen = at_provider(browser.get("/login/sso").headers["location"])
     own = at_provider(browser.get("/login/sso").headers["location"])
     state = parse_qs(urlsplit(own).query)["state"][0]

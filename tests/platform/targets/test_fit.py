@@ -71,7 +71,6 @@ class NVMLError(Exception):
 
 
 def library(**calls: Any) -> SimpleNamespace:
-    """A library with two GPUs."""
     info = SimpleNamespace(total=1000, used=400, free=600)
     made = {
         "NVMLError": NVMLError,

@@ -11,8 +11,6 @@ BLOCK = MIN_BLOCK_BYTES
 
 
 class Memory:
-    """Memory of a system that has so many bytes."""
-
     def __init__(self, total: int = 1 << 40) -> None:
         self.total = total
         self.made = 0

@@ -880,7 +880,6 @@ def test_a_closed_instance_answers_with_an_error(tmp_path: Path) -> None:
 
 
 def thread_count(tmp_path: Path, content: bytes, config: ModelConfig, threads: int) -> list[int]:
-    """Return the threads that each session is opened with."""
     opened: list[int] = []
     real = session.open_session
 

@@ -119,8 +119,6 @@ def answer(
     config: ModelConfig | None = None,
     **settings: str,
 ) -> dict[str, Array]:
-    """Return the answer of a model to one request."""
-
     async def test() -> dict[str, Array]:
         async with loaded(backend, files, config, **settings) as (_, run):
             return await run(given)
@@ -131,7 +129,6 @@ def answer(
 def refusal(
     backend: TensorFlowBackend, files: ModelFiles, config: ModelConfig | None = None, **settings: str
 ) -> ServingError:
-    """Return why a model is not loaded."""
     with pytest.raises(ServingError) as caught:
         answer(backend, files, request(), config, **settings)
     return caught.value
@@ -404,21 +401,18 @@ def test_threads_are_the_share_of_the_instance_unless_a_parameter_says_another_n
     assert threads_of(TF_NUM_INTRA_THREADS="5", TF_NUM_INTER_THREADS="3") >= alone + 4
 
 
-def test_a_worker_that_is_killed_is_replaced(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with loaded(backend, files_of(models / "roots", tmp_path)) as (model, run):
-            before = await run(of_four(1, 1))
-            (instance,) = model._instances
-            killed = instance.pid
-            os.kill(killed, signal.SIGKILL)
-            while instance.pid in (0, killed) or not await model.is_ready():
-                await asyncio.sleep(0.01)
-            assert (await run(of_four(1, 1)))["ROOT"].tolist() == before["ROOT"].tolist()
-            (state,) = model.workers()
-            assert state.restarts == 1
-            assert state.problem == ""
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+async def test_a_worker_that_is_killed_is_replaced(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
+    async with loaded(backend, files_of(models / "roots", tmp_path)) as (model, run):
+        before = await run(of_four(1, 1))
+        (instance,) = model._instances
+        killed = instance.pid
+        os.kill(killed, signal.SIGKILL)
+        while instance.pid in (0, killed) or not await model.is_ready():
+            await asyncio.sleep(0.01)
+        assert (await run(of_four(1, 1)))["ROOT"].tolist() == before["ROOT"].tolist()
+        (state,) = model.workers()
+        assert state.restarts == 1
+        assert state.problem == ""
 
 
 def test_a_worker_counts_its_share_only_of_the_memory_of_the_import(

@@ -30,8 +30,6 @@ TENSORS = """
 
 
 class Ticket:
-    """A request of a step."""
-
     def __init__(self, request: InferRequest, reply: Reply) -> None:
         self.request = request
         self.reply = reply
@@ -73,8 +71,6 @@ class Models:
 
 
 class Caller:
-    """Collects the outcomes of a request."""
-
     def __init__(self) -> None:
         self.outcomes: list[tuple[Outcome, bool]] = []
 
@@ -583,24 +579,21 @@ def test_an_exception_of_the_engine_ends_the_request(caplog: pytest.LogCaptureFi
     assert "a mistake" not in caller.error.message
 
 
-def test_draining_waits_for_what_is_in_flight_and_refuses_the_rest() -> None:
-    async def scenario() -> None:
-        models, caller, late = Models(), Caller(), Caller()
-        runner = ensemble(models, chain("a"), [model("a")])
-        runner.submit(request(), caller)
-        draining = asyncio.ensure_future(runner.drain())
-        await asyncio.sleep(0)
-        assert not draining.done()
+async def test_draining_waits_for_what_is_in_flight_and_refuses_the_rest() -> None:
+    models, caller, late = Models(), Caller(), Caller()
+    runner = ensemble(models, chain("a"), [model("a")])
+    runner.submit(request(), caller)
+    draining = asyncio.ensure_future(runner.drain())
+    await asyncio.sleep(0)
+    assert not draining.done()
 
-        runner.submit(request(), late)
-        models.tickets[0].answer({"OUT": ONE})
-        await draining
-        await runner.aclose()
+    runner.submit(request(), late)
+    models.tickets[0].answer({"OUT": ONE})
+    await draining
+    await runner.aclose()
 
-        assert caller.response.outputs[0].array is ONE
-        assert late.error.code is Code.UNAVAILABLE
-
-    asyncio.run(scenario())
+    assert caller.response.outputs[0].array is ONE
+    assert late.error.code is Code.UNAVAILABLE
 
 
 def test_what_is_in_flight_when_the_time_is_up_gets_the_reason() -> None:

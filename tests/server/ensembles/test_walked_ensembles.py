@@ -39,8 +39,6 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a random ensemble."""
-
     kind: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -62,8 +60,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class Case:
-    """An ensemble and its requests."""
-
     steps: tuple[Step, ...]
     batches: bool
     requests: tuple[Asked, ...]
@@ -173,8 +169,6 @@ class Executor(BlockingExecutor):
 
 
 class Ids:
-    """Numbers of traces."""
-
     def __init__(self) -> None:
         self.last = 0
 

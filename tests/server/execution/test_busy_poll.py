@@ -70,12 +70,7 @@ def test_a_limit_of_zero_never_opens() -> None:
 
 
 class Loop:
-    """An event loop that a test lets go round, and the clock by which the module goes.
-
-    Attributes:
-        now: The time; it passes a little in each round.
-        scheduled: What the loop is asked to call in its next round.
-    """
+    """An event loop that a test lets go round, and the clock by which the module goes."""
 
     def __init__(self) -> None:
         self.now = 10**12

@@ -41,141 +41,126 @@ def runner_of(cfg: ModelConfig, *instances: ScriptedInstance) -> ModelRunner:
     )
 
 
-def test_a_request_that_waits_runs_on_the_instance_that_is_added() -> None:
-    async def scenario() -> None:
-        first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
-        runner = runner_of(scaled(config()), first)
-        runner.submit(request("a"), answers.reply_to("a"))
-        runner.submit(request("b"), answers.reply_to("b"))
-        assert runner.waited_ns(now_ns()) > 0
-        assert runner.free_instances() == []
+async def test_a_request_that_waits_runs_on_the_instance_that_is_added() -> None:
+    first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
+    runner = runner_of(scaled(config()), first)
+    runner.submit(request("a"), answers.reply_to("a"))
+    runner.submit(request("b"), answers.reply_to("b"))
+    assert runner.waited_ns(now_ns()) > 0
+    assert runner.free_instances() == []
 
-        runner.add_instance(1, executor_of(second, 1))
-        await asyncio.sleep(0)
+    runner.add_instance(1, executor_of(second, 1))
+    await asyncio.sleep(0)
 
-        assert runner.waited_ns(now_ns()) == 0
-        second.finish()
-        first.finish()
-        assert answers.is_answered("a")
-        assert answers.is_answered("b")
-        assert runner.free_instances() == [0, 1]
-
-    asyncio.run(scenario())
+    assert runner.waited_ns(now_ns()) == 0
+    second.finish()
+    first.finish()
+    assert answers.is_answered("a")
+    assert answers.is_answered("b")
+    assert runner.free_instances() == [0, 1]
 
 
-def test_only_a_free_instance_is_given_up_and_later_requests_go_to_the_others() -> None:
-    async def scenario() -> None:
-        first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
-        runner = runner_of(scaled(config()), first)
-        runner.add_instance(1, executor_of(second, 1))
-        runner.submit(request("a"), answers.reply_to("a"))
-        busy, idle = (first, second) if first.batches else (second, first)
+async def test_only_a_free_instance_is_given_up_and_later_requests_go_to_the_others() -> None:
+    first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
+    runner = runner_of(scaled(config()), first)
+    runner.add_instance(1, executor_of(second, 1))
+    runner.submit(request("a"), answers.reply_to("a"))
+    busy, idle = (first, second) if first.batches else (second, first)
 
-        given_up = runner.give_up_instance()
+    given_up = runner.give_up_instance()
 
-        assert given_up is not None
-        await given_up.aclose()
-        assert idle.is_closed
-        assert len(runner.instances) == 1
-        assert runner.give_up_instance() is None
-        runner.submit(request("b"), answers.reply_to("b"))
-        busy.finish()
-        await asyncio.sleep(0)
-        busy.finish()
-        assert answers.is_answered("a")
-        assert answers.is_answered("b")
-
-    asyncio.run(scenario())
+    assert given_up is not None
+    await given_up.aclose()
+    assert idle.is_closed
+    assert len(runner.instances) == 1
+    assert runner.give_up_instance() is None
+    runner.submit(request("b"), answers.reply_to("b"))
+    busy.finish()
+    await asyncio.sleep(0)
+    busy.finish()
+    assert answers.is_answered("a")
+    assert answers.is_answered("b")
 
 
-def test_an_instance_that_owes_a_response_is_not_given_up() -> None:
-    async def scenario() -> None:
-        instance, outcomes = ScriptedInstance(), list[object]()
-        cfg = scaled(replace(config(), model_transaction_policy=TransactionPolicy(decoupled=True)))
-        runner = runner_of(cfg, instance)
-        runner.submit(request("a"), lambda outcome, final: outcomes.append((outcome, final)))
-        _, sink = instance.batches.pop()
-        sink.finish(now_ns(), now_ns(), leaves_open=True)
+async def test_an_instance_that_owes_a_response_is_not_given_up() -> None:
+    instance, outcomes = ScriptedInstance(), list[object]()
+    cfg = scaled(replace(config(), model_transaction_policy=TransactionPolicy(decoupled=True)))
+    runner = runner_of(cfg, instance)
+    runner.submit(request("a"), lambda outcome, final: outcomes.append((outcome, final)))
+    _, sink = instance.batches.pop()
+    sink.finish(now_ns(), now_ns(), leaves_open=True)
 
-        assert runner.free_instances() == []
-        assert runner.give_up_instance() is None
-        sink.respond(0, None, True)
-        assert outcomes == [(None, True)]
-        assert runner.free_instances() == [0]
-
-    asyncio.run(scenario())
+    assert runner.free_instances() == []
+    assert runner.give_up_instance() is None
+    sink.respond(0, None, True)
+    assert outcomes == [(None, True)]
+    assert runner.free_instances() == [0]
 
 
-def test_while_requests_wait_for_others_to_join_no_instance_is_given_up() -> None:
-    async def scenario() -> None:
-        first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
-        dynamic = DynamicBatching(max_queue_delay_microseconds=10_000_000)
-        cfg = scaled(config(dynamic, 4))
-        runner = runner_of(replace(cfg, parameters={**cfg.parameters, "ADAPT_QUEUE_DELAY": "false"}), first)
-        runner.add_instance(1, executor_of(second, 1))
-        await asyncio.sleep(0)
-        runner.submit(request("a", batch=1), answers.reply_to("a"))
-        assert runner.pending == 1
+async def test_while_requests_wait_for_others_to_join_no_instance_is_given_up() -> None:
+    first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
+    dynamic = DynamicBatching(max_queue_delay_microseconds=10_000_000)
+    cfg = scaled(config(dynamic, 4))
+    runner = runner_of(replace(cfg, parameters={**cfg.parameters, "ADAPT_QUEUE_DELAY": "false"}), first)
+    runner.add_instance(1, executor_of(second, 1))
+    await asyncio.sleep(0)
+    runner.submit(request("a", batch=1), answers.reply_to("a"))
+    assert runner.pending == 1
 
-        assert runner.give_up_instance() is None
+    assert runner.give_up_instance() is None
 
-        runner.abandon(unavailable("the server stops"))
-        assert runner.give_up_instance() is not None
-
-    asyncio.run(scenario())
+    runner.abandon(unavailable("the server stops"))
+    assert runner.give_up_instance() is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("batches", [False, True])
-def test_whatever_comes_and_goes_every_request_has_one_answer(seed: int, batches: bool) -> None:
+async def test_whatever_comes_and_goes_every_request_has_one_answer(seed: int, batches: bool) -> None:
     draw = random.Random(seed)
 
-    async def scenario() -> None:
-        answers = Answers()
-        cfg = scaled(config(DynamicBatching(), 4) if batches else config(), 4)
-        scripted = {0: ScriptedInstance()}
-        closed: list[ScriptedInstance] = []
-        runner = runner_of(cfg, scripted[0])
-        of_executor = {id(executor): scripted[0] for executor in runner.instances.values()}
+    answers = Answers()
+    cfg = scaled(config(DynamicBatching(), 4) if batches else config(), 4)
+    scripted = {0: ScriptedInstance()}
+    closed: list[ScriptedInstance] = []
+    runner = runner_of(cfg, scripted[0])
+    of_executor = {id(executor): scripted[0] for executor in runner.instances.values()}
 
-        def submit() -> None:
-            name = str(len(sent))
-            sent.append(name)
-            runner.submit(request(name, batch=1 if batches else 0), answers.reply_to(name))
+    def submit() -> None:
+        name = str(len(sent))
+        sent.append(name)
+        runner.submit(request(name, batch=1 if batches else 0), answers.reply_to(name))
 
-        def finish() -> None:
-            busy = [each for each in scripted.values() if each.batches]
-            if busy:
-                draw.choice(busy).finish()
+    def finish() -> None:
+        busy = [each for each in scripted.values() if each.batches]
+        if busy:
+            draw.choice(busy).finish()
 
-        def add() -> None:
-            number = next((n for n in range(4) if n not in runner.instances), None)
-            if number is not None:
-                scripted[number] = ScriptedInstance()
-                executor = executor_of(scripted[number], number)
-                of_executor[id(executor)] = scripted[number]
-                runner.add_instance(number, executor)
+    def add() -> None:
+        number = next((n for n in range(4) if n not in runner.instances), None)
+        if number is not None:
+            scripted[number] = ScriptedInstance()
+            executor = executor_of(scripted[number], number)
+            of_executor[id(executor)] = scripted[number]
+            runner.add_instance(number, executor)
 
-        def give_up() -> None:
-            if len(runner.instances) > 1 and (executor := runner.give_up_instance()) is not None:
-                instance = of_executor[id(executor)]
-                assert not instance.batches
-                closed.append(instance)
+    def give_up() -> None:
+        if len(runner.instances) > 1 and (executor := runner.give_up_instance()) is not None:
+            instance = of_executor[id(executor)]
+            assert not instance.batches
+            closed.append(instance)
 
-        sent: list[str] = []
-        actions: list[Callable[[], None]] = [submit, finish, finish, finish, add, give_up]
-        for _ in range(300):
-            draw.choice(actions)()
-            if draw.random() < 0.5:
-                await asyncio.sleep(0)
-            assert not any(instance.batches for instance in closed)
-        draining = asyncio.create_task(runner.drain())
-        while not draining.done():
-            finish()
+    sent: list[str] = []
+    actions: list[Callable[[], None]] = [submit, finish, finish, finish, add, give_up]
+    for _ in range(300):
+        draw.choice(actions)()
+        if draw.random() < 0.5:
             await asyncio.sleep(0)
-        await draining
+        assert not any(instance.batches for instance in closed)
+    draining = asyncio.create_task(runner.drain())
+    while not draining.done():
+        finish()
+        await asyncio.sleep(0)
+    await draining
 
-        assert all(answers.is_answered(name) for name in sent)
-        assert closed
-
-    asyncio.run(scenario())
+    assert all(answers.is_answered(name) for name in sent)
+    assert closed

@@ -119,181 +119,148 @@ def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_an_instance_that_is_not_known_yet_or_slow_is_handed_one_batch_at_a_time() -> None:
-    async def scenario() -> None:
-        model = Model()
-        model.submit(6)
+async def test_an_instance_that_is_not_known_yet_or_slow_is_handed_one_batch_at_a_time() -> None:
+    model = Model()
+    model.submit(6)
+    assert model.handed() == 1
+    while model.handed():
+        await model.finish(LONG)
+        assert model.handed() <= 1
+    assert model.is_all_answered()
+
+
+async def test_an_instance_with_short_executions_is_handed_several_batches_at_once() -> None:
+    model = Model()
+    await model.warm(SHORT)
+    model.submit(CAPACITY_MAX + 6)
+    assert model.handed() == CAPACITY_MAX
+    assert model.runner.pending == 6
+    while model.handed():
+        await model.finish(SHORT)
+        assert model.handed() <= CAPACITY_MAX
+    assert model.is_all_answered()
+
+
+async def test_when_executions_get_long_again_only_one_batch_at_a_time_is_handed_over() -> None:
+    model = Model()
+    await model.warm(SHORT)
+    model.submit(CAPACITY_MAX + 8)
+    await model.finish(LONG)
+    handed = []
+    while model.handed():
+        handed.append(model.handed())
+        await model.finish(LONG)
+    # Those that were handed over already run out, then it is one by one.
+    assert handed == [*range(CAPACITY_MAX - 1, 1, -1), *[1] * 9]
+    assert model.is_all_answered()
+
+
+async def test_a_line_that_was_closed_while_idle_is_opened_again() -> None:
+    model = Model()
+    for _ in range(3):
+        await model.warm(SHORT, 80)
+        model.submit(CAPACITY_MAX + 1)
+        assert model.handed() == CAPACITY_MAX
+        while model.handed():
+            await model.finish(SHORT)
+        model.submit()
+        await model.finish(5 * SUPPLY_NS_MAX * 8)
+        model.submit(2)
         assert model.handed() == 1
         while model.handed():
-            await model.finish(LONG)
-            assert model.handed() <= 1
-        assert model.is_all_answered()
-
-    run(scenario)
-
-
-def test_an_instance_with_short_executions_is_handed_several_batches_at_once() -> None:
-    async def scenario() -> None:
-        model = Model()
-        await model.warm(SHORT)
-        model.submit(CAPACITY_MAX + 6)
-        assert model.handed() == CAPACITY_MAX
-        assert model.runner.pending == 6
-        while model.handed():
             await model.finish(SHORT)
-            assert model.handed() <= CAPACITY_MAX
-        assert model.is_all_answered()
-
-    run(scenario)
+    assert model.is_all_answered()
 
 
-def test_when_executions_get_long_again_only_one_batch_at_a_time_is_handed_over() -> None:
-    async def scenario() -> None:
-        model = Model()
-        await model.warm(SHORT)
-        model.submit(CAPACITY_MAX + 8)
-        await model.finish(LONG)
-        handed = []
-        while model.handed():
-            handed.append(model.handed())
-            await model.finish(LONG)
-        # Those that were handed over already run out, then it is one by one.
-        assert handed == [*range(CAPACITY_MAX - 1, 1, -1), *[1] * 9]
-        assert model.is_all_answered()
-
-    run(scenario)
-
-
-def test_a_line_that_was_closed_while_idle_is_opened_again() -> None:
-    async def scenario() -> None:
-        model = Model()
-        for _ in range(3):
-            await model.warm(SHORT, 80)
-            model.submit(CAPACITY_MAX + 1)
-            assert model.handed() == CAPACITY_MAX
-            while model.handed():
-                await model.finish(SHORT)
-            model.submit()
-            await model.finish(5 * SUPPLY_NS_MAX * 8)
-            model.submit(2)
-            assert model.handed() == 1
-            while model.handed():
-                await model.finish(SHORT)
-        assert model.is_all_answered()
-
-    run(scenario)
-
-
-def test_instances_are_kept_supplied_each_by_its_own_measure() -> None:
-    async def scenario() -> None:
-        model = Model(instances=2)
-        for _ in range(80):
-            model.submit(2)
-            for number, duration in enumerate((SHORT, LONG)):
-                while model.handed(number):
-                    await model.finish(duration, number)
-        model.submit(20)
-        assert [model.handed(0), model.handed(1)] == [CAPACITY_MAX // 2, 1]
-        while model.handed(0) or model.handed(1):
-            for number, duration in enumerate((SHORT, LONG)):
-                if model.handed(number):
-                    await model.finish(duration, number)
-        assert model.is_all_answered()
-
-    run(scenario)
-
-
-def test_a_batch_does_not_stand_in_line_behind_another_while_an_instance_is_idle() -> None:
-    async def scenario() -> None:
-        model = Model(instances=4)
-        await model.warm(SHORT, 80)
-        handed = []
-        for _ in range(8):
-            model.submit()
-            handed.append([model.handed(number) for number in range(4)])
-        assert sorted(handed[3]) == [1, 1, 1, 1]
-        assert sorted(handed[7]) == [2, 2, 2, 2]
-        for number in range(4):
+async def test_instances_are_kept_supplied_each_by_its_own_measure() -> None:
+    model = Model(instances=2)
+    for _ in range(80):
+        model.submit(2)
+        for number, duration in enumerate((SHORT, LONG)):
             while model.handed(number):
-                await model.finish(SHORT, number)
-        assert model.is_all_answered()
-
-    run(scenario)
-
-
-def test_a_model_that_batches_has_one_batch_in_line_so_that_the_next_one_grows() -> None:
-    async def scenario() -> None:
-        model = Model(max_batch_size=64)
-        await model.warm(SHORT, 80)
-        model.submit(10)
-        assert model.handed() == CAPACITY_MAX_BATCHED
-        assert model.runner.pending == 10 - CAPACITY_MAX_BATCHED
-        while model.handed():
-            await model.finish(SHORT)
-        assert model.is_all_answered()
-
-    run(scenario)
+                await model.finish(duration, number)
+    model.submit(20)
+    assert [model.handed(0), model.handed(1)] == [CAPACITY_MAX // 2, 1]
+    while model.handed(0) or model.handed(1):
+        for number, duration in enumerate((SHORT, LONG)):
+            if model.handed(number):
+                await model.finish(duration, number)
+    assert model.is_all_answered()
 
 
-def test_batches_are_formed_from_what_waits_when_the_line_is_full() -> None:
-    async def scenario() -> None:
-        model = Model(max_batch_size=4)
-        await model.warm(SHORT, 80)
-        model.submit(CAPACITY_MAX_BATCHED + 4)
-        sizes = []
-        while model.handed():
-            sizes.append(len(model.instances[0].batches[0][0]))
-            await model.finish(SHORT)
-        assert sum(sizes) == CAPACITY_MAX_BATCHED + 4
-        assert sizes[-1] == 4
-        assert model.is_all_answered()
+async def test_a_batch_does_not_stand_in_line_behind_another_while_an_instance_is_idle() -> None:
+    model = Model(instances=4)
+    await model.warm(SHORT, 80)
+    handed = []
+    for _ in range(8):
+        model.submit()
+        handed.append([model.handed(number) for number in range(4)])
+    assert sorted(handed[3]) == [1, 1, 1, 1]
+    assert sorted(handed[7]) == [2, 2, 2, 2]
+    for number in range(4):
+        while model.handed(number):
+            await model.finish(SHORT, number)
+    assert model.is_all_answered()
 
-    run(scenario)
+
+async def test_a_model_that_batches_has_one_batch_in_line_so_that_the_next_one_grows() -> None:
+    model = Model(max_batch_size=64)
+    await model.warm(SHORT, 80)
+    model.submit(10)
+    assert model.handed() == CAPACITY_MAX_BATCHED
+    assert model.runner.pending == 10 - CAPACITY_MAX_BATCHED
+    while model.handed():
+        await model.finish(SHORT)
+    assert model.is_all_answered()
+
+
+async def test_batches_are_formed_from_what_waits_when_the_line_is_full() -> None:
+    model = Model(max_batch_size=4)
+    await model.warm(SHORT, 80)
+    model.submit(CAPACITY_MAX_BATCHED + 4)
+    sizes = []
+    while model.handed():
+        sizes.append(len(model.instances[0].batches[0][0]))
+        await model.finish(SHORT)
+    assert sum(sizes) == CAPACITY_MAX_BATCHED + 4
+    assert sizes[-1] == 4
+    assert model.is_all_answered()
 
 
 @pytest.mark.parametrize("duration_ns", [SHORT, LONG])
-def test_draining_ends_when_every_batch_that_was_handed_over_has_ended(duration_ns: int) -> None:
-    async def scenario() -> None:
-        model = Model()
-        await model.warm(SHORT)
-        model.submit(7)
-        draining = asyncio.ensure_future(model.runner.drain())
-        await asyncio.sleep(0)
-        while model.handed():
-            assert not draining.done()
-            await model.finish(duration_ns)
-        await asyncio.wait_for(draining, 60)
-        await model.runner.aclose()
-        assert model.is_all_answered()
-
-    run(scenario)
+async def test_draining_ends_when_every_batch_that_was_handed_over_has_ended(duration_ns: int) -> None:
+    model = Model()
+    await model.warm(SHORT)
+    model.submit(7)
+    draining = asyncio.ensure_future(model.runner.drain())
+    await asyncio.sleep(0)
+    while model.handed():
+        assert not draining.done()
+        await model.finish(duration_ns)
+    await asyncio.wait_for(draining, 60)
+    await model.runner.aclose()
+    assert model.is_all_answered()
 
 
-def test_draining_an_idle_model_whose_line_is_open_ends_at_once() -> None:
-    async def scenario() -> None:
-        model = Model()
-        await model.warm(SHORT)
-        await asyncio.wait_for(model.runner.drain(), 60)
-
-    run(scenario)
+async def test_draining_an_idle_model_whose_line_is_open_ends_at_once() -> None:
+    model = Model()
+    await model.warm(SHORT)
+    await asyncio.wait_for(model.runner.drain(), 60)
 
 
-def test_a_failed_batch_of_several_in_line_leaves_the_others_alone() -> None:
-    async def scenario() -> None:
-        model = Model()
-        await model.warm(SHORT)
-        model.submit(CAPACITY_MAX)
-        before = len(model.outcomes)
-        await model.finish(0, error=internal("the worker died"))
-        while model.handed():
-            await model.finish(SHORT)
-        failed, *others = model.outcomes[before:]
-        assert isinstance(failed, ServingError)
-        assert failed.code is Code.INTERNAL
-        assert len(others) == CAPACITY_MAX - 1
-        assert all(isinstance(o, InferResponse) for o in others)
-
-    run(scenario)
+async def test_a_failed_batch_of_several_in_line_leaves_the_others_alone() -> None:
+    model = Model()
+    await model.warm(SHORT)
+    model.submit(CAPACITY_MAX)
+    before = len(model.outcomes)
+    await model.finish(0, error=internal("the worker died"))
+    while model.handed():
+        await model.finish(SHORT)
+    failed, *others = model.outcomes[before:]
+    assert isinstance(failed, ServingError)
+    assert failed.code is Code.INTERNAL
+    assert len(others) == CAPACITY_MAX - 1
+    assert all(isinstance(o, InferResponse) for o in others)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([SHORT, SHORT, SHORT, LONG])), max_size=120))
@@ -383,23 +350,20 @@ class Busy:
         """There is nothing to give back."""
 
 
-def test_by_what_a_request_takes_a_batch_is_as_long_as_its_share() -> None:
-    async def scenario() -> None:
-        told: list[int] = []
-        executor = BlockingExecutor(Busy(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
-        requests = [InferRequest("m", {}) for _ in range(8)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(InPlaceRule, "ran_in_place", lambda self, took, cpu, has_waited: told.append(cpu))
-            executor.run_in_place(requests)
-            executor.rule.begin()
-            executor.run_in_place(requests)
-        await executor.aclose()
+async def test_by_what_a_request_takes_a_batch_is_as_long_as_its_share() -> None:
+    told: list[int] = []
+    executor = BlockingExecutor(Busy(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+    requests = [InferRequest("m", {}) for _ in range(8)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InPlaceRule, "ran_in_place", lambda self, took, cpu, has_waited: told.append(cpu))
+        executor.run_in_place(requests)
+        executor.rule.begin()
+        executor.run_in_place(requests)
+    await executor.aclose()
 
-        whole, share = told
-        assert whole >= 8 * 500_000
-        assert 500_000 <= share < 2 * 500_000
-
-    run(scenario)
+    whole, share = told
+    assert whole >= 8 * 500_000
+    assert 500_000 <= share < 2 * 500_000
 
 
 class EmptyBatch:
@@ -415,17 +379,14 @@ class EmptyBatch:
 
 
 @on_linux
-def test_the_loop_is_held_up_by_a_model_that_waits_a_few_times_only() -> None:
-    async def scenario() -> None:
-        instance = SometimesWaiting()
-        executor = BlockingExecutor(instance, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
-        while instance.executions < WAITS_FORGOTTEN:
-            batch = EmptyBatch()
-            executor.run(cast("ExecutableBatch", batch))
-            await batch.ran.wait()
-        await executor.aclose()
+async def test_the_loop_is_held_up_by_a_model_that_waits_a_few_times_only() -> None:
+    instance = SometimesWaiting()
+    executor = BlockingExecutor(instance, Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
+    while instance.executions < WAITS_FORGOTTEN:
+        batch = EmptyBatch()
+        executor.run(cast("ExecutableBatch", batch))
+        await batch.ran.wait()
+    await executor.aclose()
 
-        # Twice, and once more for each in which the system took the core away, too, which is rare in 3 ms.
-        assert instance.hold_ups <= 2 * WAITS_MAX
-
-    run(scenario)
+    # Twice, and once more for each in which the system took the core away, too, which is rare in 3 ms.
+    assert instance.hold_ups <= 2 * WAITS_MAX

@@ -47,24 +47,21 @@ def test_a_process_that_is_started_again_finds_what_it_had_noted(tmp_path: Path)
     assert not Neighbours(tmp_path, 0, 2, cores=2).leave_a_core(NOW)
 
 
-def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(
+async def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy_poll, "now_ns", lambda: NOW)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        one = BusyPoll(loop, 10**9, Neighbours(tmp_path, 0, 2, cores=2))
-        other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
-        for _ in range(ALONE_MIN + 1):
-            one.ran_at_once(NOW)
-            await asyncio.sleep(0)
-        assert one.worker_ns == 10**9
+    loop = asyncio.get_running_loop()
+    one = BusyPoll(loop, 10**9, Neighbours(tmp_path, 0, 2, cores=2))
+    other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
+    for _ in range(ALONE_MIN + 1):
+        one.ran_at_once(NOW)
+        await asyncio.sleep(0)
+    assert one.worker_ns == 10**9
 
-        for _ in range(ALONE_MIN + 1):
-            other.ran_at_once(NOW)
-            await asyncio.sleep(0)
+    for _ in range(ALONE_MIN + 1):
+        other.ran_at_once(NOW)
+        await asyncio.sleep(0)
 
-        assert one.worker_ns == other.worker_ns == 0
-
-    asyncio.run(main())
+    assert one.worker_ns == other.worker_ns == 0

@@ -1,7 +1,8 @@
 """When an instance gets its next batch: as soon as the last one has run, before what that leads to."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import numpy as np
@@ -58,12 +59,7 @@ class Executor(BlockingExecutor):
 
 
 class Model:
-    """A runner of one instance.
-
-    Attributes:
-        events: What it ran and answered, with the batches that were handed over before.
-        then: What a reply leads to, by the name of its request.
-    """
+    """A runner of one instance."""
 
     def __init__(self, max_batch_size: int) -> None:
         config = ModelConfig(
@@ -87,12 +83,10 @@ class Model:
         self.then: dict[str, Callable[[], object]] = {}
 
     def submit(self, names: str) -> None:
-        """Submit a request for each letter."""
         for name in names:
             self.runner.submit(self.request(name), partial(self._answered, name))
 
     def request(self, name: str) -> InferRequest:
-        """Return a request of this name."""
         return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(self._shape, "<f4"))}, id=name)
 
     def _answered(self, name: str, outcome: Outcome, final: bool) -> None:
@@ -101,37 +95,29 @@ class Model:
         self.then.get(name, lambda: None)()
 
 
-def play(scenario: Callable[[Model], Coroutine[object, object, None]], max_batch_size: int = 0) -> None:
-    """Play a scenario of a model."""
-
-    async def scene() -> None:
-        model = Model(max_batch_size)
-        await scenario(model)
-        await model.runner.aclose()
-
-    asyncio.run(asyncio.wait_for(scene(), 30))
+@asynccontextmanager
+async def playing(max_batch_size: int = 0) -> AsyncIterator[Model]:
+    model = Model(max_batch_size)
+    yield model
+    await model.runner.aclose()
 
 
-def test_the_next_request_is_handed_over_before_the_last_one_is_answered() -> None:
-    async def scenario(model: Model) -> None:
+async def test_the_next_request_is_handed_over_before_the_last_one_is_answered() -> None:
+    async with playing() as model:
         model.submit("abc")
         model.executor.finish()
         assert model.events == ["run a", "answer a, handed over ['b']"]
 
-    play(scenario)
 
-
-def test_a_full_batch_is_handed_over_before_the_last_one_is_answered() -> None:
-    async def scenario(model: Model) -> None:
+async def test_a_full_batch_is_handed_over_before_the_last_one_is_answered() -> None:
+    async with playing(max_batch_size=2) as model:
         model.submit("abcd")
         model.executor.finish()
         assert model.events == ["run a", "answer a, handed over ['bc']"]
 
-    play(scenario, max_batch_size=2)
 
-
-def test_a_batch_with_room_waits_until_the_loop_has_read_what_has_arrived_meanwhile() -> None:
-    async def scenario(model: Model) -> None:
+async def test_a_batch_with_room_waits_until_the_loop_has_read_what_has_arrived_meanwhile() -> None:
+    async with playing(max_batch_size=4) as model:
         model.submit("abc")
         asyncio.get_running_loop().call_soon(model.submit, "d")
         model.executor.finish()
@@ -139,27 +125,23 @@ def test_a_batch_with_room_waits_until_the_loop_has_read_what_has_arrived_meanwh
         await asyncio.sleep(0)
         assert [len(batch.requests) for batch in model.executor.batches] == [3]
 
-    play(scenario, max_batch_size=4)
 
-
-def test_what_a_reply_submits_waits_for_those_before_it() -> None:
-    async def scenario(model: Model) -> None:
+async def test_what_a_reply_submits_waits_for_those_before_it() -> None:
+    async with playing() as model:
         model.then["a"] = lambda: model.submit("d")
         model.submit("abc")
         while model.executor.batches:
             model.executor.finish()
         assert [event for event in model.events if event.startswith("run")] == ["run a", "run b", "run c", "run d"]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize(("limit_ns", "turns"), [(0, ["a", "b", "c"]), (60 * 10**9, ["a", "bc"])])
-def test_an_instance_on_the_loop_runs_the_requests_that_wait_for_a_limited_time_and_leaves_it(
+async def test_an_instance_on_the_loop_runs_the_requests_that_wait_for_a_limited_time_and_leaves_it(
     monkeypatch: pytest.MonkeyPatch, limit_ns: int, turns: list[str]
 ) -> None:
     monkeypatch.setattr("charonia.server.execution.runner.TOGETHER_NS_MAX", limit_ns - 1)
 
-    async def scenario(model: Model) -> None:
+    async with playing() as model:
         model.submit("abc")
         model.executor.rule = FixedPlace(in_place=True)
         model.executor.finish()
@@ -172,11 +154,9 @@ def test_an_instance_on_the_loop_runs_the_requests_that_wait_for_a_limited_time_
         model.submit("d")
         assert model.events[-2:] == ["run d", "answer d, handed over []"]
 
-    play(scenario)
 
-
-def test_a_reply_may_cancel_another_request_of_a_batch_whose_instance_is_busy_again() -> None:
-    async def scenario(model: Model) -> None:
+async def test_a_reply_may_cancel_another_request_of_a_batch_whose_instance_is_busy_again() -> None:
+    async with playing(max_batch_size=2) as model:
         outcomes: list[Outcome] = []
         model.submit("ab")
         ticket = model.runner.submit(model.request("c"), lambda outcome, final: outcomes.append(outcome))
@@ -192,5 +172,3 @@ def test_a_reply_may_cancel_another_request_of_a_batch_whose_instance_is_busy_ag
         await model.runner.drain()
         assert model.runner.metrics.statistics.success.count == 4
         assert model.runner.metrics.statistics.execution_count == 3
-
-    play(scenario, max_batch_size=2)

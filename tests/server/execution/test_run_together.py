@@ -50,8 +50,6 @@ def request(kind: int, number: int, *, outputs: tuple[str, ...] = (), elements: 
 
 
 def run(scenario: Callable[[ModelRunner], Coroutine[object, object, None]], *, batches: bool = False) -> None:
-    """Run a scenario with a model that runs in place."""
-
     async def main() -> None:
         loop = asyncio.get_running_loop()
         config = ModelConfig(

@@ -127,8 +127,6 @@ class Bench:
 
 
 class Zeros:
-    """A model."""
-
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
         return Execution([out() for _ in requests], 0, 0)
 
@@ -137,30 +135,27 @@ class Zeros:
 
 
 @pytest.mark.usefixtures("scheduler_fails")
-def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        cfg, loop = config(batches=True), asyncio.get_running_loop()
-        executor = BlockingExecutor(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)
-        executor.rule = FixedPlace(in_place=True)
-        runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), executors=[executor], labels={}, loop=loop)
-        outcomes: list[Outcome] = []
+async def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, loop = config(batches=True), asyncio.get_running_loop()
+    executor = BlockingExecutor(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)
+    executor.rule = FixedPlace(in_place=True)
+    runner = ModelRunner(cfg, "1", scheduler=make_scheduler(cfg), executors=[executor], labels={}, loop=loop)
+    outcomes: list[Outcome] = []
 
-        def submit() -> None:
-            runner.submit(request(batch=True), lambda outcome, final: outcomes.append(outcome))
+    def submit() -> None:
+        runner.submit(request(batch=True), lambda outcome, final: outcomes.append(outcome))
 
-        submit()
-        await asyncio.sleep(0)
-        assert isinstance(outcomes.pop(), InferResponse)
-        monkeypatch.setattr(DynamicBatcher, "handle", lambda *_: 1 // 0)
-        submit()
-        submit()
+    submit()
+    await asyncio.sleep(0)
+    assert isinstance(outcomes.pop(), InferResponse)
+    monkeypatch.setattr(DynamicBatcher, "handle", lambda *_: 1 // 0)
+    submit()
+    submit()
 
-        assert [isinstance(one, ServingError) and one.code for one in outcomes] == [Code.INTERNAL] * 2
-        monkeypatch.undo()
-        await runner.drain()
-        await runner.aclose()
-
-    asyncio.run(scenario())
+    assert [isinstance(one, ServingError) and one.code for one in outcomes] == [Code.INTERNAL] * 2
+    monkeypatch.undo()
+    await runner.drain()
+    await runner.aclose()
 
 
 @pytest.mark.usefixtures("scheduler_fails")
@@ -191,71 +186,59 @@ def test_a_scheduler_that_raises_fails_what_is_in_flight_and_what_comes(caplog: 
 
 
 @pytest.mark.usefixtures("scheduler_fails")
-def test_a_scheduler_that_raises_when_its_time_has_come_hangs_no_request() -> None:
-    async def scenario() -> None:
-        bench = Bench(config())
-        bench.submit()
-        bench.scheduler.fails_on, bench.scheduler.wakes_ns = Tick, 1
-        bench.submit()
-        async with asyncio.timeout(5):
-            while bench.runner.in_flight:
-                await asyncio.sleep(0)
-        assert bench.codes() == [Code.INTERNAL] * 2
-        await bench.end()
-
-    asyncio.run(scenario())
+async def test_a_scheduler_that_raises_when_its_time_has_come_hangs_no_request() -> None:
+    bench = Bench(config())
+    bench.submit()
+    bench.scheduler.fails_on, bench.scheduler.wakes_ns = Tick, 1
+    bench.submit()
+    async with asyncio.timeout(5):
+        while bench.runner.in_flight:
+            await asyncio.sleep(0)
+    assert bench.codes() == [Code.INTERNAL] * 2
+    await bench.end()
 
 
 @pytest.mark.usefixtures("scheduler_fails")
-def test_a_scheduler_that_raises_when_a_slot_is_offered_later_hangs_no_request() -> None:
-    async def scenario() -> None:
-        bench = Bench(config(batches=True))
-        bench.submit(batch=True)
-        bench.submit(batch=True)
-        bench.scheduler.fails_on = SlotIdle
-        _, sink = bench.instance.batches[0]
-        sink.respond(0, out(), True)
-        sink.finish(0, 0)
-        await asyncio.sleep(0)
-        assert bench.codes() == [None, Code.INTERNAL]
-        await bench.end()
-
-    asyncio.run(scenario())
+async def test_a_scheduler_that_raises_when_a_slot_is_offered_later_hangs_no_request() -> None:
+    bench = Bench(config(batches=True))
+    bench.submit(batch=True)
+    bench.submit(batch=True)
+    bench.scheduler.fails_on = SlotIdle
+    _, sink = bench.instance.batches[0]
+    sink.respond(0, out(), True)
+    sink.finish(0, 0)
+    await asyncio.sleep(0)
+    assert bench.codes() == [None, Code.INTERNAL]
+    await bench.end()
 
 
-def test_an_instance_that_cannot_start_a_batch_fails_that_batch_only() -> None:
-    async def scenario() -> None:
-        bench = Bench(config())
-        bench.instance.error = ValueError("out of tune")
-        bench.submit()
-        assert bench.codes() == [Code.INTERNAL]
-        assert "the model failed: ValueError: out of tune" in str(bench.outcomes[0][0])
+async def test_an_instance_that_cannot_start_a_batch_fails_that_batch_only() -> None:
+    bench = Bench(config())
+    bench.instance.error = ValueError("out of tune")
+    bench.submit()
+    assert bench.codes() == [Code.INTERNAL]
+    assert "the model failed: ValueError: out of tune" in str(bench.outcomes[0][0])
 
-        bench.instance.error = None
-        bench.submit()
-        _, sink = bench.instance.batches[0]
-        sink.respond(0, out(), True)
-        sink.finish(0, 0)
-        assert bench.codes() == [Code.INTERNAL, None]
-        await bench.end()
-
-    asyncio.run(scenario())
+    bench.instance.error = None
+    bench.submit()
+    _, sink = bench.instance.batches[0]
+    sink.respond(0, out(), True)
+    sink.finish(0, 0)
+    assert bench.codes() == [Code.INTERNAL, None]
+    await bench.end()
 
 
-def test_a_runner_says_its_state_in_one_line() -> None:
-    async def scenario() -> None:
-        bench = Bench(config())
-        bench.submit()
-        bench.submit()
-        assert repr(bench.runner) == (
-            "<ModelRunner m 1 [in flight 2 | <Slots [running 1 | idle 0 | capacity 1]> | <Fragile>]>"
-        )
-        assert repr(bench.runner._executors[0]) == "<AsyncExecutor m_0 [1 batches]>"
-        bench.runner.abandon(ServingError(Code.UNAVAILABLE, "enough"))
-        bench.instance.batches[0][1].finish(0, 0)
-        await bench.end()
-
-    asyncio.run(scenario())
+async def test_a_runner_says_its_state_in_one_line() -> None:
+    bench = Bench(config())
+    bench.submit()
+    bench.submit()
+    assert repr(bench.runner) == (
+        "<ModelRunner m 1 [in flight 2 | <Slots [running 1 | idle 0 | capacity 1]> | <Fragile>]>"
+    )
+    assert repr(bench.runner._executors[0]) == "<AsyncExecutor m_0 [1 batches]>"
+    bench.runner.abandon(ServingError(Code.UNAVAILABLE, "enough"))
+    bench.instance.batches[0][1].finish(0, 0)
+    await bench.end()
 
 
 @pytest.fixture
@@ -266,89 +249,80 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return made
 
 
-def test_the_queue_time_of_a_request_is_the_time_until_its_batch_begins(clock: FakeClock) -> None:
-    async def scenario() -> None:
-        bench = Bench(config())
-        bench.submit()
-        clock.advance(30 * US)
-        bench.submit()
-        for compute_us in (100, 200):
-            start_ns = clock.now_ns()
-            _, sink = bench.instance.batches.pop(0)
-            clock.advance(compute_us * US)
-            sink.respond(0, out(), True)
-            sink.finish(start_ns + 10 * US, start_ns + 90 * US)
-            await asyncio.sleep(0)
-
-        records = [taken[0].execution for taken in bench.outcomes if isinstance(taken[0], InferResponse)]
-        assert [(each.queue_ns, each.compute_ns) for each in records if each is not None] == [
-            (0, 130 * US),
-            (100 * US, 200 * US),
-        ]
-        statistics = bench.runner.metrics.statistics
-        assert (statistics.queue.count, statistics.queue.ns) == (2, 100 * US)
-        assert statistics.compute_infer.ns == 2 * 80 * US
-        assert statistics.success.ns == (130 + 300) * US
-        await bench.end()
-
-    asyncio.run(scenario())
-
-
-def test_the_queue_time_of_a_request_that_is_answered_over_time_is_counted_too(clock: FakeClock) -> None:
-    async def scenario() -> None:
-        bench = Bench(config(decoupled=True))
-        bench.submit()
-        bench.submit()
+async def test_the_queue_time_of_a_request_is_the_time_until_its_batch_begins(clock: FakeClock) -> None:
+    bench = Bench(config())
+    bench.submit()
+    clock.advance(30 * US)
+    bench.submit()
+    for compute_us in (100, 200):
         start_ns = clock.now_ns()
-        _, first = bench.instance.batches.pop(0)
-        clock.advance(50 * US)
-        first.respond(0, out(), False)
-        first.finish(start_ns + 10 * US, start_ns + 40 * US, leaves_open=True)
-        await asyncio.sleep(0)
-        clock.advance(400 * US)
-        first.respond(0, None, True)
-
-        statistics = bench.runner.metrics.statistics
-        assert (statistics.queue.count, statistics.queue.ns) == (1, 0)
-        assert (statistics.success.count, statistics.success.ns) == (1, 450 * US)
-        assert statistics.compute_input.ns == 10 * US
-        assert statistics.compute_infer.ns == 440 * US
-
-        _, second = bench.instance.batches.pop(0)
-        second.finish(start_ns, start_ns, leaves_open=True)
-        clock.advance(7 * US)
-        second.respond(0, None, True)
-        assert (statistics.queue.count, statistics.queue.ns) == (2, 50 * US)
-        counts = bench.runner.metrics.queue_ns
-        assert (sum(counts.counts), counts.total) == (2, 50 * US)
-        await bench.end()
-
-    asyncio.run(scenario())
-
-
-def test_the_compute_time_of_responses_is_counted_by_what_became_of_them(clock: FakeClock) -> None:
-    async def scenario() -> None:
-        bench = Bench(config(decoupled=True))
-        bench.submit()
         _, sink = bench.instance.batches.pop(0)
-        clock.advance(20 * US)
-        sink.respond(0, out(), False)
-        clock.advance(30 * US)
-        sink.respond(0, ServingError(Code.INTERNAL, "no"), False)
-        clock.advance(5 * US)
-        sink.respond(0, None, True)
-        sink.finish(0, 0)
+        clock.advance(compute_us * US)
+        sink.respond(0, out(), True)
+        sink.finish(start_ns + 10 * US, start_ns + 90 * US)
+        await asyncio.sleep(0)
 
-        first, second, third = (bench.runner.metrics.statistics.responses[index] for index in "012")
-        assert (first.success.count, first.success.ns) == (1, 20 * US)
-        assert (first.compute_infer.count, first.compute_infer.ns) == (1, 20 * US)
-        assert (second.fail.count, second.fail.ns, second.success.count) == (1, 30 * US, 0)
-        assert (second.compute_infer.count, second.compute_infer.ns) == (1, 30 * US)
-        assert (third.empty_response.count, third.empty_response.ns) == (1, 5 * US)
-        assert (third.compute_infer.count, third.compute_output.count) == (0, 0)
-        to_first = bench.runner.metrics.first_response_ns
-        assert (to_first.count, to_first.total) == (1, 20 * US)
-        assert bench.runner.metrics.failures[FailureReason.BACKEND] == 1
-        await bench.end()
+    records = [taken[0].execution for taken in bench.outcomes if isinstance(taken[0], InferResponse)]
+    assert [(each.queue_ns, each.compute_ns) for each in records if each is not None] == [
+        (0, 130 * US),
+        (100 * US, 200 * US),
+    ]
+    statistics = bench.runner.metrics.statistics
+    assert (statistics.queue.count, statistics.queue.ns) == (2, 100 * US)
+    assert statistics.compute_infer.ns == 2 * 80 * US
+    assert statistics.success.ns == (130 + 300) * US
+    await bench.end()
 
-    asyncio.run(scenario())
+
+async def test_the_queue_time_of_a_request_that_is_answered_over_time_is_counted_too(clock: FakeClock) -> None:
+    bench = Bench(config(decoupled=True))
+    bench.submit()
+    bench.submit()
+    start_ns = clock.now_ns()
+    _, first = bench.instance.batches.pop(0)
+    clock.advance(50 * US)
+    first.respond(0, out(), False)
+    first.finish(start_ns + 10 * US, start_ns + 40 * US, leaves_open=True)
+    await asyncio.sleep(0)
+    clock.advance(400 * US)
+    first.respond(0, None, True)
+
+    statistics = bench.runner.metrics.statistics
+    assert (statistics.queue.count, statistics.queue.ns) == (1, 0)
+    assert (statistics.success.count, statistics.success.ns) == (1, 450 * US)
+    assert statistics.compute_input.ns == 10 * US
+    assert statistics.compute_infer.ns == 440 * US
+
+    _, second = bench.instance.batches.pop(0)
+    second.finish(start_ns, start_ns, leaves_open=True)
+    clock.advance(7 * US)
+    second.respond(0, None, True)
+    assert (statistics.queue.count, statistics.queue.ns) == (2, 50 * US)
+    counts = bench.runner.metrics.queue_ns
+    assert (sum(counts.counts), counts.total) == (2, 50 * US)
+    await bench.end()
+
+
+async def test_the_compute_time_of_responses_is_counted_by_what_became_of_them(clock: FakeClock) -> None:
+    bench = Bench(config(decoupled=True))
+    bench.submit()
+    _, sink = bench.instance.batches.pop(0)
+    clock.advance(20 * US)
+    sink.respond(0, out(), False)
+    clock.advance(30 * US)
+    sink.respond(0, ServingError(Code.INTERNAL, "no"), False)
+    clock.advance(5 * US)
+    sink.respond(0, None, True)
+    sink.finish(0, 0)
+
+    first, second, third = (bench.runner.metrics.statistics.responses[index] for index in "012")
+    assert (first.success.count, first.success.ns) == (1, 20 * US)
+    assert (first.compute_infer.count, first.compute_infer.ns) == (1, 20 * US)
+    assert (second.fail.count, second.fail.ns, second.success.count) == (1, 30 * US, 0)
+    assert (second.compute_infer.count, second.compute_infer.ns) == (1, 30 * US)
+    assert (third.empty_response.count, third.empty_response.ns) == (1, 5 * US)
+    assert (third.compute_infer.count, third.compute_output.count) == (0, 0)
+    to_first = bench.runner.metrics.first_response_ns
+    assert (to_first.count, to_first.total) == (1, 20 * US)
+    assert bench.runner.metrics.failures[FailureReason.BACKEND] == 1
+    await bench.end()

@@ -106,111 +106,90 @@ def names(tree: TraceTree) -> list[str]:
     return [name for name, _ in ordered(tree.root.events)]
 
 
-def test_a_request_that_ran_has_all_its_times_and_is_over_with_its_batch() -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        made = runner(instance)
-        submit(made, request(done))
-        instance.finish()
+async def test_a_request_that_ran_has_all_its_times_and_is_over_with_its_batch() -> None:
+    instance, done = Instance(), list[TraceTree]()
+    made = runner(instance)
+    submit(made, request(done))
+    instance.finish()
 
-        (tree,) = done
-        assert names(tree) == EXECUTED
-        assert (tree.root.model_name, tree.root.model_version, tree.root.request_id) == ("m", "7", "r")
-        times = [at_ns for _, at_ns in ordered(tree.root.events)]
-        assert times == sorted(times)
-
-    asyncio.run(scenario())
+    (tree,) = done
+    assert names(tree) == EXECUTED
+    assert (tree.root.model_name, tree.root.model_version, tree.root.request_id) == ("m", "7", "r")
+    times = [at_ns for _, at_ns in ordered(tree.root.events)]
+    assert times == sorted(times)
 
 
-def test_only_the_requests_that_have_a_trace_are_noted() -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        made = runner(instance)
-        submit(made, request())
-        for each in (request(), request(done), request()):
-            submit(made, each)
-        instance.finish()
-        await asyncio.sleep(0)
-        assert len(instance.batches[0][0]) == 3
-        instance.finish()
+async def test_only_the_requests_that_have_a_trace_are_noted() -> None:
+    instance, done = Instance(), list[TraceTree]()
+    made = runner(instance)
+    submit(made, request())
+    for each in (request(), request(done), request()):
+        submit(made, each)
+    instance.finish()
+    await asyncio.sleep(0)
+    assert len(instance.batches[0][0]) == 3
+    instance.finish()
 
-        assert [names(tree) for tree in done] == [EXECUTED]
-        await asyncio.sleep(0)
-        submit(made, request())
-        assert type(instance.batches[0][1]) is RunningBatch
-
-    asyncio.run(scenario())
+    assert [names(tree) for tree in done] == [EXECUTED]
+    await asyncio.sleep(0)
+    submit(made, request())
+    assert type(instance.batches[0][1]) is RunningBatch
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_request_that_is_given_up_is_over(runs: bool) -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        made = runner(instance)
-        if not runs:
-            submit(made, request())
-        ticket = made.submit((given_up := request(done)), answered(given_up))  # type: ignore[arg-type]
-        ticket.cancel()
-        assert done == [] or not runs
-        instance.finish()
+async def test_a_request_that_is_given_up_is_over(runs: bool) -> None:
+    instance, done = Instance(), list[TraceTree]()
+    made = runner(instance)
+    if not runs:
+        submit(made, request())
+    ticket = made.submit((given_up := request(done)), answered(given_up))  # type: ignore[arg-type]
+    ticket.cancel()
+    assert done == [] or not runs
+    instance.finish()
 
-        (tree,) = done
-        assert names(tree) == (EXECUTED if runs else UNEXECUTED)
-
-    asyncio.run(scenario())
+    (tree,) = done
+    assert names(tree) == (EXECUTED if runs else UNEXECUTED)
 
 
-def test_a_batch_that_fails_is_noted_as_one_that_does_not() -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        made = runner(instance)
-        submit(made, request(done))
-        instance.finish(internal("broken"))
+async def test_a_batch_that_fails_is_noted_as_one_that_does_not() -> None:
+    instance, done = Instance(), list[TraceTree]()
+    made = runner(instance)
+    submit(made, request(done))
+    instance.finish(internal("broken"))
 
-        assert [names(tree) for tree in done] == [EXECUTED]
-
-    asyncio.run(scenario())
+    assert [names(tree) for tree in done] == [EXECUTED]
 
 
-def test_a_request_that_is_refused_is_noted() -> None:
-    async def scenario() -> None:
-        done: list[TraceTree] = []
-        wrong = request(done)
-        wrong.inputs = {}
-        submit(runner(Instance()), wrong)
+async def test_a_request_that_is_refused_is_noted() -> None:
+    done: list[TraceTree] = []
+    wrong = request(done)
+    wrong.inputs = {}
+    submit(runner(Instance()), wrong)
 
-        assert [names(tree) for tree in done] == [UNEXECUTED]
-
-    asyncio.run(scenario())
+    assert [names(tree) for tree in done] == [UNEXECUTED]
 
 
-def test_tensors_are_those_that_came_and_those_that_left() -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        submit(runner(instance), request(done, TraceLevel.TENSORS))
-        instance.finish()
+async def test_tensors_are_those_that_came_and_those_that_left() -> None:
+    instance, done = Instance(), list[TraceTree]()
+    submit(runner(instance), request(done, TraceLevel.TENSORS))
+    instance.finish()
 
-        (tree,) = done
-        shown = [(activity, tensor.name) for activity, tensor in tree.root.tensors]
-        assert shown == [("TENSOR_QUEUE_INPUT", "IN"), ("TENSOR_BACKEND_OUTPUT", "OUT")]
-
-    asyncio.run(scenario())
+    (tree,) = done
+    shown = [(activity, tensor.name) for activity, tensor in tree.root.tensors]
+    assert shown == [("TENSOR_QUEUE_INPUT", "IN"), ("TENSOR_BACKEND_OUTPUT", "OUT")]
 
 
-def test_a_front_end_that_fails_does_not_keep_a_trace() -> None:
-    async def scenario() -> None:
-        instance, done = Instance(), list[TraceTree]()
-        made, broken = runner(instance), request(done)
+async def test_a_front_end_that_fails_does_not_keep_a_trace() -> None:
+    instance, done = Instance(), list[TraceTree]()
+    made, broken = runner(instance), request(done)
 
-        def reply(outcome: Outcome, final: bool) -> None:
-            assert broken.trace is not None
-            broken.trace.tree.release()
-            raise RuntimeError("the front end is broken")
+    def reply(outcome: Outcome, final: bool) -> None:
+        assert broken.trace is not None
+        broken.trace.tree.release()
+        raise RuntimeError("the front end is broken")
 
-        made.submit(broken, reply)
-        instance.finish()
+    made.submit(broken, reply)
+    instance.finish()
 
-        assert len(done) == 1
-        assert made.in_flight == 0
-
-    asyncio.run(scenario())
+    assert len(done) == 1
+    assert made.in_flight == 0

@@ -40,8 +40,6 @@ ensemble_scheduling { step [ { model_name: "m" }, { model_name: "gone" } ] }
 
 
 class OneRunner:
-    """What an explainer needs of a runner."""
-
     def __init__(self, text: str, pending: int | None = 0) -> None:
         self.config = parse(text)
         self.version = "3"
@@ -187,17 +185,14 @@ def test_a_version_that_is_gone_leaves_nothing_behind() -> None:
     assert len(explainer._histories) == 0
 
 
-def test_marks_are_made_until_the_end() -> None:
+async def test_marks_are_made_until_the_end() -> None:
     explainer = explainer_of(runner := OneRunner(MODEL))
 
-    async def main() -> None:
-        task = asyncio.create_task(explainer.run())
-        await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(explainer.run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
     assert runner.metrics in explainer._histories
     assert len(explainer._histories) == 1

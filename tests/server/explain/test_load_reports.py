@@ -81,7 +81,6 @@ def test_a_report_serves_for_a_short_time(later_ns: int, expected: float) -> Non
 
 
 def version(**counted: Any) -> Any:
-    """Return a runner that has counted something."""
     return SimpleNamespace(
         metrics=SimpleNamespace(statistics=ModelStatistics("m", "1", **counted)), pending=0, in_flight=0
     )

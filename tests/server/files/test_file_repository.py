@@ -304,7 +304,7 @@ def test_a_missing_folder_is_a_repository_that_is_reported_later() -> None:
     assert sort(["no/such/models"]).repositories == ("no/such/models",)
 
 
-def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     service, other = file(tmp_path / "service.py", b"f g"), file(tmp_path / "taken.onnx")
     folder = tmp_path / "made"
     folder.mkdir()
@@ -321,19 +321,16 @@ def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog: pytes
             while {path.name for path in folder.iterdir()} != names or logged not in caplog.text:
                 await asyncio.sleep(0.01)
 
-    async def scenario() -> None:
-        repository = FileRepository(sort([str(service), str(other)]), FileOptions(), folder, describe)
-        assert await repository.make() == ("f", "g", "taken")
-        following = asyncio.create_task(repository.follow(0.001))
-        await becomes("f h", {"f", "h", "taken"})
-        await becomes("f ( more", {"f", "h", "taken"}, logged="stay as they are: '(' was never closed")
-        await becomes("f h taken", {"f", "h", "taken"}, logged="stay as they are: two models would be called 'taken'")
-        service.unlink()
-        await asyncio.sleep(0.01)
-        await becomes("h last", {"h", "last", "taken"})
-        following.cancel()
-
-    asyncio.run(scenario())
+    repository = FileRepository(sort([str(service), str(other)]), FileOptions(), folder, describe)
+    assert await repository.make() == ("f", "g", "taken")
+    following = asyncio.create_task(repository.follow(0.001))
+    await becomes("f h", {"f", "h", "taken"})
+    await becomes("f ( more", {"f", "h", "taken"}, logged="stay as they are: '(' was never closed")
+    await becomes("f h taken", {"f", "h", "taken"}, logged="stay as they are: two models would be called 'taken'")
+    service.unlink()
+    await asyncio.sleep(0.01)
+    await becomes("h last", {"h", "last", "taken"})
+    following.cancel()
 
     assert (folder / "last" / "1" / "service.py").readlink() == service
     assert parse((folder / "last" / "config.pbtxt").read_text()).parameters == {"SERVICE_PATH": str(service)}

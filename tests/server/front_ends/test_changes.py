@@ -160,72 +160,66 @@ def test_numbers_go_on_over_engines_that_follow_one_another(tmp_path: Path) -> N
         kept = follower
 
 
-def test_a_keeper_that_is_closed_leaves_the_record_to_the_next_engine(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        before, follower = Keeper(tmp_path), Keeper(tmp_path)
-        begun, may_end = asyncio.Event(), asyncio.Event()
+async def test_a_keeper_that_is_closed_leaves_the_record_to_the_next_engine(tmp_path: Path) -> None:
+    before, follower = Keeper(tmp_path), Keeper(tmp_path)
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def change() -> None:
-            async with before.model_change("a"):
-                begun.set()
-                await may_end.wait()
-                await before.model_loaded("a", None, None, False)
+    async def change() -> None:
+        async with before.model_change("a"):
+            begun.set()
+            await may_end.wait()
+            await before.model_loaded("a", None, None, False)
 
-        changing = asyncio.ensure_future(change())
-        await begun.wait()
-        closing = asyncio.ensure_future(before.close())
-        await asyncio.sleep(0)
-        assert not closing.done()  # it waits for the change under way
-        may_end.set()
-        await asyncio.gather(changing, closing)
-        await follower.take_over(ServedFake(), Services(), has_ended=False)
-        await follower.model_loaded("b", None, None, False)
+    changing = asyncio.ensure_future(change())
+    await begun.wait()
+    closing = asyncio.ensure_future(before.close())
+    await asyncio.sleep(0)
+    assert not closing.done()  # it waits for the change under way
+    may_end.set()
+    await asyncio.gather(changing, closing)
+    await follower.take_over(ServedFake(), Services(), has_ended=False)
+    await follower.model_loaded("b", None, None, False)
 
-        with pytest.raises(ServingError, match=MOVED):
-            async with before.model_change("c"):
-                pass
-        before.traffic_changed("m", "of the engine before")
-        now = read_changes(tmp_path)
-        assert (list(now.models), now.traffic) == (["a", "b"], {})
-
-        follower.reopen()
-        before.reopen()  # the next engine has gone
-        assert read_changes(tmp_path).traffic == {"m": "of the engine before"}
-
-    asyncio.run(scenario())
-
-
-def test_changes_of_one_model_are_kept_in_the_order_in_which_they_are_made(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        kept = Keeper(tmp_path)
-        begun, may_end = asyncio.Event(), asyncio.Event()
-        made: list[str] = []
-
-        async def load() -> None:
-            async with kept.model_change("m"):
-                made.append("load")
-                begun.set()
-                await may_end.wait()
-                await kept.model_loaded("m", "{}", {"1/x": b"large"}, True)
-
-        async def unload() -> None:
-            async with kept.model_change("m"):
-                made.append("unload")
-                kept.model_unloaded("m", False)
-
-        loading = asyncio.ensure_future(load())
-        await begun.wait()
-        unloading = asyncio.ensure_future(unload())
-        async with kept.model_change("other"):  # another model does not wait
+    with pytest.raises(ServingError, match=MOVED):
+        async with before.model_change("c"):
             pass
-        assert made == ["load"]
-        may_end.set()
-        await asyncio.gather(loading, unloading)
+    before.traffic_changed("m", "of the engine before")
+    now = read_changes(tmp_path)
+    assert (list(now.models), now.traffic) == (["a", "b"], {})
 
-        assert made == ["load", "unload"]
-        assert read_changes(tmp_path).models == {"m": RequestedChange(2)}
+    follower.reopen()
+    before.reopen()  # the next engine has gone
+    assert read_changes(tmp_path).traffic == {"m": "of the engine before"}
 
-    asyncio.run(scenario())
+
+async def test_changes_of_one_model_are_kept_in_the_order_in_which_they_are_made(tmp_path: Path) -> None:
+    kept = Keeper(tmp_path)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    made: list[str] = []
+
+    async def load() -> None:
+        async with kept.model_change("m"):
+            made.append("load")
+            begun.set()
+            await may_end.wait()
+            await kept.model_loaded("m", "{}", {"1/x": b"large"}, True)
+
+    async def unload() -> None:
+        async with kept.model_change("m"):
+            made.append("unload")
+            kept.model_unloaded("m", False)
+
+    loading = asyncio.ensure_future(load())
+    await begun.wait()
+    unloading = asyncio.ensure_future(unload())
+    async with kept.model_change("other"):  # another model does not wait
+        pass
+    assert made == ["load"]
+    may_end.set()
+    await asyncio.gather(loading, unloading)
+
+    assert made == ["load", "unload"]
+    assert read_changes(tmp_path).models == {"m": RequestedChange(2)}
 
 
 def test_files_that_the_engine_before_has_removed_meanwhile_are_those_of_an_earlier_load(tmp_path: Path) -> None:

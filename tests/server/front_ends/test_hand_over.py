@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +39,6 @@ class Served:
         self.port = EnginePort(folder, name, is_strict=is_strict, software=software)
 
     async def hand_over(self, name: str = NEXT) -> None:
-        """Hand over to the engine of this socket."""
         await self.port.hand_over.run(name, lambda: self.open)
 
     async def finish(self) -> None:
@@ -95,22 +94,8 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-def run(
-    scenario: Callable[[Bench], Coroutine[object, object, None]],
-    folder: Path,
-    software: tuple[str, str] = ("", ""),
-    *,
-    is_strict: bool = False,
-) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), Bench(folder, software, is_strict=is_strict) as bench:
-            await scenario(bench)
-
-    asyncio.run(main())
-
-
-def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.first.fake.hold = True
         begun = bench.send(request())
         await until(lambda: bench.first.fake.tickets)
@@ -131,14 +116,13 @@ def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_
         assert sock is not None
         sock.close()
 
-    run(scenario, tmp_path)
-
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
-def test_front_ends_run_models_of_engines_with_their_own_packages_and_options(
+async def test_front_ends_run_models_of_engines_with_their_own_packages_and_options(
     tmp_path: Path, *, first: bool, second: bool
 ) -> None:
-    async def scenario(bench: Bench) -> None:
+    own = software_of(NO_ENDPOINTS)
+    async with Bench(tmp_path, (own if first else "", own if second else "")) as bench:
         for front_end in bench.front_ends:
             assert front_end._engine is not None
             assert (front_end._engine.current.local is front_end._local) is first
@@ -147,12 +131,9 @@ def test_front_ends_run_models_of_engines_with_their_own_packages_and_options(
             assert front_end._engine is not None
             assert (front_end._engine.current.local is front_end._local) is second
 
-    own = software_of(NO_ENDPOINTS)
-    run(scenario, tmp_path, (own if first else "", own if second else ""))
 
-
-def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         first, second = bench.first.fake.tickets, bench.second.fake.tickets
         await bench.answered(part("stateful", SEQUENCE_START))
         bench.first.open = {("stateful", 7)}
@@ -165,11 +146,9 @@ def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Pat
         await bench.answered(part("stateful", 0), 0)
         assert (len(first), len(second)) == (3, 2)
 
-    run(scenario, tmp_path)
 
-
-def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.first.open = {("stateful", 7)}
         await bench.first.hand_over()
         await bench.first.finish()
@@ -178,11 +157,9 @@ def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_p
         assert "sequence 7 of model 'stateful' was lost" in lost.errors[0][1]
         assert bench.first.fake.tickets == bench.second.fake.tickets == []
 
-    run(scenario, tmp_path)
 
-
-def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         engine = bench.front_ends[0]._engine
         assert engine is not None
         asked = asyncio.ensure_future(engine.ask("Services.explain", "m", ""))
@@ -194,11 +171,9 @@ def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
         assert await asked == {"name": "m"}
         await until(lambda: not bench.first.port.is_busy())
 
-    run(scenario, tmp_path)
 
-
-def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_both(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_both(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         engine = bench.front_ends[0]._engine
         assert engine is not None
         assert bench.first.fake.requests is not None
@@ -212,11 +187,11 @@ def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_bot
         assert [name for name, *_ in bench.first.fake.loads] == ["before"]
         assert [name for name, *_ in bench.second.fake.loads] == ["before", "meanwhile"]
 
-    run(scenario, tmp_path)
 
-
-def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_ends_where_they_are(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_ends_where_they_are(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path, is_strict=True) as bench:
         engine = bench.front_ends[0]._engine
         assert engine is not None
         assert bench.first.fake.requests is not None
@@ -232,11 +207,9 @@ def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_ends_whe
         await bench.answered(request())
         assert (len(bench.first.fake.tickets), len(bench.second.fake.tickets)) == (1, 0)
 
-    run(scenario, tmp_path, is_strict=True)
 
-
-def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         await bench.second.port.close()
         with pytest.raises(ServingError, match="the next engine has gone"):
             await bench.first.hand_over()
@@ -250,11 +223,9 @@ def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None
         assert sock is not None
         sock.close()
 
-    run(scenario, tmp_path)
 
-
-def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         await bench.first.hand_over()
         reasons: list[str] = []
         late = RemoteEngine(take=lambda *_: asyncio.sleep(0), ended=reasons.append)
@@ -276,13 +247,11 @@ def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_o
         assert reasons == []
         late.close()
 
-    run(scenario, tmp_path)
 
-
-def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
+async def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path):
         make, failures = socket.socket, [OSError(errno.EMFILE, "Too many open files")] * 2
 
         def limited(*arguments: int, **more: int) -> socket.socket:
@@ -295,11 +264,9 @@ def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
             (await engine_socket(tmp_path)).close()
         assert not failures
 
-    run(scenario, tmp_path)
 
-
-def test_requests_wait_where_the_next_engine_comes_later(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_requests_wait_where_the_next_engine_comes_later(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.first.fake.hold = True
         begun = bench.send(request())
         await until(lambda: bench.first.fake.tickets)
@@ -318,5 +285,3 @@ def test_requests_wait_where_the_next_engine_comes_later(tmp_path: Path) -> None
         assert isinstance(begun[0][0], InferResponse)
         assert isinstance(held[0][0], InferResponse)
         assert len(late.fake.tickets) == 1
-
-    run(scenario, tmp_path)

@@ -1,7 +1,8 @@
 """The models that a front end runs itself, over the offers of a real engine; both in this process."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,16 +107,14 @@ class Bench:
         await self.backends.aclose()
 
 
-def run(repository: Path, scenario: Callable[[Bench], Coroutine[object, object, None]]) -> None:
-    async def main() -> None:
-        bench = Bench(repository)
-        await bench.lifecycle.load_at_start(["*"])
-        try:
-            await scenario(bench)
-        finally:
-            await bench.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+@asynccontextmanager
+async def running(repository: Path) -> AsyncIterator[Bench]:
+    bench = Bench(repository)
+    await bench.lifecycle.load_at_start(["*"])
+    try:
+        yield bench
+    finally:
+        await bench.close()
 
 
 def executor_of(bench: Bench, model: str = "m") -> BlockingExecutor:
@@ -126,10 +125,10 @@ def executor_of(bench: Bench, model: str = "m") -> BlockingExecutor:
     return executor
 
 
-def test_a_copy_answers_at_once_by_name_and_by_version_and_the_engine_counts_it(tmp_path: Path) -> None:
+async def test_a_copy_answers_at_once_by_name_and_by_version_and_the_engine_counts_it(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         assert bench.infer(request()) is None
         await bench.follow()
 
@@ -149,13 +148,11 @@ def test_a_copy_answers_at_once_by_name_and_by_version_and_the_engine_counts_it(
         assert (counted.success.count, counted.fail.count, counted.execution_count) == (2, 1, 2)
         assert bench.passed_on == []
 
-    run(tmp_path, scenario)
 
-
-def test_a_request_with_a_trace_and_other_versions_are_left_to_the_engine(tmp_path: Path) -> None:
+async def test_a_request_with_a_trace_and_other_versions_are_left_to_the_engine(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         traced = request()
         traced.trace = object()  # type: ignore[assignment]
@@ -164,14 +161,12 @@ def test_a_request_with_a_trace_and_other_versions_are_left_to_the_engine(tmp_pa
 
         assert bench.infer(traced) is bench.infer(unknown) is bench.infer(request("other")) is None
 
-    run(tmp_path, scenario)
 
-
-def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path: Path) -> None:
+async def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path: Path) -> None:
     write_identity(tmp_path, choice=Choice.AUTO)
     write_identity(tmp_path, "held", choice=Choice.NO)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         runner = bench.engine.find("m")
         assert isinstance(runner, ModelRunner)
         assert bench.engine.offers.now() == {}
@@ -185,14 +180,12 @@ def test_an_automatic_model_is_offered_when_the_engine_has_measured_it(tmp_path:
         assert bench.infer(request()) is not None
         assert bench.infer(request("held")) is None
 
-    run(tmp_path, scenario)
 
-
-def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_with_it(tmp_path: Path) -> None:
+async def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_with_it(tmp_path: Path) -> None:
     write_identity(tmp_path)
     write_identity(tmp_path, "stays")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         bench.infer(request())
         bench.infer(request("stays"))
@@ -209,13 +202,11 @@ def test_what_is_unloaded_gets_no_further_request_and_its_last_counts_are_lost_w
         assert number in dict(bench.local.take_counts())
         assert bench.local.take_counts() == []
 
-    run(tmp_path, scenario)
 
-
-def test_a_model_that_is_loaded_again_is_another_copy(tmp_path: Path) -> None:
+async def test_a_model_that_is_loaded_again_is_another_copy(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         before = bench.local._routes["m", ""]
         write_identity(tmp_path, response_parameters="true")
@@ -229,14 +220,12 @@ def test_a_model_that_is_loaded_again_is_another_copy(tmp_path: Path) -> None:
         bench.count()
         assert await bench.successes() == {"m": 1}
 
-    run(tmp_path, scenario)
 
-
-def test_files_that_have_changed_since_the_engine_read_them_are_not_used(tmp_path: Path) -> None:
+async def test_files_that_have_changed_since_the_engine_read_them_are_not_used(tmp_path: Path) -> None:
     write_identity(tmp_path)
     (tmp_path / "m" / "1" / "weights").write_text("old")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         (tmp_path / "m" / "1" / "weights").write_text("newer")
         await bench.follow()
         assert bench.infer(request()) is None
@@ -245,15 +234,13 @@ def test_files_that_have_changed_since_the_engine_read_them_are_not_used(tmp_pat
         await bench.follow()
         assert bench.infer(request()) is not None
 
-    run(tmp_path, scenario)
 
-
-def test_a_copy_that_cannot_be_loaded_leaves_its_requests_to_the_engine(
+async def test_a_copy_that_cannot_be_loaded_leaves_its_requests_to_the_engine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         bench.local._backends._factories = {}
         await bench.follow()
         await bench.follow()
@@ -261,13 +248,11 @@ def test_a_copy_that_cannot_be_loaded_leaves_its_requests_to_the_engine(
         assert bench.infer(request()) is None
         assert caplog.text.count("model 'm' version 1 runs in the engine only: unable to find backend") == 1
 
-    run(tmp_path, scenario)
 
-
-def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path: Path) -> None:
+async def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         offers, configs = bench.engine.offers.now(), bench.engine.directory().configs
         bench.local.follow(offers, configs)
         loads = list(bench.local._loads.values())
@@ -277,14 +262,12 @@ def test_an_offer_that_is_withdrawn_while_it_is_loaded_is_not_taken_in(tmp_path:
         assert bench.local._copies == {}
         assert bench.infer(request()) is None
 
-    run(tmp_path, scenario)
 
-
-def test_a_number_that_the_next_engine_gives_to_another_model_is_loaded_for_that_one(tmp_path: Path) -> None:
+async def test_a_number_that_the_next_engine_gives_to_another_model_is_loaded_for_that_one(tmp_path: Path) -> None:
     write_identity(tmp_path, "before")
     write_identity(tmp_path, "after")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         offers, configs = bench.engine.offers.now(), bench.engine.directory().configs
         before, after = offers["before", ""], offers["after", ""]
         bench.local.follow({("before", ""): before}, configs)
@@ -297,18 +280,15 @@ def test_a_number_that_the_next_engine_gives_to_another_model_is_loaded_for_that
         assert bench.infer(request("after")) is not None
         assert bench.infer(request("before")) is None
 
-    run(tmp_path, scenario)
 
-
-def test_a_copy_that_has_become_slow_rests_and_then_tries_again(
+async def test_a_copy_that_has_become_slow_rests_and_then_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_identity(tmp_path)
     now = 10**12
     monkeypatch.setattr(local_models, "now_ns", lambda: now)
 
-    async def scenario(bench: Bench) -> None:
-        nonlocal now
+    async with running(tmp_path) as bench:
         await bench.follow()
         executor_of(bench).rule.in_place = False
         assert bench.infer(request()) is None
@@ -318,14 +298,14 @@ def test_a_copy_that_has_become_slow_rests_and_then_tries_again(
         assert bench.infer(request()) is not None
         assert executor_of(bench).rule.in_place
 
-    run(tmp_path, scenario)
 
-
-def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_process_has_requests(tmp_path: Path) -> None:
+async def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_process_has_requests(
+    tmp_path: Path,
+) -> None:
     write_identity(tmp_path / "models")
     processes = [Neighbours(tmp_path, number, 3, cores=2) for number in range(3)]
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path / "models") as bench:
         poll = BusyPoll(asyncio.get_running_loop(), 60 * 10**9, processes[1])
         bench.local._backends.busy_poll = poll
         await bench.follow()
@@ -341,13 +321,11 @@ def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_process
 
         assert not poll.worker_ns
 
-    run(tmp_path / "models", scenario)
 
-
-def test_a_process_does_not_poll_for_many_callers_of_a_copy(tmp_path: Path) -> None:
+async def test_a_process_does_not_poll_for_many_callers_of_a_copy(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         poll = BusyPoll(asyncio.get_running_loop(), 60 * 10**9)
         bench.local._backends.busy_poll = poll
         await bench.follow()
@@ -358,10 +336,8 @@ def test_a_process_does_not_poll_for_many_callers_of_a_copy(tmp_path: Path) -> N
 
         assert not poll.worker_ns
 
-    run(tmp_path, scenario)
 
-
-def test_an_ensemble_runs_here_when_all_of_its_steps_do(tmp_path: Path) -> None:
+async def test_an_ensemble_runs_here_when_all_of_its_steps_do(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_identity(tmp_path, name)
     write_identity(tmp_path, "far", choice=Choice.NO)
@@ -369,7 +345,7 @@ def test_an_ensemble_runs_here_when_all_of_its_steps_do(tmp_path: Path) -> None:
     write_ensemble(tmp_path, "outer", "inner", "a")
     write_ensemble(tmp_path, "mixed", "a", "far")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         assert bench.infer(request("mixed")) is None
         reason = bench.engine.offers.reason(bench.engine.find("mixed"))
@@ -387,14 +363,12 @@ def test_an_ensemble_runs_here_when_all_of_its_steps_do(tmp_path: Path) -> None:
         assert "step 'b'" in refused.message
         assert [sent.model_name for sent in bench.passed_on] == ["b"]
 
-    run(tmp_path, scenario)
 
-
-def test_an_ensemble_follows_a_step_that_is_loaded_again(tmp_path: Path) -> None:
+async def test_an_ensemble_follows_a_step_that_is_loaded_again(tmp_path: Path) -> None:
     write_identity(tmp_path, "a")
     write_ensemble(tmp_path, "e", "a", "a")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         bench.infer(request("e"))
         write_identity(tmp_path, "a", response_parameters="false")
@@ -404,13 +378,11 @@ def test_an_ensemble_follows_a_step_that_is_loaded_again(tmp_path: Path) -> None
         bench.count()
         assert await bench.successes() == {"a": 2, "e": 2}
 
-    run(tmp_path, scenario)
 
-
-def test_a_front_end_that_leaves_waits_for_its_requests_up_to_a_limit(tmp_path: Path) -> None:
+async def test_a_front_end_that_leaves_waits_for_its_requests_up_to_a_limit(tmp_path: Path) -> None:
     write_identity(tmp_path, execute_delay_ms="20")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         executor_of(bench).rule = FixedPlace(in_place=False)
         runner = bench.local._routes["m", ""].runner
@@ -425,13 +397,11 @@ def test_a_front_end_that_leaves_waits_for_its_requests_up_to_a_limit(tmp_path: 
         assert isinstance(answered[1], ServingError)
         assert answered[1].code is Code.UNAVAILABLE
 
-    run(tmp_path, scenario)
 
-
-def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+async def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Path) -> None:
     write_identity(tmp_path)
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.follow()
         bench.infer(request())
 
@@ -439,8 +409,6 @@ def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Path) -> 
 
         assert bench.local.take_counts() == []
         assert bench.infer(request()) is None
-
-    run(tmp_path, scenario)
 
 
 def test_the_package_of_a_backend_is_part_of_the_software(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

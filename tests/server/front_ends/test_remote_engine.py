@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,7 @@ NAMES = EventNames("RECV_START", "RECV_END", "SEND_START", "SEND_END")
 
 
 class FrontEndInMemory:
-    """A front end of the port.
-
-    Attributes:
-        engine: The engine as it sees it.
-        regions: The shared memory as it sees it.
-        told: What it was told.
-        ends: Why its connection ended.
-    """
+    """A front end of the port."""
 
     def __init__(self, port: EnginePort) -> None:
         self.told: list[tuple[str, list[object]]] = []
@@ -63,13 +56,11 @@ class FrontEndInMemory:
         self._port = port
 
     async def connect(self, port: EnginePort) -> frozenset[str]:
-        """Meet an engine and return the names of what it offers."""
         ours, theirs = socket.socketpair()
         port.connect(theirs)
         return await self.engine.connect(ours)
 
     async def services(self) -> Services:
-        """Meet the engine and return what it offers."""
         return services_of(self.engine, await self.connect(self._port), self.regions, None)
 
     async def _take(self, change: str, arguments: list[object]) -> object:
@@ -87,10 +78,10 @@ class FrontEndInMemory:
 class Bench:
     """An engine with front ends. Use it as an asynchronous context manager."""
 
-    def __init__(self, folder: Path, services: Services, front_ends: int) -> None:
+    def __init__(self, folder: Path, services: Services | None = None, front_ends: int = 1) -> None:
         self.fake = ServedFake()
         self.port = EnginePort(folder)
-        self._services = services
+        self._services = services or Services()
         self._count = front_ends
 
     async def __aenter__(self) -> "Bench":
@@ -110,7 +101,6 @@ class Bench:
         return self.front_ends[0].engine
 
     async def answered(self, sent: InferRequest) -> "Replies":
-        """Return the outcomes of a request that gets one."""
         replies = Replies()
         self.engine.infer(sent, replies)
         await self.until(lambda: replies)
@@ -122,38 +112,22 @@ class Bench:
             await asyncio.sleep(0)
 
 
-def run(
-    scenario: Callable[[Bench], Coroutine[object, object, None]],
-    folder: Path,
-    services: Services | None = None,
-    front_ends: int = 1,
-) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), Bench(folder, services or Services(), front_ends) as bench:
-            await scenario(bench)
-
-    asyncio.run(main())
-
-
 def request(model: str = "identity", size: int = 16) -> InferRequest:
     return InferRequest(model, {"INPUT0": Tensor("INPUT0", DataType.FP32, np.arange(size, dtype="<f4"))}, id="r")
 
 
 class Replies(list[tuple[Outcome, bool]]):
-    """The outcomes of a request."""
-
     def __call__(self, outcome: Outcome, final: bool) -> None:
         self.append((outcome, final))
 
     @property
     def errors(self) -> list[tuple[Code, str]]:
-        """Codes and messages."""
         return [(outcome.code, outcome.message) for outcome, _ in self if isinstance(outcome, ServingError)]
 
 
 @pytest.mark.parametrize("size", [16, 100_000], ids=["inline", "in shared memory"])
-def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size: int) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size: int) -> None:
+    async with Bench(tmp_path) as bench:
         for _ in range(20):
             ((outcome, final),) = await bench.answered(request(size=size))
             assert isinstance(outcome, InferResponse)
@@ -163,13 +137,11 @@ def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size
             del outcome
         assert await bench.engine.drained(0)
 
-    run(scenario, tmp_path)
 
-
-def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(tmp_path: Path) -> None:
+async def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(tmp_path: Path) -> None:
     size = 30_000 * 4
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         lend = bench.services[0].lend
         assert lend is not None
         places: set[int] = set()
@@ -192,11 +164,9 @@ def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(tmp_
             del body, inputs, tensor, outcome, back
         assert len(places) < 10
 
-    run(scenario, tmp_path)
 
-
-def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         body = bench.engine.lend(400_000)
         assert body is not None
         array = np.ndarray((100_000,), "<f4", body)
@@ -212,11 +182,9 @@ def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(tmp
         assert isinstance(outcome, InferResponse)
         assert outcome.outputs[0].array.sum() == 300_000
 
-    run(scenario, tmp_path)
 
-
-def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         own, other = (Neighbours(tmp_path, number, 3, cores=2) for number in (1, 2))
         bench.engine.neighbours = own
         begin_ns = now_ns()
@@ -227,10 +195,10 @@ def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path) 
         assert not other.leave_a_core(begin_ns)
         assert other.leave_a_core(now_ns() + AWAKE_NS + 1)
 
-    run(scenario, tmp_path)
 
-
-def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_comes_together_travels_in_one_message_each_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds: list[object] = []
     send = ChannelEnd.send
 
@@ -238,7 +206,7 @@ def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, mon
         kinds.append(header[0])
         send(self, header, *args, **kwargs)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         monkeypatch.setattr(ChannelEnd, "send", counted)
         replies = Replies()
         for _ in range(16):
@@ -249,10 +217,8 @@ def test_what_comes_together_travels_in_one_message_each_way(tmp_path: Path, mon
         assert all(isinstance(outcome, InferResponse) and final for outcome, final in replies)
         assert await bench.engine.drained(0)
 
-    run(scenario, tmp_path)
 
-
-def test_requests_that_run_at_once_are_answered_without_a_ticket(
+async def test_requests_that_run_at_once_are_answered_without_a_ticket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -263,7 +229,7 @@ def test_requests_that_run_at_once_are_answered_without_a_ticket(
 
     monkeypatch.setattr(ServedFake, "infer_together", first_two)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         replies = [Replies() for _ in range(6)]
         for each in replies:
             bench.engine.infer(request(), each)
@@ -274,11 +240,9 @@ def test_requests_that_run_at_once_are_answered_without_a_ticket(
         assert [len(each) for each in replies] == [1] * 6
         assert len(bench.fake.tickets) == 2
 
-    run(scenario, tmp_path)
 
-
-def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         replies = Replies()
         asked = [request(), request(), request(size=100_000), request(), part("identity", SEQUENCE_START), request()]
@@ -290,11 +254,9 @@ def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
 
         assert [ticket.request.id for ticket in bench.fake.tickets] == [each.id for each in asked]
 
-    run(scenario, tmp_path)
 
-
-def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         responses = [InferResponse("identity", "1", str(n), []) for n in range(3)]
         bench.fake.outcomes.append([*((response, False) for response in responses), (None, True)])
         replies = Replies()
@@ -304,11 +266,9 @@ def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(tmp_path:
         assert [outcome.id for outcome, _ in replies if isinstance(outcome, InferResponse)] == ["0", "1", "2"]
         assert replies[-1] == (None, True)
 
-    run(scenario, tmp_path)
 
-
-def test_a_cancelled_request_is_dropped_by_the_engine(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_cancelled_request_is_dropped_by_the_engine(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         replies = Replies()
         ticket = bench.engine.infer(request(), replies)
@@ -322,11 +282,9 @@ def test_a_cancelled_request_is_dropped_by_the_engine(tmp_path: Path) -> None:
         assert bench.fake.tickets[0].cancelled
         assert bench.fake.tickets[0].late_cancels == 0
 
-    run(scenario, tmp_path)
 
-
-def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path: Path) -> None:
+    async with Bench(tmp_path, front_ends=2) as bench:
         bench.fake.hold = True
         going, staying = Replies(), Replies()
         bench.front_ends[0].engine.infer(request(), going)
@@ -341,8 +299,6 @@ def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path:
 
         assert not going
         assert isinstance(staying[0][0], InferResponse)
-
-    run(scenario, tmp_path, front_ends=2)
 
 
 class SecondEngine:
@@ -360,8 +316,10 @@ class SecondEngine:
         await self.port.close()
 
 
-def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_the_next_one(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         running, cancelled, late = Replies(), Replies(), Replies()
         bench.engine.infer(request(), running)
@@ -390,11 +348,9 @@ def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_th
         assert not cancelled
         assert len(second.fake.tickets) == 1
 
-    run(scenario, tmp_path)
 
-
-def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         await bench.port.close()
         await bench.until(lambda: bench.engine.held.is_away)
         async with SecondEngine(tmp_path) as second:
@@ -406,13 +362,11 @@ def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path:
             with pytest.raises(ServingError, match="'identity'"):
                 bench.engine.model_config("identity")
 
-    run(scenario, tmp_path)
 
-
-def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leaves(
+async def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         await bench.port.close()
         await bench.until(lambda: bench.engine.held.is_away)
         first, second, third = Replies(), Replies(), Replies()
@@ -428,11 +382,9 @@ def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leave
         assert "Server is stopping" in third.errors[0][1]
         assert await bench.engine.drained(0.0)
 
-    run(scenario, tmp_path)
 
-
-def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         stateful = replace(identity_config(), name="stateful", sequence_batching=SequenceBatching())
         bench.fake.models["stateful"] = stateful
         bench.fake.changed()
@@ -452,8 +404,6 @@ def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> No
         assert lost.errors[0][1].startswith("sequence 7 of model 'stateful' was lost")
         assert stateless.errors == again.errors == []
 
-    run(scenario, tmp_path)
-
 
 def part(model: str, flags: int) -> InferRequest:
     """Return a request of sequence 7."""
@@ -469,10 +419,12 @@ def test_the_size_of_a_request_is_that_of_its_elements() -> None:
     assert size_of(asked) == 5 + 12
 
 
-def test_more_requests_than_the_limit_are_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_requests_than_the_limit_are_refused_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote_engine, "IN_FLIGHT_MAX", 1)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         first, second = Replies(), Replies()
         bench.engine.infer(request(), first)
@@ -484,11 +436,9 @@ def test_more_requests_than_the_limit_are_refused_with_a_hint(tmp_path: Path, mo
         assert (error.code, error.hint != "") == (Code.UNAVAILABLE, True)
         assert not first
 
-    run(scenario, tmp_path)
 
-
-def test_what_cannot_be_sent_fails_only_its_own_request(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_what_cannot_be_sent_fails_only_its_own_request(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         odd = request()
         odd.parameters["odd"] = object()  # type: ignore[assignment]
         refused, broken, fine = Replies(), Replies(), Replies()
@@ -501,11 +451,9 @@ def test_what_cannot_be_sent_fails_only_its_own_request(tmp_path: Path) -> None:
         assert [code for code, _ in (*refused.errors, *broken.errors)] == [Code.INTERNAL, Code.INTERNAL]
         assert isinstance(fine[0][0], InferResponse)
 
-    run(scenario, tmp_path)
 
-
-def test_models_are_known_without_asking_and_changes_before_they_are_answered(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_models_are_known_without_asking_and_changes_before_they_are_answered(tmp_path: Path) -> None:
+    async with Bench(tmp_path, front_ends=2) as bench:
         assert bench.engine.model_config("identity") == identity_config()
         assert bench.engine.model_metadata("identity") == bench.fake.model_metadata("identity")
         with pytest.raises(ServingError, match="'new' is not found"):
@@ -522,25 +470,21 @@ def test_models_are_known_without_asking_and_changes_before_they_are_answered(tm
         with pytest.raises(ServingError, match="'new' is not found"):
             bench.engine.model_config("new")
 
-    run(scenario, tmp_path, front_ends=2)
 
-
-def test_a_load_that_fails_is_refused_with_its_own_error(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_load_that_fails_is_refused_with_its_own_error(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.control_error = invalid("no such backend", hint="install it")
         with pytest.raises(ServingError, match=r"no such backend \(hint: install it\)") as caught:
             await bench.engine.load_model("m")
         assert caught.value.code is Code.INVALID_ARG
 
-    run(scenario, tmp_path)
 
-
-def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
+async def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_port, "COLLECT_S", 0.05)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path) as bench:
         offers = {("identity", version): Offer(1, 1, "identity") for version in ("", "1")}
         bench.fake.offered = offers
         later = FrontEndInMemory(bench.port)
@@ -550,11 +494,9 @@ def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
         await bench.until(lambda: bench.engine.state.offers == offers)
         later.engine.close()
 
-    run(scenario, tmp_path)
 
-
-def test_readiness_follows_the_engine(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_readiness_follows_the_engine(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         assert (bench.engine.is_live(), bench.engine.is_ready(), bench.engine.is_exiting()) == (True, True, False)
 
         bench.fake.ready, bench.fake.exiting = False, True
@@ -563,14 +505,12 @@ def test_readiness_follows_the_engine(tmp_path: Path) -> None:
 
         assert not bench.engine.is_ready()
 
-    run(scenario, tmp_path)
 
-
-def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
+async def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
     async def document(name: str, version: str) -> dict[str, object]:
         return {"model": [name, version]}
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, Services(explain=document)) as bench:
         bench.fake.statistics = [ModelStatistics("identity", "1", success=Duration(3, 4))]
         (services,) = bench.services
 
@@ -583,11 +523,9 @@ def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
         assert await services.explain("m", "2") == {"model": ["m", "2"]}
         assert (services.rate_limits, services.sequences, services.demand, services.tracing) == (None,) * 4
 
-    run(scenario, tmp_path, Services(explain=document))
 
-
-def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         before, after = Replies(), Replies()
         bench.engine.infer(request(), before)
@@ -602,11 +540,9 @@ def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(tmp_path:
         assert await waiting
         assert isinstance(before[0][0], InferResponse)
 
-    run(scenario, tmp_path)
 
-
-def test_what_is_not_answered_at_the_exit_timeout_fails(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_what_is_not_answered_at_the_exit_timeout_fails(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         bench.fake.hold = True
         replies = Replies()
         bench.engine.infer(request(), replies)
@@ -614,14 +550,9 @@ def test_what_is_not_answered_at_the_exit_timeout_fails(tmp_path: Path) -> None:
         assert not await bench.engine.drained(0)
         assert "exit timeout expired" in replies.errors[0][1]
 
-    run(scenario, tmp_path)
-
 
 class Block:
-    """Memory of a client."""
-
     def view(self, offset: int, byte_size: int) -> memoryview:
-        """Return nothing but zeros."""
         return memoryview(bytes(byte_size))
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -646,10 +577,10 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("blocks")
-def test_a_region_is_registered_with_all_front_ends_or_none(tmp_path: Path) -> None:
+async def test_a_region_is_registered_with_all_front_ends_or_none(tmp_path: Path) -> None:
     registry = RegionRegistry(2**20)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, Services(regions=registry), front_ends=2) as bench:
         first, second = bench.front_ends
         await first.regions.register_system(REGION)
         assert first.regions.system() == second.regions.system() == registry.system() == [REGION]
@@ -665,14 +596,12 @@ def test_a_region_is_registered_with_all_front_ends_or_none(tmp_path: Path) -> N
             await first.regions.register_system(REGION)
         assert first.regions.system() == registry.system() == []
 
-    run(scenario, tmp_path, Services(regions=registry), front_ends=2)
-
 
 @pytest.mark.usefixtures("blocks")
-def test_a_new_front_end_gets_the_regions(tmp_path: Path) -> None:
+async def test_a_new_front_end_gets_the_regions(tmp_path: Path) -> None:
     registry = RegionRegistry(2**20)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, Services(regions=registry)) as bench:
         await bench.front_ends[0].regions.register_system(REGION)
         new = FrontEndInMemory(bench.port)
         await new.services()
@@ -680,13 +609,11 @@ def test_a_new_front_end_gets_the_regions(tmp_path: Path) -> None:
         assert new.regions.system() == [REGION]
         new.engine.close()
 
-    run(scenario, tmp_path, Services(regions=registry))
 
-
-def test_a_trace_has_the_events_of_both_processes(tmp_path: Path) -> None:
+async def test_a_trace_has_the_events_of_both_processes(tmp_path: Path) -> None:
     tracing = TracingService(TraceOptions(file=str(tmp_path / "trace"), level=TraceLevel.TIMESTAMPS, rate=1))
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, Services(tracing=tracing)) as bench:
         (services,) = bench.services
         assert services.tracer is not None
         sent, replies = request(), Replies()
@@ -707,13 +634,11 @@ def test_a_trace_has_the_events_of_both_processes(tmp_path: Path) -> None:
         assert services.tracer.sampler is None
         assert (await services.tracer.settings())["trace_level"] == ["OFF"]
         await tracing.aclose()
-
-    run(scenario, tmp_path, Services(tracing=tracing))
     assert "RECV_START" in (tmp_path / "trace").read_text()
 
 
-def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         ours, theirs = socket.socketpair()
         bench.port.connect(theirs)
         ours.setblocking(False)
@@ -726,43 +651,35 @@ def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
         await bench.until(lambda: replies)
         assert isinstance(replies[0][0], InferResponse)
 
-    run(scenario, tmp_path)
 
-
-def test_a_front_end_without_models_of_its_own_has_counted_nothing(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_front_end_without_models_of_its_own_has_counted_nothing(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
         (peer,) = bench.port._peers
         await peer.collect()
 
         assert "counts" not in [change for change, _ in bench.front_ends[0].told]
 
-    run(scenario, tmp_path)
 
-
-def test_what_front_ends_have_taken_in_is_shown_by_front_end(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_what_front_ends_have_taken_in_is_shown_by_front_end(tmp_path: Path) -> None:
+    async with Bench(tmp_path, front_ends=2) as bench:
         found = [Traffic("front_end_2", "http", 1, 3, 9), Traffic("front_end_1", "grpc", 0, 2, 5)]
         for front_end, traffic in zip(bench.front_ends, found, strict=True):
             front_end.traffic = [traffic]
 
         assert await bench.port.collect() == found[::-1]
 
-    run(scenario, tmp_path, front_ends=2)
 
-
-def test_a_front_end_that_does_not_say_what_it_has_taken_in_is_left_out(
+async def test_a_front_end_that_does_not_say_what_it_has_taken_in_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_port, "COLLECT_S_MAX", 0.05)
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, front_ends=3) as bench:
         slow, refusing, _ = bench.front_ends
         slow.delay_s = 5.0
         refusing.refusal = invalid("no")
 
         assert await bench.port.collect() == [TRAFFIC]
-
-    run(scenario, tmp_path, front_ends=3)
 
 
 class CountedLoad:
@@ -781,13 +698,13 @@ class CountedLoad:
         return self.latest()
 
 
-def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is_wanted(
+async def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [now_ns()]
     monkeypatch.setattr(link, "now_ns", lambda: clock[0])
 
-    async def scenario(bench: Bench) -> None:
+    async with Bench(tmp_path, Services(load=CountedLoad())) as bench:
         load = bench.services[0].load
         assert load is not None
         await bench.answered(request())
@@ -803,5 +720,3 @@ def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is_wante
         clock[0] += LOAD_WANTED_NS
         await bench.answered(request())
         assert load.latest() == {"count": 2}
-
-    run(scenario, tmp_path, Services(load=CountedLoad()))

@@ -15,13 +15,10 @@ from charonia.server.options import ServerOptions
 
 
 class Guard:
-    """A guard with an engine that is this process."""
-
     def __init__(self, *, may_upgrade: bool) -> None:
         self.may_upgrade = may_upgrade
 
     def pid(self) -> int:
-        """Return the number of the engine."""
         return os.getpid()
 
 

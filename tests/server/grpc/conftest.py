@@ -1,21 +1,18 @@
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.grpc_memory import MemoryClient
-from tests.support.idle_time import IdleTimeLoop
 from tests.support.linked_engine import ServedFake, linked
 
 from charonia.config.model import ModelConfig
 from charonia.server.access_log import AccessLog
 from charonia.server.facade import Engine
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
-
-TEST_TIMEOUT_S = 10_000.0
 
 LINK_ROUNDS = 24
 """Rounds of the event loop in which a request goes over a link and its answer comes back, and some more."""
@@ -42,8 +39,7 @@ class Bench:
             await asyncio.sleep(0)
 
 
-Scenario = Callable[[Bench], Coroutine[Any, Any, None]]
-Play = Callable[..., None]
+Play = Callable[..., AbstractAsyncContextManager[Bench]]
 
 
 @pytest.fixture
@@ -54,18 +50,15 @@ def is_linked() -> bool:
 
 @pytest.fixture
 def play(is_linked: bool, tmp_path: Path) -> Play:
-    """Run a scenario with a front end on an event loop of its own."""
+    """Return what makes a front end with these limits and this access log, as an asynchronous context manager."""
 
-    def run(scenario: Scenario, limits: GrpcLimits | None = None, log: StringIO | None = None) -> None:
-        async def main() -> None:
-            engine = ServedFake()
-            async with AsyncExitStack() as stack:
-                seen = await stack.enter_async_context(linked(engine, tmp_path)) if is_linked else engine
-                bench = Bench(seen, engine, limits, log)
-                await asyncio.wait_for(scenario(bench), TEST_TIMEOUT_S)
-                await bench.frontend.close()
+    @asynccontextmanager
+    async def playing(limits: GrpcLimits | None = None, log: StringIO | None = None) -> AsyncIterator[Bench]:
+        engine = ServedFake()
+        async with AsyncExitStack() as stack:
+            seen = await stack.enter_async_context(linked(engine, tmp_path)) if is_linked else engine
+            bench = Bench(seen, engine, limits, log)
+            yield bench
+            await bench.frontend.close()
 
-        with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
-            runner.run(main())
-
-    return run
+    return playing

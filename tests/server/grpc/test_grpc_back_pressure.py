@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryClient, MemoryResponse, frame, request_headers
+from tests.support.idle_time import IdleTimeLoop
 from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.frontend import GrpcLimits
@@ -17,6 +18,8 @@ LIMITS = GrpcLimits(unary_unsent_bytes_max=1000)
 COUNT = 30
 IN_FLIGHT = 9
 """Requests that fit: each answer is larger than 100 bytes, and one more goes beyond the limit."""
+
+new_loop = IdleTimeLoop
 
 
 def infer_message(id: str = "", values: int = 32) -> bytes:
@@ -51,8 +54,8 @@ def statuses(client: MemoryClient, streams: list[int]) -> set[int | None]:
     return {client.responses[stream_id].status for stream_id in streams}
 
 
-def test_a_client_that_takes_no_answers_has_its_next_calls_wait_until_it_does(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_takes_no_answers_has_its_next_calls_wait_until_it_does(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         streams = ask(client)
         await client.settle()
@@ -63,11 +66,9 @@ def test_a_client_that_takes_no_answers_has_its_next_calls_wait_until_it_does(pl
         ids = [ticket.request.id for ticket in bench.engine.tickets]
         assert ids == [str(number) for number in range(COUNT)]
 
-    play(scenario, LIMITS)
 
-
-def test_as_many_calls_begin_as_there_is_room_for(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_as_many_calls_begin_as_there_is_room_for(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         streams = ask(client)
         before = len(bench.engine.tickets)
@@ -77,11 +78,9 @@ def test_as_many_calls_begin_as_there_is_room_for(play: Any) -> None:
 
         assert before < len(bench.engine.tickets) <= before + 3
 
-    play(scenario, LIMITS)
 
-
-def test_calls_that_all_came_in_one_piece_wait_too(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_calls_that_all_came_in_one_piece_wait_too(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         data = b""
         for number in range(COUNT):
@@ -96,11 +95,9 @@ def test_calls_that_all_came_in_one_piece_wait_too(play: Any) -> None:
 
         assert statuses(client, list(client.responses)) == {Status.OK}
 
-    play(scenario, LIMITS)
 
-
-def test_answers_that_the_client_does_not_want_any_more_make_room(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_answers_that_the_client_does_not_want_any_more_make_room(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         streams = ask(client)
         before = len(bench.engine.tickets)
@@ -111,11 +108,9 @@ def test_answers_that_the_client_does_not_want_any_more_make_room(play: Any) -> 
 
         assert len(bench.engine.tickets) == 2 * before
 
-    play(scenario, LIMITS)
 
-
-def test_a_deadline_holds_for_a_call_that_waits(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_deadline_holds_for_a_call_that_waits(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         ask(client)
         before = len(bench.engine.tickets)
@@ -128,11 +123,9 @@ def test_a_deadline_holds_for_a_call_that_waits(play: Any) -> None:
         assert len(bench.engine.tickets) > before
         assert "late" not in [ticket.request.id for ticket in bench.engine.tickets]
 
-    play(scenario, LIMITS)
 
-
-def test_what_a_waiting_call_has_sent_does_not_use_up_the_window_when_it_is_cancelled(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_what_a_waiting_call_has_sent_does_not_use_up_the_window_when_it_is_cancelled(play: Any) -> None:
+    async with play(GrpcLimits(unary_unsent_bytes_max=1000, connection_window_bytes=65_535)) as bench:
         client = reluctant(bench)
         ask(client)
         for _ in range(40):
@@ -144,11 +137,9 @@ def test_what_a_waiting_call_has_sent_does_not_use_up_the_window_when_it_is_canc
         assert client.http2.remote_window_size > 16_000
         assert len(bench.engine.tickets) == COUNT
 
-    play(scenario, GrpcLimits(unary_unsent_bytes_max=1000, connection_window_bytes=65_535))
 
-
-def test_a_waiting_request_that_is_larger_than_the_window_comes_through(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_waiting_request_that_is_larger_than_the_window_comes_through(play: Any) -> None:
+    async with play(GrpcLimits(unary_unsent_bytes_max=1000, stream_window_bytes=4096)) as bench:
         client = reluctant(bench)
         ask(client)
         large = client.start("ModelInfer", infer_message("large", values=5000))
@@ -158,12 +149,10 @@ def test_a_waiting_request_that_is_larger_than_the_window_comes_through(play: An
 
         assert client.responses[large].status == Status.OK
 
-    play(scenario, GrpcLimits(unary_unsent_bytes_max=1000, stream_window_bytes=4096))
-
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_a_stream_that_is_not_read_makes_no_other_call_wait(play: Any, has_ended: bool) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_stream_that_is_not_read_makes_no_other_call_wait(play: Any, has_ended: bool) -> None:
+    async with play(LIMITS) as bench:
         client = bench.client({INITIAL_WINDOW_SIZE: 1000}, opens_window=False)
         stream_id = client.start("ModelStreamInfer")
         client.http2.send_data(stream_id, frame(infer_message()) * COUNT, end_stream=has_ended)
@@ -176,11 +165,9 @@ def test_a_stream_that_is_not_read_makes_no_other_call_wait(play: Any, has_ended
         assert {answer.status for answer in answers} == {Status.OK}
         assert client.responses[stream_id].status is None
 
-    play(scenario, LIMITS)
 
-
-def test_a_stream_goes_on_while_calls_wait(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_stream_goes_on_while_calls_wait(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         ask(client)
         bench.engine.tickets.clear()
@@ -189,11 +176,9 @@ def test_a_stream_goes_on_while_calls_wait(play: Any) -> None:
 
         assert [ticket.request.id for ticket in bench.engine.tickets] == ["streamed"]
 
-    play(scenario, LIMITS)
 
-
-def test_when_the_server_stops_calls_that_wait_are_told_so(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_when_the_server_stops_calls_that_wait_are_told_so(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         streams = ask(client)
         before = len(bench.engine.tickets)
@@ -205,11 +190,9 @@ def test_when_the_server_stops_calls_that_wait_are_told_so(play: Any) -> None:
 
         assert statuses(client, streams[:before]) == {Status.OK}
 
-    play(scenario, LIMITS)
 
-
-def test_a_fault_in_a_call_that_waited_hurts_no_other(play: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_fault_in_a_call_that_waited_hurts_no_other(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         streams = ask(client)
         infer = bench.engine.infer
@@ -224,13 +207,11 @@ def test_a_fault_in_a_call_that_waited_hurts_no_other(play: Any, caplog: pytest.
 
         assert client.responses[streams.pop(20)].status == Status.INTERNAL
         assert statuses(client, streams) == {Status.OK}
-
-    play(scenario, LIMITS)
     assert "boom" in caplog.text
 
 
-def test_a_client_that_leaves_takes_its_waiting_calls_with_it(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_leaves_takes_its_waiting_calls_with_it(play: Any) -> None:
+    async with play(LIMITS) as bench:
         client = reluctant(bench)
         ask(client)
         before = len(bench.engine.tickets)
@@ -238,5 +219,3 @@ def test_a_client_that_leaves_takes_its_waiting_calls_with_it(play: Any) -> None
         await asyncio.sleep(0.1)
 
         assert len(bench.engine.tickets) == before
-
-    play(scenario, LIMITS)

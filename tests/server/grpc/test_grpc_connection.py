@@ -7,6 +7,7 @@ from typing import Any
 import ngh2
 import pytest
 from tests.support.grpc_memory import MemoryResponse, MemoryTransport, frame, request_headers
+from tests.support.idle_time import IdleTimeLoop
 from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.connection import EVENTS_AT_ONCE, EVENTS_PER_ROUND, PIECE_BYTES_MIN
@@ -18,6 +19,8 @@ from charonia.wire.grpc_status import Status
 ENHANCE_YOUR_CALM = 11
 INFER = b"\x0a\x08identity"  # a ModelInferRequest with no more than a model name
 SETTINGS_FRAME = b"\0\0\0\4\0\0\0\0\0"
+
+new_loop = IdleTimeLoop
 
 
 def raw_connection(bench: Any) -> tuple[Any, MemoryTransport]:
@@ -37,8 +40,8 @@ def goaway_code(data: bytes) -> int:
 @pytest.mark.parametrize(
     "request_line", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"hello"]
 )
-def test_a_client_that_speaks_something_else_is_told_and_closed(play: Any, request_line: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_speaks_something_else_is_told_and_closed(play: Any, request_line: bytes) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         protocol.data_received(request_line)
 
@@ -48,19 +51,15 @@ def test_a_client_that_speaks_something_else_is_told_and_closed(play: Any, reque
         assert f"content-length: {len(body)}".encode() in head
         assert transport.is_closed
 
-    play(scenario)
 
-
-def test_a_preface_in_pieces_is_understood(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_preface_in_pieces_is_understood(play: Any) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         for byte in PREFACE + SETTINGS_FRAME:
             protocol.data_received(bytes((byte,)))
 
         assert not transport.is_closed
         assert transport.take()
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +72,8 @@ def test_a_preface_in_pieces_is_understood(play: Any) -> None:
     ],
     ids=["data of no stream", "headers that cannot be read", "a flood of settings", "a flood of pings"],
 )
-def test_a_violation_ends_the_connection_with_its_reason(play: Any, data: bytes, code: int) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_violation_ends_the_connection_with_its_reason(play: Any, data: bytes, code: int) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         protocol.data_received(data)
         while not transport.is_closed:
@@ -82,11 +81,9 @@ def test_a_violation_ends_the_connection_with_its_reason(play: Any, data: bytes,
 
         assert goaway_code(transport.take()) == code
 
-    play(scenario)
 
-
-def test_what_follows_a_violation_is_not_looked_at(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_what_follows_a_violation_is_not_looked_at(play: Any) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         protocol.data_received(b"nonsense")
         transport.take()
@@ -94,11 +91,9 @@ def test_what_follows_a_violation_is_not_looked_at(play: Any) -> None:
 
         assert transport.take() == b""
 
-    play(scenario)
 
-
-def test_a_violation_cancels_what_is_in_flight(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_violation_cancels_what_is_in_flight(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         client.start("ModelInfer", INFER)
@@ -106,8 +101,6 @@ def test_a_violation_cancels_what_is_in_flight(play: Any) -> None:
         await client.settle()
 
         assert bench.engine.tickets[0].cancelled
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +111,8 @@ def test_a_violation_cancels_what_is_in_flight(play: Any) -> None:
         ({b"content-type": None}, b"415"),
     ],
 )
-def test_a_request_that_is_no_call_gets_an_http_status(play: Any, changes: Any, status: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_request_that_is_no_call_gets_an_http_status(play: Any, changes: Any, status: bytes) -> None:
+    async with play() as bench:
         client = bench.client()
         headers = {**dict(request_headers("ServerLive")), **changes}
         stream_id = client.http2.send_request([(n, v) for n, v in headers.items() if v is not None])
@@ -130,11 +123,9 @@ def test_a_request_that_is_no_call_gets_an_http_status(play: Any, changes: Any, 
         assert (response.headers[b":status"], response.reset_code) == (status, 0)
         assert (await client.call("ServerLive")).status == Status.OK
 
-    play(scenario)
 
-
-def test_headers_over_the_limit_are_refused_and_the_connection_lives(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_headers_over_the_limit_are_refused_and_the_connection_lives(play: Any) -> None:
+    async with play(GrpcLimits(header_list_bytes_max=2000)) as bench:
         client = bench.client()
         response = await client.call("ServerLive", b"", (b"x-large", b"v" * 2000))
 
@@ -142,22 +133,18 @@ def test_headers_over_the_limit_are_refused_and_the_connection_lives(play: Any) 
         assert "at most 2000 bytes" in response.message
         assert (await client.call("ServerLive")).status == Status.OK
 
-    play(scenario, GrpcLimits(header_list_bytes_max=2000))
 
-
-def test_headers_far_over_the_limit_end_the_connection(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_headers_far_over_the_limit_end_the_connection(play: Any) -> None:
+    async with play(GrpcLimits(header_list_bytes_max=2000)) as bench:
         client = bench.client()
         client.start("ServerLive", b"", *((b"x-%d" % number, b"v" * 1000) for number in range(10)))
 
         assert client.goaways == [(ENHANCE_YOUR_CALM, b"")]
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(header_list_bytes_max=2000))
 
-
-def test_streams_beyond_the_limit_are_refused_one_by_one(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_streams_beyond_the_limit_are_refused_one_by_one(play: Any) -> None:
+    async with play(GrpcLimits(streams_max=2)) as bench:
         protocol, transport = raw_connection(bench)
         client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(peer_max_concurrent_streams=10))
         client.initiate_connection()
@@ -168,11 +155,9 @@ def test_streams_beyond_the_limit_are_refused_one_by_one(play: Any) -> None:
         resets = [event for event in client.events() if isinstance(event, ngh2.StreamReset)]
         assert [(event.stream_id, event.error_code) for event in resets] == [(streams[2], 7)]
 
-    play(scenario, GrpcLimits(streams_max=2))
 
-
-def test_a_client_that_cancels_too_much_is_sent_away(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_cancels_too_much_is_sent_away(play: Any) -> None:
+    async with play(GrpcLimits(resets_burst=10, resets_per_s=0)) as bench:
         client = bench.client()
         for _ in range(10):
             stream_id = client.start("ModelStreamInfer")
@@ -186,11 +171,9 @@ def test_a_client_that_cancels_too_much_is_sent_away(play: Any) -> None:
         assert client.goaways == [(ENHANCE_YOUR_CALM, b"too_many_resets")]
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(resets_burst=10, resets_per_s=0))
 
-
-def test_a_client_that_pings_too_much_is_sent_away(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_pings_too_much_is_sent_away(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         for _ in range(3):
             client.http2.ping()
@@ -202,11 +185,9 @@ def test_a_client_that_pings_too_much_is_sent_away(play: Any) -> None:
         assert client.goaways == [(ENHANCE_YOUR_CALM, b"too_many_pings")]
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_pings_between_answers_are_no_strikes(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_pings_between_answers_are_no_strikes(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         for _ in range(10):
             client.http2.ping()
@@ -215,12 +196,10 @@ def test_pings_between_answers_are_no_strikes(play: Any) -> None:
 
         assert client.goaways == []
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("sent", [b"", PREFACE[:5], PREFACE, PREFACE + SETTINGS_FRAME[:4]])
-def test_a_connection_without_a_whole_handshake_is_closed(play: Any, sent: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_without_a_whole_handshake_is_closed(play: Any, sent: bytes) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         if sent:
             protocol.data_received(sent)
@@ -229,8 +208,6 @@ def test_a_connection_without_a_whole_handshake_is_closed(play: Any, sent: bytes
         await asyncio.sleep(3)
 
         assert transport.is_closed
-
-    play(scenario)
 
 
 HEADERS = b"\x00\x00\x40\x01\x04\x00\x00\x00\x01"
@@ -242,8 +219,8 @@ HEADERS = b"\x00\x00\x40\x01\x04\x00\x00\x00\x01"
     [HEADERS[:4], HEADERS, HEADERS + b"\x82" * 20, HEADERS.replace(b"\x40\x01\x04", b"\x01\x01\x00") + b"\x82"],
     ids=["half a head", "a head", "half of the headers", "headers that continue"],
 )
-def test_half_of_a_frame_is_not_waited_for(play: Any, sent: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_half_of_a_frame_is_not_waited_for(play: Any, sent: bytes) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         protocol.data_received(PREFACE + SETTINGS_FRAME)
         protocol.data_received(sent)
@@ -253,11 +230,9 @@ def test_half_of_a_frame_is_not_waited_for(play: Any, sent: bytes) -> None:
 
         assert transport.is_closed
 
-    play(scenario)
 
-
-def test_bytes_that_come_one_by_one_do_not_extend_the_time_for_headers(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_bytes_that_come_one_by_one_do_not_extend_the_time_for_headers(play: Any) -> None:
+    async with play() as bench:
         protocol, transport = raw_connection(bench)
         protocol.data_received(PREFACE + SETTINGS_FRAME)
         for byte in HEADERS + b"\x82" * 8:
@@ -266,11 +241,9 @@ def test_bytes_that_come_one_by_one_do_not_extend_the_time_for_headers(play: Any
 
         assert transport.is_closed
 
-    play(scenario)
 
-
-def test_window_updates_and_pings_of_an_idle_client_are_no_half_frames(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_window_updates_and_pings_of_an_idle_client_are_no_half_frames(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         await client.call("ServerLive")
         client.feed(b"\0\0\4\x08\0\0\0\0\0\0\0\0\1" * 3)
@@ -279,13 +252,11 @@ def test_window_updates_and_pings_of_an_idle_client_are_no_half_frames(play: Any
         assert not client.transport.is_closed
         assert (await client.call("ServerLive")).status == Status.OK
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 @pytest.mark.parametrize("sent", [b"", frame(INFER)[:3], frame(INFER)[:-1]])
-def test_half_of_a_message_ends_the_call(play: Any, method: str, sent: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_half_of_a_message_ends_the_call(play: Any, method: str, sent: bytes) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start(method)
         if sent:
@@ -303,11 +274,9 @@ def test_half_of_a_message_ends_the_call(play: Any, method: str, sent: bytes) ->
         assert not client.transport.is_closed
         assert (await client.call("ServerLive")).status == Status.OK
 
-    play(scenario)
 
-
-def test_a_message_that_comes_slowly_but_steadily_is_waited_for(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_message_that_comes_slowly_but_steadily_is_waited_for(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ModelInfer")
         message = frame(INFER + b"\x1a\x80\x80\x20" + bytes(2**19))
@@ -320,11 +289,9 @@ def test_a_message_that_comes_slowly_but_steadily_is_waited_for(play: Any) -> No
 
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_messages_of_a_stream_have_their_time_each(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_messages_of_a_stream_have_their_time_each(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ModelStreamInfer")
         content = frame(INFER) * 25
@@ -336,21 +303,17 @@ def test_messages_of_a_stream_have_their_time_each(play: Any) -> None:
 
         assert client.responses[stream_id].status is None
 
-    play(scenario)
 
-
-def test_one_connection_too_many_is_closed(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_one_connection_too_many_is_closed(play: Any) -> None:
+    async with play(GrpcLimits(connections_max=1)) as bench:
         _, first = raw_connection(bench)
         _, second = raw_connection(bench)
 
         assert (first.is_closed, second.is_closed) == (False, True)
 
-    play(scenario, GrpcLimits(connections_max=1))
 
-
-def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any) -> None:
+    async with play(GrpcLimits(keepalive_time_s=0.04, keepalive_timeout_s=0.1)) as bench:
         client = bench.client()
         client.start("ModelStreamInfer")
         await asyncio.sleep(0.09)
@@ -360,11 +323,9 @@ def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any)
 
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(keepalive_time_s=0.04, keepalive_timeout_s=0.1))
 
-
-def test_a_client_that_answers_pings_stays(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_answers_pings_stays(play: Any) -> None:
+    async with play(GrpcLimits(keepalive_time_s=0.03, keepalive_timeout_s=0.2)) as bench:
         client = bench.client()
         client.start("ModelStreamInfer")
         for _ in range(20):
@@ -374,23 +335,19 @@ def test_a_client_that_answers_pings_stays(play: Any) -> None:
         assert client.pings == 2
         assert not client.transport.is_closed
 
-    play(scenario, GrpcLimits(keepalive_time_s=0.03, keepalive_timeout_s=0.2))
-
 
 @pytest.mark.parametrize(("permit", "pings"), [(False, 0), (True, 1)])
-def test_without_calls_pings_are_sent_only_where_permitted(play: Any, permit: bool, pings: int) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_without_calls_pings_are_sent_only_where_permitted(play: Any, permit: bool, pings: int) -> None:
+    async with play(GrpcLimits(keepalive_time_s=0.03, keepalive_without_calls=permit)) as bench:
         client = bench.client()
         await asyncio.sleep(0.1)
         client.exchange()
 
         assert client.pings == pings
 
-    play(scenario, GrpcLimits(keepalive_time_s=0.03, keepalive_without_calls=permit))
 
-
-def test_an_old_connection_is_retired_gently(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_old_connection_is_retired_gently(play: Any) -> None:
+    async with play(GrpcLimits(connection_age_max_s=0.05)) as bench:
         client = bench.client()
         stream_id = client.start("ModelStreamInfer")
         await asyncio.sleep(0.3)
@@ -404,22 +361,18 @@ def test_an_old_connection_is_retired_gently(play: Any) -> None:
         assert client.responses[stream_id].status == Status.OK
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(connection_age_max_s=0.05))
 
-
-def test_an_old_connection_is_closed_when_its_grace_is_over(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_old_connection_is_closed_when_its_grace_is_over(play: Any) -> None:
+    async with play(GrpcLimits(connection_age_max_s=0.02, connection_age_grace_s=0.05)) as bench:
         client = bench.client()
         client.start("ModelStreamInfer")
         await asyncio.sleep(0.3)
 
         assert client.transport.is_closed
 
-    play(scenario, GrpcLimits(connection_age_max_s=0.02, connection_age_grace_s=0.05))
 
-
-def test_an_idle_connection_is_retired(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_idle_connection_is_retired(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         for _ in range(3):
             await asyncio.sleep(500)
@@ -430,22 +383,18 @@ def test_an_idle_connection_is_retired(play: Any) -> None:
         assert client.goaways
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_a_connection_with_calls_is_not_idle(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_with_calls_is_not_idle(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         client.start("ModelStreamInfer")
         await asyncio.sleep(5000)
 
         assert not client.transport.is_closed
 
-    play(scenario)
 
-
-def test_while_writing_is_paused_nothing_is_written_or_read(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_while_writing_is_paused_nothing_is_written_or_read(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         client.protocol.pause_writing()
         stream_id = client.start("ServerLive", b"")
@@ -458,11 +407,9 @@ def test_while_writing_is_paused_nothing_is_written_or_read(play: Any) -> None:
         assert client.transport.is_reading_on
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_draining_finishes_what_is_in_flight_and_closes(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_draining_finishes_what_is_in_flight_and_closes(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client, idle = bench.client(), bench.client()
         stream_id = client.start("ModelInfer", INFER)
@@ -479,11 +426,9 @@ def test_draining_finishes_what_is_in_flight_and_closes(play: Any) -> None:
         assert client.responses[stream_id].status == Status.OK
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> None:
+    async with play() as bench:
         idle, unary, stream = (bench.client() for _ in range(3))
         for client in (idle, unary, stream):
             client.transport.may_end = False
@@ -515,11 +460,9 @@ def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(play: Any) -> N
         assert stream.responses[stream_id].status == Status.UNAVAILABLE
         assert stream.transport.is_closed
 
-    play(scenario)
 
-
-def test_who_hands_on_lets_a_new_connection_have_its_first_call(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_who_hands_on_lets_a_new_connection_have_its_first_call(play: Any) -> None:
+    async with play() as bench:
         fresh, unused = bench.client(), bench.client()
         handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
         await asyncio.sleep(FIRST_CALL_S / 2)
@@ -544,15 +487,13 @@ def test_who_hands_on_lets_a_new_connection_have_its_first_call(play: Any) -> No
         assert late.goaways[0] == (0, b"")
         assert all(client.transport.is_closed for client in (fresh, unused, late))
 
-    play(scenario)
 
-
-def test_who_hands_on_serves_a_client_that_has_not_read_that_it_should_leave(
+async def test_who_hands_on_serves_a_client_that_has_not_read_that_it_should_leave(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("charonia.server.grpc.frontend.UNREAD_NOTICE_S", 3 * QUIET_S)
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         silent = bench.client()
         silent.transport.may_end = False
         handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
@@ -566,11 +507,9 @@ def test_who_hands_on_serves_a_client_that_has_not_read_that_it_should_leave(
 
         assert silent.transport.is_closed
 
-    play(scenario)
 
-
-def test_draining_does_not_wait_for_ever(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_draining_does_not_wait_for_ever(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         client.start("ModelInfer", INFER)
@@ -580,11 +519,9 @@ def test_draining_does_not_wait_for_ever(play: Any) -> None:
         assert client.transport.is_closed
         assert bench.engine.tickets[0].cancelled
 
-    play(scenario)
 
-
-def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any) -> None:
+    async with play() as bench:
         client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
         stream_id = client.start("ServerMetadata", b"")
         bench.frontend.stop_accepting()
@@ -598,11 +535,11 @@ def test_draining_waits_for_responses_that_wait_for_the_callers_window(play: Any
         assert client.responses[stream_id].status == Status.OK
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_a_client_that_opens_its_window_bit_by_bit_gets_its_whole_answer_while_the_server_stops(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_opens_its_window_bit_by_bit_gets_its_whole_answer_while_the_server_stops(
+    play: Any,
+) -> None:
+    async with play() as bench:
         client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
         stream_id = client.start("ServerMetadata", b"")
         bench.frontend.stop_accepting()
@@ -620,11 +557,9 @@ def test_a_client_that_opens_its_window_bit_by_bit_gets_its_whole_answer_while_t
         assert rounds > 3
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_a_client_that_never_opens_its_window_is_given_up_when_the_server_stops(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_never_opens_its_window_is_given_up_when_the_server_stops(play: Any) -> None:
+    async with play() as bench:
         client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
         client.start("ServerMetadata", b"")
         loop = asyncio.get_running_loop()
@@ -634,11 +569,9 @@ def test_a_client_that_never_opens_its_window_is_given_up_when_the_server_stops(
         assert await bench.frontend.drain(1000.0)
         assert loop.time() - begin_s < 2 * GRACE_S
 
-    play(scenario)
 
-
-def test_a_client_that_still_reads_what_it_was_sent_is_not_cut_off_when_the_server_stops(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_still_reads_what_it_was_sent_is_not_cut_off_when_the_server_stops(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         client.transport.may_end = True
         await client.call("ServerLive")
@@ -650,11 +583,9 @@ def test_a_client_that_still_reads_what_it_was_sent_is_not_cut_off_when_the_serv
             assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
         await draining
 
-    play(scenario)
 
-
-def test_a_connection_that_has_drained_is_left_to_the_client_to_close(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_that_has_drained_is_left_to_the_client_to_close(play: Any) -> None:
+    async with play() as bench:
         client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 10}, opens_window=False)
         client.transport.may_end = True
         stream_id = client.start("ServerMetadata", b"")
@@ -671,11 +602,9 @@ def test_a_connection_that_has_drained_is_left_to_the_client_to_close(play: Any)
         assert (client.transport.is_ended, client.transport.is_closed) == (True, False)
         assert client.transport.is_reading_on
 
-    play(scenario)
 
-
-def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         client.transport.is_stuck = True
         bench.frontend.stop_accepting()
@@ -683,11 +612,9 @@ def test_closing_does_not_wait_for_a_client_that_does_not_read(play: Any) -> Non
 
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_a_connection_that_ends_waits_for_its_client_as_long_as_that_reads(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_that_ends_waits_for_its_client_as_long_as_that_reads(play: Any) -> None:
+    async with play(GrpcLimits(keepalive_timeout_s=0.1)) as bench:
         protocol, transport = raw_connection(bench)
         transport.is_stuck = True
         protocol.data_received(b"hello")
@@ -699,11 +626,9 @@ def test_a_connection_that_ends_waits_for_its_client_as_long_as_that_reads(play:
 
         assert transport.is_closed
 
-    play(scenario, GrpcLimits(keepalive_timeout_s=0.1))
 
-
-def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(play: Any) -> None:
+    async with play(GrpcLimits(connection_window_bytes=65_535)) as bench:
         client = bench.client()
         for _ in range(40):
             stream_id = client.http2.send_request(request_headers("/no.Service/Method"))
@@ -715,11 +640,9 @@ def test_data_of_a_stream_that_was_answered_early_does_not_use_up_the_window(pla
         assert response.status == Status.OK
         assert client.http2.remote_window_size > 16_000
 
-    play(scenario, GrpcLimits(connection_window_bytes=65_535))
 
-
-def test_each_connection_has_some_calls_handled_in_a_round_of_the_loop(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_each_connection_has_some_calls_handled_in_a_round_of_the_loop(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client, count = bench.client(), 200
         for _ in range(count):
@@ -737,14 +660,12 @@ def test_each_connection_has_some_calls_handled_in_a_round_of_the_loop(play: Any
         assert counts[0] <= EVENTS_AT_ONCE
         assert all(later - sooner <= EVENTS_PER_ROUND for sooner, later in itertools.pairwise(counts))
 
-    play(scenario)
 
-
-def test_a_large_tensor_needs_no_further_round(play: Any) -> None:
+async def test_a_large_tensor_needs_no_further_round(play: Any) -> None:
     large = service_pb2.ModelInferRequest(model_name="identity", raw_input_contents=[bytes(4 * 150_000)])
     large.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 150_000])
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.http2.send_request(request_headers("ModelInfer"))
         client.http2.send_data(stream_id, frame(large.SerializeToString()), end_stream=True)
@@ -753,11 +674,9 @@ def test_a_large_tensor_needs_no_further_round(play: Any) -> None:
         assert len(bench.engine.tickets) == 1
         assert client.transport.is_reading_on
 
-    play(scenario)
 
-
-def test_calls_that_are_cancelled_with_what_began_them_never_begin_but_count(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_calls_that_are_cancelled_with_what_began_them_never_begin_but_count(play: Any) -> None:
+    async with play(GrpcLimits(resets_burst=30, resets_per_s=0)) as bench:
         protocol, transport = raw_connection(bench)
         client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration())
         client.initiate_connection({})
@@ -783,11 +702,9 @@ def test_calls_that_are_cancelled_with_what_began_them_never_begin_but_count(pla
         send(11)
         assert goaway_code(transport.take()) == ENHANCE_YOUR_CALM
 
-    play(scenario, GrpcLimits(resets_burst=30, resets_per_s=0))
 
-
-def test_a_flood_of_cancelled_calls_is_parsed_in_many_rounds(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_flood_of_cancelled_calls_is_parsed_in_many_rounds(play: Any) -> None:
+    async with play() as bench:
         client, parts = bench.client(), []
         for _ in range(2000):
             stream_id = client.http2.send_request(request_headers("ModelInfer"))
@@ -804,11 +721,9 @@ def test_a_flood_of_cancelled_calls_is_parsed_in_many_rounds(play: Any) -> None:
 
         assert rounds >= len(data) // PIECE_BYTES_MIN - 5  # pieces are larger at first
 
-    play(scenario)
 
-
-def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any) -> None:
+    async with play() as bench:
         limits = bench.frontend.limits
 
         def connect(address: str) -> tuple[Any, MemoryTransport]:
@@ -832,5 +747,3 @@ def test_the_next_connections_of_an_offender_wait_before_they_are_read(play: Any
         for transport in (again, other, good_transport):
             transport.abort()
         await asyncio.sleep(0)
-
-    play(scenario)

@@ -1,19 +1,21 @@
 """Faults of the server in callbacks of the event loop: no client is left without an end of its calls."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryClient
+from tests.support.idle_time import IdleTimeLoop
 from tritonclient.grpc import service_pb2
 
 from charonia.server.grpc.call_table import CallTable
 from charonia.server.grpc.calls import UnaryCall
 from charonia.server.grpc.http2 import ErrorCode, ServerConnection
 from charonia.wire.grpc_status import Status
+
+new_loop = IdleTimeLoop
 
 
 def infer_message() -> bytes:
@@ -40,7 +42,6 @@ def broken_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None
 
 
 async def waiting_call(bench: Any) -> tuple[MemoryClient, int]:
-    """Return a client with a unary call that is in flight."""
     bench.engine.hold = True
     client: MemoryClient = bench.client()
     stream_id = client.start("ModelInfer", infer_message())
@@ -49,10 +50,10 @@ async def waiting_call(bench: Any) -> tuple[MemoryClient, int]:
     return client, stream_id
 
 
-def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connection(
+async def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connection(
     play: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         client, stream_id = await waiting_call(bench)
         broken_once(monkeypatch, CallTable, "open")
         client.start("ServerLive", b"")
@@ -66,15 +67,12 @@ def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connection(
         assert bench.engine.tickets[0].cancelled
         assert "a fault" in caplog.text
 
-    with caplog.at_level(logging.ERROR):
-        play(scenario)
-
 
 @pytest.mark.parametrize("name", ["output", "events"])
-def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connection(
+async def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connection(
     play: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         client, stream_id = await waiting_call(bench)
         other = client.start("ModelInfer", infer_message())
         broken_once(monkeypatch, ServerConnection, name)
@@ -85,11 +83,9 @@ def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connection(
         assert client.responses[other].status == Status.OK
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with play() as bench:
         client, _ = await waiting_call(bench)
         with monkeypatch.context() as patch:
             patch.setattr(ServerConnection, "receive", broken)
@@ -102,11 +98,11 @@ def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, monkeypa
         assert bench.engine.tickets[0].cancelled
         assert repr(client.protocol) == "<GrpcConnection closing calls=0 deferred=0>"
 
-    play(scenario)
 
-
-def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with play() as bench:
         client, _ = await waiting_call(bench)
         client.start("ModelInfer", infer_message())
         broken_once(monkeypatch, UnaryCall, "give_up")
@@ -115,14 +111,12 @@ def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(play: Any, monk
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, True]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("is_in_place", [True, False])
-def test_a_response_that_cannot_be_sent_resets_its_stream_alone(
+async def test_a_response_that_cannot_be_sent_resets_its_stream_alone(
     play: Any, monkeypatch: pytest.MonkeyPatch, is_in_place: bool
 ) -> None:
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         client, waiting = await waiting_call(bench)
         bench.engine.hold = not is_in_place
         broken_once(monkeypatch, ServerConnection, "respond")
@@ -137,16 +131,12 @@ def test_a_response_that_cannot_be_sent_resets_its_stream_alone(
         assert client.responses[waiting].status == Status.OK
         assert not client.transport.is_closed
 
-    play(scenario)
 
-
-def test_a_connection_says_its_state_in_one_line(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_connection_says_its_state_in_one_line(play: Any) -> None:
+    async with play() as bench:
         client, _ = await waiting_call(bench)
         assert repr(client.protocol) == "<GrpcConnection open calls=1 deferred=0>"
 
         client.protocol.pause_writing()
         bench.frontend.stop_accepting()
         assert repr(client.protocol) == "<GrpcConnection draining calls=1 deferred=0 paused>"
-
-    play(scenario)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryClient, frame
+from tests.support.idle_time import IdleTimeLoop
 from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
@@ -17,6 +18,8 @@ from charonia.server.access.rules import Gate, KeyRing, parse_keys
 from charonia.server.facade import Services
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status
+
+new_loop = IdleTimeLoop
 
 
 def infer_message(model: str = "identity", id: str = "", **parameters: Any) -> bytes:
@@ -67,8 +70,8 @@ def some_response(id: str) -> InferResponse:
 
 
 @BOTH_SHAPES
-def test_requests_are_answered_in_order_and_the_stream_ends_when_all_are(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_requests_are_answered_in_order_and_the_stream_ends_when_all_are(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message(id="b"), infer_message(id="c"), end=True)
@@ -84,22 +87,18 @@ def test_requests_are_answered_in_order_and_the_stream_ends_when_all_are(play: A
         assert stream.finals == [True, True, True]
         assert (stream.response.status, stream.response.is_closed) == (Status.OK, True)
 
-    play(scenario)
 
-
-def test_a_stream_without_requests_ends_well(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_stream_without_requests_ends_well(play: Any) -> None:
+    async with play() as bench:
         stream = Stream(bench.client())
         stream.send(end=True)
 
         assert (stream.response.status, stream.answers) == (Status.OK, [])
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_an_error_is_an_answer_in_its_turn(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_error_is_an_answer_in_its_turn(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         bad = service_pb2.ModelInferRequest(model_name="identity", id="b")
@@ -117,11 +116,9 @@ def test_an_error_is_an_answer_in_its_turn(play: Any) -> None:
         assert stream.finals == [True, True, True]
         assert stream.response.status is None
 
-    play(scenario)
 
-
-def test_with_grpc_errors_the_first_error_ends_the_stream(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_with_grpc_errors_the_first_error_ends_the_stream(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client(), (b"triton_grpc_error", b"true"))
         stream.send(infer_message(id="a"), infer_message("nope", "b"), infer_message(id="c"))
@@ -136,23 +133,19 @@ def test_with_grpc_errors_the_first_error_ends_the_stream(play: Any) -> None:
         assert stream.response.reset_code == 0
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, False, True]
 
-    play(scenario)
 
-
-def test_with_grpc_errors_the_oldest_request_may_fail_as_well(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_with_grpc_errors_the_oldest_request_may_fail_as_well(play: Any) -> None:
+    async with play() as bench:
         stream = Stream(bench.client(), (b"triton_grpc_error", b"true"))
         stream.send(infer_message("nope", "a"), infer_message(id="b"))
 
         assert (stream.response.status, stream.answers) == (Status.NOT_FOUND, [])
         assert len(bench.engine.tickets) == 1
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_decoupled_model_sends_as_it_pleases(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_decoupled_model_sends_as_it_pleases(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         await bench.add_model(decoupled_config())
         stream = Stream(bench.client())
@@ -168,12 +161,10 @@ def test_a_decoupled_model_sends_as_it_pleases(play: Any) -> None:
         assert stream.ids == ["d", "e", "d"]
         assert stream.finals == [False, True, False]
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_an_empty_final_response_comes_where_it_is_asked_for(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_empty_final_response_comes_where_it_is_asked_for(play: Any) -> None:
+    async with play() as bench:
         await bench.add_model(decoupled_config())
         bench.engine.outcomes = [[(some_response("d"), False), (None, True)]]
         stream = Stream(bench.client())
@@ -185,10 +176,8 @@ def test_an_empty_final_response_comes_where_it_is_asked_for(play: Any) -> None:
         assert (last.id, last.model_name, last.model_version, len(last.outputs)) == ("d", "decoupled", "1", 0)
         assert stream.response.status == Status.OK
 
-    play(scenario)
 
-
-def test_an_empty_final_response_comes_whatever_else_the_request_asks_for(play: Any) -> None:
+async def test_an_empty_final_response_comes_whatever_else_the_request_asks_for(play: Any) -> None:
     message = service_pb2.ModelInferRequest(model_name="decoupled", id="d")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     # Before and behind it, in whatever order a map gives them: fields of the request, and parameters of its own.
@@ -200,7 +189,7 @@ def test_an_empty_final_response_comes_whatever_else_the_request_asks_for(play: 
     for key, value in own.items():
         message.parameters[key].int64_param = value
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         bench.engine.models["decoupled"] = decoupled_config()
         first = InferResponse("decoupled", "1", "d", [], {"own": "x"})
         bench.engine.outcomes = [[(first, False), (None, True)]]
@@ -219,12 +208,10 @@ def test_an_empty_final_response_comes_whatever_else_the_request_asks_for(play: 
         assert request.parameters == own
         assert (request.correlation_id, request.flags, request.priority, request.timeout_us) == (7, 1, 2, 5)
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("asks", [{}, {"triton_enable_empty_final_response": False}])
-def test_no_empty_final_response_comes_where_other_parameters_are_all_that_is_given(play: Any, asks: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_no_empty_final_response_comes_where_other_parameters_are_all_that_is_given(play: Any, asks: Any) -> None:
+    async with play() as bench:
         bench.engine.models["decoupled"] = decoupled_config()
         bench.engine.outcomes = [[(some_response("d"), False), (None, True)]]
         stream = Stream(bench.client())
@@ -233,12 +220,10 @@ def test_no_empty_final_response_comes_where_other_parameters_are_all_that_is_gi
         assert stream.finals == [False]
         assert stream.response.status == Status.OK
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_decoupled_request_may_fail_after_a_response(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_decoupled_request_may_fail_after_a_response(play: Any) -> None:
+    async with play() as bench:
         await bench.add_model(decoupled_config())
         bench.engine.outcomes = [[(some_response("d"), False), (internal("broken"), True)]]
         stream = Stream(bench.client())
@@ -248,11 +233,9 @@ def test_a_decoupled_request_may_fail_after_a_response(play: Any) -> None:
         assert [answer.error_message for answer in stream.answers] == ["", "broken"]
         assert stream.finals == [False, True]
 
-    play(scenario)
 
-
-def test_several_responses_of_an_ordered_model_wait_for_its_turn(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_several_responses_of_an_ordered_model_wait_for_its_turn(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message(id="b"), infer_message(id="c"))
@@ -268,11 +251,9 @@ def test_several_responses_of_an_ordered_model_wait_for_its_turn(play: Any) -> N
         assert stream.ids == ["a", "b", "b", "c"]
         assert stream.finals == [True, False, True, True]
 
-    play(scenario)
 
-
-def test_a_response_that_cannot_be_written_is_an_error_of_its_request(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_response_that_cannot_be_written_is_an_error_of_its_request(play: Any) -> None:
+    async with play() as bench:
         answer = InferResponse("identity", "1", "a", [], parameters={"p": object()})  # type: ignore[dict-item]  # the fault
         bench.engine.outcomes = [[(answer, True)]]
         stream = Stream(bench.client())
@@ -280,11 +261,9 @@ def test_a_response_that_cannot_be_written_is_an_error_of_its_request(play: Any)
 
         assert "response parameter 'p'" in stream.answers[0].error_message
 
-    play(scenario)
 
-
-def test_a_response_that_breaks_the_codec_ends_the_stream(play: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_response_that_breaks_the_codec_ends_the_stream(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message(id="b"))
@@ -293,13 +272,11 @@ def test_a_response_that_breaks_the_codec_ends_the_stream(play: Any, caplog: pyt
 
         assert stream.response.status == Status.INTERNAL
         assert bench.engine.tickets[1].cancelled
-
-    play(scenario)
     assert "ModelStreamInfer" in caplog.text
 
 
-def test_bytes_that_are_no_message_end_the_stream(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_bytes_that_are_no_message_end_the_stream(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), b"\xff\xff")
@@ -307,11 +284,9 @@ def test_bytes_that_are_no_message_end_the_stream(play: Any) -> None:
         assert stream.response.status == Status.INTERNAL
         assert bench.engine.tickets[0].cancelled
 
-    play(scenario)
 
-
-def test_a_stream_that_ends_within_a_message_is_an_error(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_stream_that_ends_within_a_message_is_an_error(play: Any) -> None:
+    async with play() as bench:
         stream = Stream(bench.client())
         stream.client.http2.send_data(stream.stream_id, frame(infer_message())[:9], end_stream=True)
         stream.client.exchange()
@@ -319,23 +294,19 @@ def test_a_stream_that_ends_within_a_message_is_an_error(play: Any) -> None:
         assert stream.response.status == Status.INTERNAL
         assert "ended within a message" in stream.response.message
 
-    play(scenario)
 
-
-def test_a_message_over_the_limit_ends_the_stream(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_message_over_the_limit_ends_the_stream(play: Any) -> None:
+    async with play(GrpcLimits(message_bytes_max=1000)) as bench:
         stream = Stream(bench.client())
         stream.send(b"x" * 2000)
 
         assert stream.response.status == Status.RESOURCE_EXHAUSTED
 
-    play(scenario, GrpcLimits(message_bytes_max=1000))
-
 
 @BOTH_SHAPES
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
-def test_a_client_that_leaves_cancels_everything(play: Any, leave: str) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_that_leaves_cancels_everything(play: Any, leave: str) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(infer_message(), infer_message())
@@ -349,11 +320,9 @@ def test_a_client_that_leaves_cancels_everything(play: Any, leave: str) -> None:
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, True]
 
-    play(scenario)
 
-
-def test_a_deadline_ends_the_stream(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_deadline_ends_the_stream(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         stream = Stream(bench.client(), (b"grpc-timeout", b"20m"))
         stream.send(infer_message())
@@ -364,11 +333,9 @@ def test_a_deadline_ends_the_stream(play: Any) -> None:
         assert bench.engine.tickets[0].cancelled
         assert bench.engine.tickets[0].request.deadline_ns > 0
 
-    play(scenario)
 
-
-def test_no_more_requests_are_in_flight_than_the_limit_says(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_no_more_requests_are_in_flight_than_the_limit_says(play: Any) -> None:
+    async with play(GrpcLimits(stream_inflight_max=2)) as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         stream.send(*(infer_message(id=str(number)) for number in range(5)), end=True)
@@ -381,11 +348,9 @@ def test_no_more_requests_are_in_flight_than_the_limit_says(play: Any) -> None:
         assert stream.ids == ["0", "1", "2", "3", "4"]
         assert stream.response.status == Status.OK
 
-    play(scenario, GrpcLimits(stream_inflight_max=2))
 
-
-def test_requests_beyond_the_limit_close_the_callers_window(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_requests_beyond_the_limit_close_the_callers_window(play: Any) -> None:
+    async with play(GrpcLimits(stream_inflight_max=1, stream_window_bytes=4096)) as bench:
         bench.engine.hold = True
         stream = Stream(bench.client())
         message = infer_message()
@@ -402,11 +367,9 @@ def test_requests_beyond_the_limit_close_the_callers_window(play: Any) -> None:
             await stream.client.settle(2)
         assert len(stream.answers) == count
 
-    play(scenario, GrpcLimits(stream_inflight_max=1, stream_window_bytes=4096))
 
-
-def test_a_message_larger_than_the_window_still_comes_through(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_message_larger_than_the_window_still_comes_through(play: Any) -> None:
+    async with play(GrpcLimits(stream_window_bytes=4096)) as bench:
         stream = Stream(bench.client())
         message = service_pb2.ModelInferRequest(model_name="identity")
         message.inputs.add(name="INPUT0", datatype="UINT8", shape=[1, 50_000])
@@ -416,11 +379,9 @@ def test_a_message_larger_than_the_window_still_comes_through(play: Any) -> None
 
         assert len(stream.answers[0].infer_response.raw_output_contents[0]) == 50_000
 
-    play(scenario, GrpcLimits(stream_window_bytes=4096))
 
-
-def test_a_caller_that_takes_no_answers_gets_no_more_work_done(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_caller_that_takes_no_answers_gets_no_more_work_done(play: Any) -> None:
+    async with play(GrpcLimits(stream_unsent_bytes_max=500)) as bench:
         client = bench.client({4: 100}, opens_window=False)
         stream = Stream(client)
         stream.send(*[infer_message()] * 20, end=True)
@@ -433,11 +394,9 @@ def test_a_caller_that_takes_no_answers_gets_no_more_work_done(play: Any) -> Non
         assert len(stream.answers) == 20
         assert stream.response.status == Status.OK
 
-    play(scenario, GrpcLimits(stream_unsent_bytes_max=500))
 
-
-def test_a_message_larger_than_the_window_comes_through_after_the_caller_has_taken_answers(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_message_larger_than_the_window_comes_through_after_the_caller_has_taken_answers(play: Any) -> None:
+    async with play(GrpcLimits(stream_unsent_bytes_max=100, stream_window_bytes=4096)) as bench:
         client = bench.client({4: 0}, opens_window=False)
         stream = Stream(client)
         message = service_pb2.ModelInferRequest(model_name="identity", id="large")
@@ -450,12 +409,10 @@ def test_a_message_larger_than_the_window_comes_through_after_the_caller_has_tak
 
         assert stream.ids == [*[""] * 5, "large"]
 
-    play(scenario, GrpcLimits(stream_unsent_bytes_max=100, stream_window_bytes=4096))
-
 
 @pytest.mark.parametrize("leave", ["cancel", "deadline"])
-def test_what_a_stream_has_sent_ahead_does_not_use_up_the_window_when_it_ends(play: Any, leave: str) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_what_a_stream_has_sent_ahead_does_not_use_up_the_window_when_it_ends(play: Any, leave: str) -> None:
+    async with play(GrpcLimits(stream_inflight_max=1, connection_window_bytes=65_535)) as bench:
         bench.engine.hold = True
         client = bench.client()
         for _ in range(20):
@@ -468,11 +425,9 @@ def test_what_a_stream_has_sent_ahead_does_not_use_up_the_window_when_it_ends(pl
 
         assert client.http2.remote_window_size > 16_000
 
-    play(scenario, GrpcLimits(stream_inflight_max=1, connection_window_bytes=65_535))
 
-
-def test_a_request_whose_responses_nobody_reads_fails_and_is_cancelled(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_request_whose_responses_nobody_reads_fails_and_is_cancelled(play: Any) -> None:
+    async with play(GrpcLimits(stream_response_bytes_max=4000)) as bench:
         bench.engine.hold = True
         bench.engine.models["decoupled"] = decoupled_config()
         client = bench.client({4: 100}, opens_window=False)
@@ -492,13 +447,11 @@ def test_a_request_whose_responses_nobody_reads_fails_and_is_cancelled(play: Any
         assert stream.finals == [*[False] * 4, True, True]
         assert "wait for the caller to read them" in stream.answers[4].error_message
 
-    play(scenario, GrpcLimits(stream_response_bytes_max=4000))
 
-
-def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> None:
+async def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> None:
     log = StringIO()
 
-    async def scenario(bench: Any) -> None:
+    async with play(None, log) as bench:
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message("nope", "b"), end=True)
         failing = Stream(bench.client(), (b"triton_grpc_error", b"true"))
@@ -508,7 +461,6 @@ def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> N
         left.send(infer_message(id="d"))
         left.client.protocol.connection_lost(None)
 
-    play(scenario, None, log)
     lines = [dict(pair.split("=", 1) for pair in line.split()) for line in log.getvalue().splitlines()]
     assert [(line["method"], line["id"], line["status"]) for line in lines] == [
         ("ModelStreamInfer", "a", "OK"),
@@ -520,10 +472,10 @@ def test_each_request_of_a_stream_has_its_line_in_the_access_log(play: Any) -> N
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-def test_reflection_answers_each_question(play: Any, version: str) -> None:
+async def test_reflection_answers_each_question(play: Any, version: str) -> None:
     from grpc_reflection.v1alpha import reflection_pb2
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
         questions = [
@@ -540,11 +492,9 @@ def test_reflection_answers_each_question(play: Any, version: str) -> None:
         assert error.error_response.error_code == Status.NOT_FOUND
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_when_the_server_stops_a_stream_ends_after_what_it_has_in_flight(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_when_the_server_stops_a_stream_ends_after_what_it_has_in_flight(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         busy, idle = Stream(client), Stream(client)
@@ -560,14 +510,12 @@ def test_when_the_server_stops_a_stream_ends_after_what_it_has_in_flight(play: A
         await bench.frontend.drain(5.0)
         assert client.transport.is_closed
 
-    play(scenario)
 
-
-def test_an_open_stream_ends_when_its_key_goes_and_unary_calls_are_answered(play: Any) -> None:
+async def test_an_open_stream_ends_when_its_key_goes_and_unary_calls_are_answered(play: Any) -> None:
     lines = parse_keys("kept admin key-that-stays-valid\ngone infer key-that-is-revoked")
     kept, gone = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-revoked")
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         ring = KeyRing(lines.keys, b"secret")
         bench.frontend.services = Services(grpc_gate=Gate((), ring, what="protocol"))
         bench.engine.hold = True
@@ -587,14 +535,12 @@ def test_an_open_stream_ends_when_its_key_goes_and_unary_calls_are_answered(play
         await client.settle()
         assert client.responses[unary].status == Status.OK
 
-    play(scenario)
 
-
-def test_a_key_that_is_given_twice_must_be_the_same(play: Any) -> None:
+async def test_a_key_that_is_given_twice_must_be_the_same(play: Any) -> None:
     lines = parse_keys("a infer key-that-stays-valid")
     first, other = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-another")
 
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         bench.frontend.services = Services(grpc_gate=Gate((), KeyRing(lines.keys, b"secret"), what="protocol"))
         client = bench.client()
         for headers, status in (
@@ -604,11 +550,9 @@ def test_a_key_that_is_given_twice_must_be_the_same(play: Any) -> None:
         ):
             assert (await client.call("ModelInfer", infer_message(), *headers)).status == status
 
-    play(scenario)
 
-
-def test_connections_calls_and_messages_of_streams_are_counted(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_connections_calls_and_messages_of_streams_are_counted(play: Any) -> None:
+    async with play() as bench:
         stream = Stream(bench.client())
         stream.send(infer_message(id="a"), infer_message(id="b"), end=True)
         await stream.client.settle()
@@ -621,5 +565,3 @@ def test_connections_calls_and_messages_of_streams_are_counted(play: Any) -> Non
 
         await frontend.close()
         assert (frontend.open_count, frontend.accepted_count) == (0, 2)
-
-    play(scenario)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.grpc_memory import MemoryResponse, frame, request_headers
+from tests.support.idle_time import IdleTimeLoop
 from tests.support.linked_engine import BOTH_SHAPES
 from tritonclient.grpc import service_pb2
 
@@ -16,6 +17,8 @@ from charonia.core.request import Flow
 from charonia.core.response import InferResponse
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status
+
+new_loop = IdleTimeLoop
 
 
 def infer_message(model: str = "identity", id: str = "", values: int = 16) -> bytes:
@@ -31,8 +34,8 @@ def infer_response(data: bytes) -> Any:
 
 
 @BOTH_SHAPES
-def test_an_inference_is_answered(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_inference_is_answered(play: Any) -> None:
+    async with play() as bench:
         response = await bench.client().call("ModelInfer", infer_message(id="a"))
 
         assert (response.headers[b":status"], response.status) == (b"200", Status.OK)
@@ -41,22 +44,18 @@ def test_an_inference_is_answered(play: Any) -> None:
         assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == list(range(16))
         assert "triton_final_response" not in answer.parameters
 
-    play(scenario)
 
-
-def test_an_inference_that_was_answered_is_not_cancelled(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_inference_that_was_answered_is_not_cancelled(play: Any) -> None:
+    async with play() as bench:
         await bench.client().call("ModelInfer", infer_message(id="a"))
 
         ticket = bench.engine.tickets[0]
         assert (ticket.finished, ticket.cancelled, ticket.late_cancels) == (True, False, 0)
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("piece_bytes", [1, 5, 7, 1000])
-def test_it_does_not_matter_how_the_bytes_arrive(play: Any, piece_bytes: int) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_it_does_not_matter_how_the_bytes_arrive(play: Any, piece_bytes: int) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ModelInfer")
         body = frame(infer_message())
@@ -69,11 +68,9 @@ def test_it_does_not_matter_how_the_bytes_arrive(play: Any, piece_bytes: int) ->
 
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_many_calls_share_a_connection(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_many_calls_share_a_connection(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         bench.engine.hold = True
         streams = [client.start("ModelInfer", infer_message(id=str(number))) for number in range(5)]
@@ -84,12 +81,10 @@ def test_many_calls_share_a_connection(play: Any) -> None:
         ids = [infer_response(client.responses[stream_id].messages[0]).id for stream_id in streams]
         assert ids == ["0", "1", "2", "3", "4"]
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_large_tensor_goes_both_ways(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_large_tensor_goes_both_ways(play: Any) -> None:
+    async with play() as bench:
         client = bench.client({4: 2**24})
         client.http2.set_local_window_size(2**24)
         response = await client.call("ModelInfer", infer_message(values=3 * 224 * 224))
@@ -98,49 +93,41 @@ def test_a_large_tensor_goes_both_ways(play: Any) -> None:
         assert array.size == 3 * 224 * 224
         assert array[-1] == 3 * 224 * 224 - 1
 
-    play(scenario)
-
 
 @BOTH_SHAPES
 @pytest.mark.parametrize(
     ("code", "status"), [(Code.UNKNOWN, 2), (Code.INTERNAL, 13), (Code.UNAVAILABLE, 14), (Code.UNSUPPORTED, 12)]
 )
-def test_an_error_becomes_a_status(play: Any, code: Code, status: int) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_error_becomes_a_status(play: Any, code: Code, status: int) -> None:
+    async with play() as bench:
         bench.engine.errors["identity"] = ServingError(code, "it is so: 100 %", hint="wait")
         response = await bench.client().call("ModelInfer", infer_message())
 
         assert (response.status, response.message) == (status, "it is so: 100 %25 (hint: wait)")
         assert response.data == b""
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_an_unknown_model_is_not_found(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_unknown_model_is_not_found(play: Any) -> None:
+    async with play() as bench:
         response = await bench.client().call("ModelInfer", infer_message("nope"))
 
         assert response.status == Status.NOT_FOUND
         assert "'nope'" in response.message
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("outcomes", [[(True, True)], [(True, False), (False, True)]], ids=["at once", "in two steps"])
-def test_a_decoupled_model_that_answers_once_is_answered(play: Any, outcomes: list[Any]) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_decoupled_model_that_answers_once_is_answered(play: Any, outcomes: list[Any]) -> None:
+    async with play() as bench:
         answer = InferResponse("identity", "1", "a", [])
         bench.engine.outcomes = [[(answer if outcome else None, final) for outcome, final in outcomes]]
         response = await bench.client().call("ModelInfer", infer_message())
 
         assert response.status == Status.OK
 
-    play(scenario)
 
-
-def test_a_request_with_two_responses_is_cancelled_at_the_second(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_request_with_two_responses_is_cancelled_at_the_second(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         response = await client.call("ModelInfer", infer_message())
@@ -152,12 +139,10 @@ def test_a_request_with_two_responses_is_cancelled_at_the_second(play: Any) -> N
         await client.settle()
         assert response.status == Status.UNIMPLEMENTED
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("outcomes", [[(None, True)], [("response", False), ("response", True)]], ids=["none", "two"])
-def test_a_model_with_another_number_of_responses_is_refused(play: Any, outcomes: list[Any]) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_model_with_another_number_of_responses_is_refused(play: Any, outcomes: list[Any]) -> None:
+    async with play() as bench:
         answer = InferResponse("identity", "1", "", [])
         bench.engine.outcomes = [[(answer if outcome else None, final) for outcome, final in outcomes]]
         response = await bench.client().call("ModelInfer", infer_message())
@@ -166,11 +151,9 @@ def test_a_model_with_another_number_of_responses_is_refused(play: Any, outcomes
         assert response.message.startswith("ModelInfer RPC doesn't support models with decoupled transaction policy")
         assert "use ModelStreamInfer" in response.message
 
-    play(scenario)
 
-
-def test_a_response_that_cannot_be_written_is_a_fault_of_the_model(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_response_that_cannot_be_written_is_a_fault_of_the_model(play: Any) -> None:
+    async with play() as bench:
         answer = InferResponse("identity", "1", "", [], parameters={"p": object()})  # type: ignore[dict-item]  # the fault
         bench.engine.outcomes = [[(answer, True)]]
         response = await bench.client().call("ModelInfer", infer_message())
@@ -178,25 +161,21 @@ def test_a_response_that_cannot_be_written_is_a_fault_of_the_model(play: Any) ->
         assert response.status == Status.INTERNAL
         assert "response parameter 'p'" in response.message
 
-    play(scenario)
 
-
-def test_a_response_that_breaks_the_codec_does_not_reach_the_engine(
+async def test_a_response_that_breaks_the_codec_does_not_reach_the_engine(
     play: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(bench: Any) -> None:
+    async with play() as bench:
         answer = InferResponse("identity", "1", "", [None])  # type: ignore[list-item]  # the fault
         bench.engine.outcomes = [[(answer, True)]]
         response = await bench.client().call("ModelInfer", infer_message())
 
         assert response.status == Status.INTERNAL
-
-    play(scenario)
     assert "ModelInfer" in caplog.text
 
 
-def test_a_fault_of_the_server_hurts_one_call_and_is_logged(play: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_fault_of_the_server_hurts_one_call_and_is_logged(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with play() as bench:
         client = bench.client()
         infer, bench.engine.infer = bench.engine.infer, None
         response = await client.call("ModelInfer", infer_message())
@@ -205,13 +184,11 @@ def test_a_fault_of_the_server_hurts_one_call_and_is_logged(play: Any, caplog: p
 
         assert (response.status, after.status) == (Status.INTERNAL, Status.OK)
         assert "NoneType" not in response.message
-
-    play(scenario)
     assert "NoneType" in caplog.text
 
 
-def test_while_the_server_exits_inferences_are_refused(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_while_the_server_exits_inferences_are_refused(play: Any) -> None:
+    async with play() as bench:
         bench.engine.exiting = True
         client = bench.client()
         refused = await client.call("ModelInfer", infer_message())
@@ -221,51 +198,41 @@ def test_while_the_server_exits_inferences_are_refused(play: Any) -> None:
         assert refused.message == "GRPC server is shutting down and has stopped accepting new requests."
         assert live.status == Status.OK
 
-    play(scenario)
-
 
 # Methods.
 
 
-def test_a_method_that_is_not_there_is_unimplemented(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_method_that_is_not_there_is_unimplemented(play: Any) -> None:
+    async with play() as bench:
         response = await bench.client().call("/other.Service/Method")
 
         assert response.status == Status.UNIMPLEMENTED
         assert "'/other.Service/Method'" in response.message
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("method", ["SystemSharedMemoryRegister", "CudaSharedMemoryUnregister"])
-def test_regions_are_registered_only_where_that_is_allowed(play: Any, method: str) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_regions_are_registered_only_where_that_is_allowed(play: Any, method: str) -> None:
+    async with play() as bench:
         response = await bench.client().call(method)
 
         assert response.status == Status.UNIMPLEMENTED
         assert "Client shared memory is disabled" in response.message
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("method", ["TraceSetting", "LogSettings"])
-def test_what_is_not_offered_says_so(play: Any, method: str) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_what_is_not_offered_says_so(play: Any, method: str) -> None:
+    async with play() as bench:
         response = await bench.client().call(method)
 
         assert response.status == Status.UNIMPLEMENTED
         assert "not offered by this server" in response.message
 
-    play(scenario)
 
-
-def test_without_shared_memory_there_are_no_regions(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_without_shared_memory_there_are_no_regions(play: Any) -> None:
+    async with play() as bench:
         for method in ("SystemSharedMemoryStatus", "CudaSharedMemoryStatus"):
             response = await bench.client().call(method)
             assert (response.status, response.messages) == (Status.OK, [b""])
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -279,19 +246,17 @@ def test_without_shared_memory_there_are_no_regions(play: Any) -> None:
         "/grpc.health.v1.Health/Check",
     ],
 )
-def test_bytes_that_are_no_message_are_an_internal_error(play: Any, method: str) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_bytes_that_are_no_message_are_an_internal_error(play: Any, method: str) -> None:
+    async with play() as bench:
         response = await bench.client().call(method, b"\xff\xff")
 
         assert response.status == Status.INTERNAL
         assert "the bytes received are no" in response.message
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_model_is_loaded_with_its_overrides(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_model_is_loaded_with_its_overrides(play: Any) -> None:
+    async with play() as bench:
         message = service_pb2.RepositoryModelLoadRequest(model_name="m")
         message.parameters["config"].string_param = "{}"
         message.parameters["file:1/model.onnx"].bytes_param = b"onnx"
@@ -300,12 +265,10 @@ def test_a_model_is_loaded_with_its_overrides(play: Any) -> None:
         assert (response.status, response.messages) == (Status.OK, [b""])
         assert bench.engine.loads == [("m", "{}", {"1/model.onnx": b"onnx"})]
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_model_is_unloaded_with_its_dependents(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_model_is_unloaded_with_its_dependents(play: Any) -> None:
+    async with play() as bench:
         message = service_pb2.RepositoryModelUnloadRequest(model_name="m")
         message.parameters["unload_dependents"].bool_param = True
         response = await bench.client().call("RepositoryModelUnload", message.SerializeToString())
@@ -313,22 +276,18 @@ def test_a_model_is_unloaded_with_its_dependents(play: Any) -> None:
         assert response.status == Status.OK
         assert bench.engine.unloads == [("m", True)]
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_failed_load_is_an_error_of_the_call(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_failed_load_is_an_error_of_the_call(play: Any) -> None:
+    async with play() as bench:
         bench.engine.control_error = unavailable("not in this mode")
         response = await bench.client().call("RepositoryModelLoad")
 
         assert (response.status, response.message) == (Status.UNAVAILABLE, "not in this mode")
 
-    play(scenario)
 
-
-def test_a_load_goes_on_when_its_caller_leaves(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_load_goes_on_when_its_caller_leaves(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         message = service_pb2.RepositoryModelLoadRequest(model_name="m").SerializeToString()
         stream_id = client.start("RepositoryModelLoad", message)
@@ -337,15 +296,11 @@ def test_a_load_goes_on_when_its_caller_leaves(play: Any) -> None:
 
         assert bench.engine.loads == [("m", None, None)]
 
-    play(scenario)
 
-
-def test_a_fault_in_a_load_is_an_internal_error(play: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_fault_in_a_load_is_an_internal_error(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with play() as bench:
         bench.engine.load_model = None
         assert (await bench.client().call("RepositoryModelLoad")).status == Status.INTERNAL
-
-    play(scenario)
     assert "RepositoryModelLoad" in caplog.text
 
 
@@ -355,8 +310,8 @@ def test_a_fault_in_a_load_is_an_internal_error(play: Any, caplog: pytest.LogCap
 @pytest.mark.parametrize(
     "body", [b"", frame(b"") * 2, b"\0\0\0\0\5ab", b"\0\0"], ids=["none", "two", "cut", "no length"]
 )
-def test_any_other_number_of_messages_is_refused(play: Any, body: bytes) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_any_other_number_of_messages_is_refused(play: Any, body: bytes) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ServerLive")
         client.http2.send_data(stream_id, body, end_stream=True)
@@ -365,11 +320,9 @@ def test_any_other_number_of_messages_is_refused(play: Any, body: bytes) -> None
         assert client.responses[stream_id].status == Status.UNIMPLEMENTED
         assert "expected exactly one request message" in client.responses[stream_id].message
 
-    play(scenario)
 
-
-def test_headers_that_end_the_stream_are_no_message(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_headers_that_end_the_stream_are_no_message(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.http2.send_request(request_headers("ServerLive"), end_stream=True)
         client.responses[stream_id] = MemoryResponse()
@@ -377,11 +330,9 @@ def test_headers_that_end_the_stream_are_no_message(play: Any) -> None:
 
         assert client.responses[stream_id].status == Status.UNIMPLEMENTED
 
-    play(scenario)
 
-
-def test_trailers_end_a_request_as_well(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_trailers_end_a_request_as_well(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ServerLive", b"", end=False)
         client.http2.send_trailers(stream_id, [(b"x", b"y")])
@@ -389,11 +340,9 @@ def test_trailers_end_a_request_as_well(play: Any) -> None:
 
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_a_message_over_the_limit_is_refused_before_it_has_come(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_message_over_the_limit_is_refused_before_it_has_come(play: Any) -> None:
+    async with play(GrpcLimits(message_bytes_max=100)) as bench:
         client = bench.client()
         stream_id = client.start("ModelInfer")
         client.http2.send_data(stream_id, b"\0" + (101).to_bytes(4, "big") + b"x")
@@ -404,14 +353,12 @@ def test_a_message_over_the_limit_is_refused_before_it_has_come(play: Any) -> No
         assert "at most 100 bytes" in response.message
         assert (response.is_closed, response.reset_code) == (True, 0)
 
-    play(scenario, GrpcLimits(message_bytes_max=100))
-
 
 # Compression.
 
 
-def test_a_compressed_request_is_read(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_compressed_request_is_read(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ModelInfer", None, (b"grpc-encoding", b"gzip"))
         client.http2.send_data(stream_id, frame(gzip.compress(infer_message()), 1), end_stream=True)
@@ -420,25 +367,23 @@ def test_a_compressed_request_is_read(play: Any) -> None:
 
         assert client.responses[stream_id].status == Status.OK
 
-    play(scenario)
 
-
-def test_an_unknown_encoding_is_refused_with_the_known_ones(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_unknown_encoding_is_refused_with_the_known_ones(play: Any) -> None:
+    async with play() as bench:
         response = await bench.client().call("ModelInfer", infer_message(), (b"grpc-encoding", b"br"))
 
         assert response.status == Status.UNIMPLEMENTED
         assert response.headers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
     ("accepted", "encoding"),
     [(b"identity, deflate, gzip", b"gzip"), (b"deflate", b"deflate"), (b"identity", None), (b"", None)],
 )
-def test_responses_are_compressed_as_the_caller_accepts(play: Any, accepted: bytes, encoding: bytes | None) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_responses_are_compressed_as_the_caller_accepts(
+    play: Any, accepted: bytes, encoding: bytes | None
+) -> None:
+    async with play(GrpcLimits(compression_level=1)) as bench:
         header = ((b"grpc-accept-encoding", accepted),) if accepted else ()
         response = await bench.client().call("ModelInfer", infer_message(values=1000), *header)
 
@@ -447,26 +392,22 @@ def test_responses_are_compressed_as_the_caller_accepts(play: Any, accepted: byt
         if encoding == b"gzip":
             assert len(infer_response(gzip.decompress(response.messages[0])).raw_output_contents[0]) == 4000
 
-    play(scenario, GrpcLimits(compression_level=1))
-
 
 # Deadlines and cancellation.
 
 
 @BOTH_SHAPES
-def test_a_request_belongs_to_the_flow_of_its_clients_address(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_request_belongs_to_the_flow_of_its_clients_address(play: Any) -> None:
+    async with play() as bench:
         client = bench.client(peername=("192.0.2.7", 5000))
         await client.call("ModelInfer", infer_message())
 
         assert bench.engine.tickets[0].request.flow == Flow("192.0.2.7")
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_deadline_ends_the_call_and_cancels_the_request(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_deadline_ends_the_call_and_cancels_the_request(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         stream_id = client.start("ModelInfer", infer_message(), (b"grpc-timeout", b"20m"))
@@ -479,11 +420,9 @@ def test_a_deadline_ends_the_call_and_cancels_the_request(play: Any) -> None:
         assert client.responses[stream_id].status == Status.DEADLINE_EXCEEDED
         bench.engine.release(0)
 
-    play(scenario)
 
-
-def test_a_deadline_that_is_met_does_nothing(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_deadline_that_is_met_does_nothing(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         response = await client.call("ModelInfer", infer_message(), (b"grpc-timeout", b"10m"))
         await asyncio.sleep(0.03)
@@ -491,21 +430,17 @@ def test_a_deadline_that_is_met_does_nothing(play: Any) -> None:
 
         assert response.status == Status.OK
 
-    play(scenario)
 
-
-def test_a_malformed_deadline_is_refused(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_malformed_deadline_is_refused(play: Any) -> None:
+    async with play() as bench:
         response = await bench.client().call("ModelInfer", infer_message(), (b"grpc-timeout", b"soon"))
 
         assert response.status == Status.INVALID_ARGUMENT
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_cancelled_call_cancels_its_request(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_cancelled_call_cancels_its_request(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         first, second = (client.start("ModelInfer", infer_message()) for _ in range(2))
@@ -518,12 +453,10 @@ def test_a_cancelled_call_cancels_its_request(play: Any) -> None:
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, False]
         assert client.responses[second].status == Status.OK
 
-    play(scenario)
-
 
 @BOTH_SHAPES
-def test_a_lost_connection_cancels_its_requests(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_lost_connection_cancels_its_requests(play: Any) -> None:
+    async with play() as bench:
         bench.engine.hold = True
         client = bench.client()
         client.start("ModelInfer", infer_message())
@@ -534,12 +467,10 @@ def test_a_lost_connection_cancels_its_requests(play: Any) -> None:
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, True]
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("kept_bytes", [0, 1, 5, 9, 40])
-def test_a_client_may_leave_at_any_point_of_its_request(play: Any, kept_bytes: int) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_a_client_may_leave_at_any_point_of_its_request(play: Any, kept_bytes: int) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.start("ModelInfer")
         client.http2.send_data(stream_id, frame(infer_message())[:kept_bytes])
@@ -550,11 +481,9 @@ def test_a_client_may_leave_at_any_point_of_its_request(play: Any, kept_bytes: i
         assert (await client.call("ModelInfer", infer_message())).status == Status.OK
         assert len(bench.engine.tickets) == 1
 
-    play(scenario)
 
-
-def test_an_answer_to_a_client_that_left_in_the_same_bytes_is_no_error(play: Any) -> None:
-    async def scenario(bench: Any) -> None:
+async def test_an_answer_to_a_client_that_left_in_the_same_bytes_is_no_error(play: Any) -> None:
+    async with play() as bench:
         client = bench.client()
         stream_id = client.http2.send_request(request_headers("ModelInfer"))
         client.responses[stream_id] = MemoryResponse()
@@ -565,16 +494,14 @@ def test_an_answer_to_a_client_that_left_in_the_same_bytes_is_no_error(play: Any
 
         assert (await client.call("ModelInfer", infer_message())).status == Status.OK
 
-    play(scenario)
-
 
 # The access log.
 
 
-def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
+async def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
     log = StringIO()
 
-    async def scenario(bench: Any) -> None:
+    async with play(None, log) as bench:
         client = bench.client()
         await client.call("ModelInfer", infer_message(id="a"))
         await client.call("ModelInfer", infer_message("nope"))
@@ -587,7 +514,6 @@ def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
         client.http2.reset_stream(client.start("ModelInfer", infer_message(id="left")))
         await client.settle()
 
-    play(scenario, None, log)
     lines = [dict(pair.split("=", 1) for pair in line.split()) for line in log.getvalue().splitlines()]
     assert [(line["method"], line["status"]) for line in lines] == [
         ("ModelInfer", "OK"),
@@ -607,18 +533,16 @@ def test_each_call_has_its_line_in_the_access_log(play: Any) -> None:
     assert int(lines[0]["bytes_out"]) > 64
 
 
-def test_what_is_refused_before_it_is_a_call_has_its_line_too(play: Any) -> None:
+async def test_what_is_refused_before_it_is_a_call_has_its_line_too(play: Any) -> None:
     log = StringIO()
 
-    async def scenario(bench: Any) -> None:
+    async with play(None, log) as bench:
         client = bench.client()
         await client.call("NoSuchMethod")
         await client.call("ServerLive", b"", (b"grpc-encoding", b"snappy"))
         stream_id = client.http2.send_request([(b":method", b"GET"), *request_headers("/x")[1:]])
         client.responses[stream_id] = MemoryResponse()
         await client.settle()
-
-    play(scenario, None, log)
     assert [line.split(" ", 2)[2].split(" bytes_in")[0] for line in log.getvalue().splitlines()] == [
         "method=/inference.GRPCInferenceService/NoSuchMethod status=UNIMPLEMENTED",
         "method=ServerLive status=UNIMPLEMENTED",

@@ -57,8 +57,6 @@ def test_a_client_cannot_forge_a_line_nor_fill_the_log() -> None:
 
 
 class Disk(StringIO):
-    """A file on a disk that may be full."""
-
     is_full = False
 
     def write(self, text: str) -> int:

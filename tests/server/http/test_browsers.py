@@ -186,15 +186,12 @@ def test_each_request_of_a_page_is_judged_and_those_of_programs_besides_are_not(
     assert [is_refused(response) for response in asyncio.run(ask())] == [True, True, False, False, True]
 
 
-def test_requests_through_another_server_are_judged_too() -> None:
+async def test_requests_through_another_server_are_judged_too() -> None:
     messages: list[Message] = []
 
-    async def ask() -> None:
-        headers = [(b"host", b"127.0.0.1:8000"), (b"origin", b"https://evil.example")]
-        scope = {"method": "POST", "raw_path": INFER.encode(), "query_string": b"", "headers": headers}
-        begin(HttpFrontend(FakeEngine(), HttpLimits()), scope, b"{}", messages.extend)
-
-    asyncio.run(ask())
+    headers = [(b"host", b"127.0.0.1:8000"), (b"origin", b"https://evil.example")]
+    scope = {"method": "POST", "raw_path": INFER.encode(), "query_string": b"", "headers": headers}
+    begin(HttpFrontend(FakeEngine(), HttpLimits()), scope, b"{}", messages.extend)
 
     assert messages[0]["status"] == 403
 

@@ -1,6 +1,5 @@
 """Responses as server-sent events, and the generate routes, in memory."""
 
-import asyncio
 import json
 from collections.abc import Callable
 
@@ -324,20 +323,17 @@ def test_a_connection_that_is_to_close_closes_after_the_stream() -> None:
     assert client.transport.is_closed
 
 
-def test_shutdown_waits_for_a_stream() -> None:
-    async def main() -> None:
-        fake = engine()
-        frontend = HttpFrontend(fake, HttpLimits())
-        client = MemoryClient(frontend)
-        client.send(post(STREAM, {"X": 1}))
-        fake.tickets[0].answer(response(1), False)
-        frontend.stop_accepting()
-        assert not client.transport.is_closed
-        fake.tickets[0].answer(response(2), True)
-        assert events(client.responses[0].body) == [generated(1), generated(2)]
-        assert client.transport.is_closed
-
-    asyncio.run(main())
+async def test_shutdown_waits_for_a_stream() -> None:
+    fake = engine()
+    frontend = HttpFrontend(fake, HttpLimits())
+    client = MemoryClient(frontend)
+    client.send(post(STREAM, {"X": 1}))
+    fake.tickets[0].answer(response(1), False)
+    frontend.stop_accepting()
+    assert not client.transport.is_closed
+    fake.tickets[0].answer(response(2), True)
+    assert events(client.responses[0].body) == [generated(1), generated(2)]
+    assert client.transport.is_closed
 
 
 def test_a_stream_has_one_line_in_the_access_log() -> None:

@@ -1,8 +1,8 @@
 """The end of an HTTP endpoint whose clients are slow, in memory."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from tests.support.fake_engine import FakeEngine
@@ -17,13 +17,13 @@ METADATA = request("/v2", method="GET")
 PIECE_BYTES = 40
 
 
-def play(scenario: Callable[[HttpFrontend, MemoryClient], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        frontend = HttpFrontend(FakeEngine(), HttpLimits())
-        await scenario(frontend, MemoryClient(frontend))
+new_loop = IdleTimeLoop
 
-    with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
-        runner.run(main())
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[tuple[HttpFrontend, MemoryClient]]:
+    frontend = HttpFrontend(FakeEngine(), HttpLimits())
+    yield frontend, MemoryClient(frontend)
 
 
 def ask(client: MemoryClient) -> None:
@@ -37,8 +37,8 @@ async def until_closed(client: MemoryClient) -> None:
     client.leave()
 
 
-def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
+    async with playing() as (frontend, client):
         ask(client)
         rounds = -(-len(client.transport.pending) // PIECE_BYTES)
         leaving = asyncio.create_task(until_closed(client))
@@ -53,11 +53,9 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
         assert rounds > 3
         assert [response.status for response in client.responses] == [200]
 
-    play(scenario)
 
-
-def test_an_idle_connection_is_closed_when_it_was_not_used_for_a_moment() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_an_idle_connection_is_closed_when_it_was_not_used_for_a_moment() -> None:
+    async with playing() as (frontend, client):
         client.send(METADATA)
         leaving = asyncio.create_task(until_closed(client))
         draining = asyncio.create_task(frontend.drain(1000.0))
@@ -66,11 +64,9 @@ def test_an_idle_connection_is_closed_when_it_was_not_used_for_a_moment() -> Non
         assert await draining
         await leaving
 
-    play(scenario)
 
-
-def test_a_client_that_reads_nothing_is_given_up() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_a_client_that_reads_nothing_is_given_up() -> None:
+    async with playing() as (frontend, client):
         ask(client)
         leaving = asyncio.create_task(until_closed(client))
         loop = asyncio.get_running_loop()
@@ -80,11 +76,9 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
 
         assert GRACE_S <= loop.time() - begin_s < 2 * GRACE_S
 
-    play(scenario)
 
-
-def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off_and_told_of() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off_and_told_of() -> None:
+    async with playing() as (frontend, client):
         ask(client)
         leaving = asyncio.create_task(until_closed(client))
         draining = asyncio.create_task(frontend.drain(GRACE_S * 2))
@@ -95,11 +89,9 @@ def test_a_client_that_is_still_reading_when_time_is_up_is_cut_off_and_told_of()
         assert not await draining
         await leaving
 
-    play(scenario)
 
-
-def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_the_connection_closes() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_the_connection_closes() -> None:
+    async with playing() as (frontend, _):
         frontend.stop_accepting()
         reader = MemoryClient(frontend)
         ask(reader)
@@ -114,30 +106,28 @@ def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_the_con
         assert await frontend.drain(1000.0)
         await leaving
 
-    play(scenario)
 
-
-def test_the_sweep_leaves_it_to_the_drain_to_give_up_a_client_and_to_say_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_sweep_leaves_it_to_the_drain_to_give_up_a_client_and_to_say_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def sweep(frontend: HttpFrontend, client: MemoryClient) -> None:
         while not client.transport.is_closed:
             await asyncio.sleep(GRACE_S * 0.3)
             frontend.now_s += LINGER_S * 2
             client.connection.check_time(frontend.now_s)
 
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+    async with playing() as (frontend, client):
         ask(client)
         leaving = asyncio.create_task(until_closed(client))
         sweeping = asyncio.create_task(sweep(frontend, client))
         assert await frontend.drain(1000.0)
         await asyncio.gather(leaving, sweeping)
 
-    play(scenario)
-
     assert "closing connections whose clients have not read all answers: 1" in caplog.text
 
 
-def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None:
+    async with playing() as (frontend, client):
         client.send(METADATA[:10])
         leaving = asyncio.create_task(until_closed(client))
         loop = asyncio.get_running_loop()
@@ -147,11 +137,9 @@ def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -> None
 
         assert GRACE_S <= loop.time() - begin_s < 2 * GRACE_S
 
-    play(scenario)
 
-
-def test_an_endpoint_that_hands_on_answers_once_more_on_each_connection_and_says_so() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_an_endpoint_that_hands_on_answers_once_more_on_each_connection_and_says_so() -> None:
+    async with playing() as (frontend, client):
         quiet, late = MemoryClient(frontend), MemoryClient(frontend)
         handing = asyncio.create_task(frontend.hand_on(1000.0))
         closing = asyncio.gather(*map(until_closed, (client, quiet, late)))
@@ -169,11 +157,9 @@ def test_an_endpoint_that_hands_on_answers_once_more_on_each_connection_and_says
             assert (response.status, response.headers["connection"]) == (200, "close")
         assert quiet.received == b""
 
-    play(scenario)
 
-
-def test_what_is_in_flight_when_an_endpoint_hands_on_leaves_its_connection_open_for_one_more() -> None:
-    async def scenario(frontend: HttpFrontend, client: MemoryClient) -> None:
+async def test_what_is_in_flight_when_an_endpoint_hands_on_leaves_its_connection_open_for_one_more() -> None:
+    async with playing() as (frontend, client):
         engine = FakeEngine()
         engine.hold = True
         frontend = HttpFrontend(engine, HttpLimits())
@@ -190,5 +176,3 @@ def test_what_is_in_flight_when_an_endpoint_hands_on_leaves_its_connection_open_
         await handing
 
         assert [response.headers.get("connection") for response in client.responses] == [None, "close"]
-
-    play(scenario)

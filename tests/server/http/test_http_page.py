@@ -30,8 +30,6 @@ def echo() -> FakeEngine:
 
 
 def exchange(data: bytes, services: Services = PAGE, engine: FakeEngine | None = None) -> Response:
-    """Return the response to a request."""
-
     async def main() -> Response:
         client = MemoryClient(HttpFrontend(engine or echo(), HttpLimits(), services=services))
         client.send(data)

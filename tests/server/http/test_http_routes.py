@@ -56,7 +56,6 @@ def ask(engine: FakeEngine, *requests: bytes) -> list[Response]:
 
 
 async def answers(endpoint: HttpEndpoint, *requests: bytes) -> list[Response]:
-    """Send requests to an endpoint until all are answered."""
     client = MemoryClient(endpoint)
     client.send(b"".join(requests))
     async with asyncio.timeout(10):
@@ -466,17 +465,14 @@ def test_a_small_response_is_not_compressed() -> None:
     assert "content-encoding" not in response.headers
 
 
-def test_a_client_that_goes_while_its_request_is_decompressed_starts_no_inference() -> None:
+async def test_a_client_that_goes_while_its_request_is_decompressed_starts_no_inference() -> None:
     engine = FakeEngine()
 
-    async def main() -> None:
-        client = MemoryClient(HttpFrontend(engine, HttpLimits()))
-        client.send(request(INFER, body=gzip.compress(b'{"inputs": []}'), headers={"Content-Encoding": "gzip"}))
-        client.leave()
-        while len(asyncio.all_tasks()) > 1:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(main())
+    client = MemoryClient(HttpFrontend(engine, HttpLimits()))
+    client.send(request(INFER, body=gzip.compress(b'{"inputs": []}'), headers={"Content-Encoding": "gzip"}))
+    client.leave()
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0.001)
 
     assert engine.tickets == []
 

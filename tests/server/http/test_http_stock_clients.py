@@ -14,10 +14,10 @@ import tritonclient.http.aio as triton_aio
 import trustme
 import uvloop
 from tests.support.fake_engine import FakeEngine, identity_config
-from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+from tritonclient.utils import triton_to_np_dtype
 
 from charonia.core.dtypes import BY_WIRE
-from charonia.core.errors import ServingError, unavailable
+from charonia.core.errors import ServingError
 from charonia.server.http.connection import HttpConnection
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 
@@ -136,28 +136,6 @@ def test_the_stock_client_sees_the_server() -> None:
     assert engine.unloads == [("a", False)]
 
 
-def test_the_stock_client_gets_classes() -> None:
-    with serving(engine_of("FP32", 3)) as address, triton.InferenceServerClient(address) as client:
-        tensor = triton.InferInput("INPUT0", [1, 3], "FP32")
-        tensor.set_data_from_numpy(np.array([[0.25, 0.5, 0.125]], np.float32))
-
-        result = client.infer("identity", [tensor], outputs=[triton.InferRequestedOutput("OUTPUT0", class_count=2)])
-
-        assert result.as_numpy("OUTPUT0").tolist() == [[b"0.500000:1", b"0.250000:0"]]
-
-
-def test_the_stock_client_raises_the_servers_sentence() -> None:
-    engine = FakeEngine(errors={"identity": unavailable("the queue is full")})
-    with serving(engine) as address, triton.InferenceServerClient(address) as client:
-        tensor = triton.InferInput("INPUT0", [1, 1], "FP32")
-        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
-
-        with pytest.raises(InferenceServerException, match="the queue is full") as caught:
-            client.infer("identity", [tensor])
-
-    assert caught.value.status() == "503"
-
-
 @pytest.mark.parametrize("new_loop", LOOPS)
 def test_the_stock_asyncio_client_is_served_concurrently(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
@@ -200,52 +178,6 @@ def test_tls_clients_are_served(
             for _ in range(2):
                 result = await client.infer("identity", [tensor])
                 assert np.array_equal(result.as_numpy("OUTPUT0"), data)
-
-    run(main(), new_loop)
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_draining_answers_what_is_in_flight_and_closes_the_rest(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    async def main() -> None:
-        engine = FakeEngine(hold=True)
-        async with started(engine) as frontend:
-            idle, _idle_writer = await asyncio.open_connection(HOST, frontend.port)
-            busy, busy_writer = await asyncio.open_connection(HOST, frontend.port)
-            body = b'{"inputs": []}'
-            busy_writer.write(b"POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: 14\r\n\r\n" + body)
-            while not engine.tickets:
-                await asyncio.sleep(0.001)
-
-            draining = asyncio.create_task(frontend.drain(5))
-            assert await idle.read() == b""
-            engine.release(0)
-            answer = await busy.read()
-            await draining
-
-            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert b"Connection: close\r\n" in answer
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection(HOST, frontend.port)
-            for writer in (_idle_writer, busy_writer):
-                writer.close()
-
-    run(main(), new_loop)
-
-
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_client_that_disconnects_cancels_its_request(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    async def main() -> None:
-        engine = FakeEngine(hold=True)
-        async with started(engine) as frontend:
-            _reader, writer = await asyncio.open_connection(HOST, frontend.port)
-            writer.write(b'POST /v2/models/identity/infer HTTP/1.1\r\nContent-Length: 14\r\n\r\n{"inputs": []}')
-            while not engine.tickets:
-                await asyncio.sleep(0.001)
-            writer.close()
-            while not engine.tickets[0].cancelled:
-                await asyncio.sleep(0.001)
 
     run(main(), new_loop)
 

@@ -1,7 +1,7 @@
 """Models that are loaded when they are needed, with a backend that does what the test says."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,388 +152,334 @@ class Harness:
         return {e.name for e in self.engine.index() if e.state is ModelState.READY}
 
 
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-
-
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(demand_module, "ROOM_LOOK_S", 0.001)
     return monkeypatch
 
 
-def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(
+async def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        await harness.start()
-        assert harness.ready() == set()
-        assert harness.engine.is_ready()
-        assert await harness.engine.model_ready("m")
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    await harness.start()
+    assert harness.ready() == set()
+    assert harness.engine.is_ready()
+    assert await harness.engine.model_ready("m")
 
-        waiting = [harness.ask("m", id=str(i)) for i in range(5)]
-        outcomes = await asyncio.gather(*waiting)
+    waiting = [harness.ask("m", id=str(i)) for i in range(5)]
+    outcomes = await asyncio.gather(*waiting)
 
-        assert [o.id for o in outcomes if isinstance(o, InferResponse)] == ["0", "1", "2", "3", "4"]
-        assert harness.backend.loads == ["m"]
-        assert harness.ready() == {"m"}
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert [o.id for o in outcomes if isinstance(o, InferResponse)] == ["0", "1", "2", "3", "4"]
+    assert harness.backend.loads == ["m"]
+    assert harness.ready() == {"m"}
+    await harness.lifecycle.drain()
 
 
-def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_eviction(
+async def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_eviction(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=250)
-        harness.model("m", config=MODEL + "version_policy { all { } }")
-        (tmp_path / "m" / "2").mkdir()
-        (tmp_path / "m" / "2" / "weights").write_bytes(b"x")
-        harness.model("other", 200)
-        await harness.start()
-        traffic = harness.lifecycle.table.traffic
+    harness = Harness(tmp_path, patch, budget=250)
+    harness.model("m", config=MODEL + "version_policy { all { } }")
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "weights").write_bytes(b"x")
+    harness.model("other", 200)
+    await harness.start()
+    traffic = harness.lifecycle.table.traffic
 
-        await traffic.change("m", {"canary": {"version": 2, "steps": [40, 100]}})
-        assert harness.ready() == {"m"}
-        await harness.answer("other")
-        assert harness.ready() == {"other"}
-        found = [(await harness.answer("m")).model_version for _ in range(10)]
+    await traffic.change("m", {"canary": {"version": 2, "steps": [40, 100]}})
+    assert harness.ready() == {"m"}
+    await harness.answer("other")
+    assert harness.ready() == {"other"}
+    found = [(await harness.answer("m")).model_version for _ in range(10)]
 
-        shown: Any = await traffic.show("m")
-        assert shown["canary"]["state"] == "running"
-        assert (found.count("1"), found.count("2")) == (6, 4)
-        with pytest.raises(ServingError, match="'nothing' is not ready"):
-            await traffic.change("nothing", {"sticky": "key"})
-        traffic.close()
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    shown: Any = await traffic.show("m")
+    assert shown["canary"]["state"] == "running"
+    assert (found.count("1"), found.count("2")) == (6, 4)
+    with pytest.raises(ServingError, match="'nothing' is not ready"):
+        await traffic.change("nothing", {"sticky": "key"})
+    traffic.close()
+    await harness.lifecycle.drain()
 
 
-def test_what_loaded_models_leave_of_the_budget_is_free(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=250)
-        harness.model("a", 100)
-        harness.model("b", 30)
-        await harness.start()
-        assert harness.demand.free_bytes() == 250 * KB
+async def test_what_loaded_models_leave_of_the_budget_is_free(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=250)
+    harness.model("a", 100)
+    harness.model("b", 30)
+    await harness.start()
+    assert harness.demand.free_bytes() == 250 * KB
 
-        await harness.answer("a")
-        await harness.answer("b")
+    await harness.answer("a")
+    await harness.answer("b")
 
-        assert harness.demand.free_bytes() == 120 * KB
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert harness.demand.free_bytes() == 120 * KB
+    await harness.lifecycle.drain()
 
 
-def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=250)
-        for name in ("a", "b", "c"):
-            harness.model(name)
-        await harness.start()
-        for name in ("a", "b"):
-            await harness.answer(name)
-            await asyncio.sleep(0.002)  # what was used when is told apart by the millisecond
-        await harness.answer("a")
+async def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=250)
+    for name in ("a", "b", "c"):
+        harness.model(name)
+    await harness.start()
+    for name in ("a", "b"):
+        await harness.answer(name)
+        await asyncio.sleep(0.002)  # what was used when is told apart by the millisecond
+    await harness.answer("a")
 
-        await harness.answer("c")
+    await harness.answer("c")
 
-        assert harness.ready() == {"a", "c"}
-        assert harness.demand.counts.evictions == {"b": 1}
-        assert harness.backend.loaded == 2
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert harness.ready() == {"a", "c"}
+    assert harness.demand.counts.evictions == {"b": 1}
+    assert harness.backend.loaded == 2
+    await harness.lifecycle.drain()
 
 
-def test_a_model_in_flight_is_waited_for_and_never_unloaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        import threading
+async def test_a_model_in_flight_is_waited_for_and_never_unloaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    import threading
 
-        harness = Harness(tmp_path, patch, budget=150)
-        for name in ("a", "b"):
-            harness.model(name)
-        await harness.start()
-        await harness.answer("a")
-        gate = threading.Event()
-        harness.backend.gate = gate.wait
-        busy = harness.ask("a")
-        other = harness.ask("b")
-        await asyncio.sleep(0.05)
-        assert harness.ready() == {"a"}
-        assert not busy.done()
+    harness = Harness(tmp_path, patch, budget=150)
+    for name in ("a", "b"):
+        harness.model(name)
+    await harness.start()
+    await harness.answer("a")
+    gate = threading.Event()
+    harness.backend.gate = gate.wait
+    busy = harness.ask("a")
+    other = harness.ask("b")
+    await asyncio.sleep(0.05)
+    assert harness.ready() == {"a"}
+    assert not busy.done()
 
-        gate.set()
+    gate.set()
 
-        assert isinstance(await busy, InferResponse)
-        assert isinstance(await other, InferResponse)
-        assert harness.ready() == {"b"}
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert isinstance(await busy, InferResponse)
+    assert isinstance(await other, InferResponse)
+    assert harness.ready() == {"b"}
+    await harness.lifecycle.drain()
 
 
-def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=250, pinned="a")
-        harness.model("a")
-        harness.model("b", config=MODEL + 'parameters { key: "pinned" value { string_value: "true" } }')
-        harness.model("c")
-        await harness.start("a")
-        await harness.answer("b")
+async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=250, pinned="a")
+    harness.model("a")
+    harness.model("b", config=MODEL + 'parameters { key: "pinned" value { string_value: "true" } }')
+    harness.model("c")
+    await harness.start("a")
+    await harness.answer("b")
 
-        error = await harness.refusal("c")
+    error = await harness.refusal("c")
 
-        assert error.code is Code.UNAVAILABLE
-        assert "there is no room for model 'c'" in error.message
-        assert harness.ready() == {"a", "b"}
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert error.code is Code.UNAVAILABLE
+    assert "there is no room for model 'c'" in error.message
+    assert harness.ready() == {"a", "b"}
+    await harness.lifecycle.drain()
 
 
-def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_once(
+async def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_once(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        harness.backend.failing.add("m")
-        await harness.start()
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    harness.backend.failing.add("m")
+    await harness.start()
 
-        outcomes = await asyncio.gather(*(harness.ask("m") for _ in range(3)))
-        again = await harness.refusal("m")
+    outcomes = await asyncio.gather(*(harness.ask("m") for _ in range(3)))
+    again = await harness.refusal("m")
 
-        assert all(isinstance(o, ServingError) and "this one is broken" in o.message for o in outcomes)
-        assert "this one is broken" in again.message
-        assert again.code is Code.UNAVAILABLE
-        assert "tried again in" in again.hint
-        assert harness.backend.loads == ["m"]
-        assert not await harness.engine.model_ready("m")
-        assert harness.engine.is_ready()
-        harness.backend.failing.clear()
-        harness.model("m", size=101)
+    assert all(isinstance(o, ServingError) and "this one is broken" in o.message for o in outcomes)
+    assert "this one is broken" in again.message
+    assert again.code is Code.UNAVAILABLE
+    assert "tried again in" in again.hint
+    assert harness.backend.loads == ["m"]
+    assert not await harness.engine.model_ready("m")
+    assert harness.engine.is_ready()
+    harness.backend.failing.clear()
+    harness.model("m", size=101)
+    await harness.lifecycle.poll()
+    await harness.answer("m")
+    assert harness.demand.counts.failures == {"m": 1}
+    await harness.lifecycle.drain()
+
+
+async def test_the_queue_has_a_limit_and_a_deadline_is_kept(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, waiting_max=2)
+    harness.model("m")
+    harness.backend.opened.clear()
+    await harness.start()
+    patient, hasty = harness.ask("m"), harness.ask("m", timeout_us=1000)
+
+    full = await harness.refusal("m")
+    late = await hasty
+    deadline = await harness.refusal("m", deadline_ns=now_ns() + 1_000_000)
+    harness.backend.opened.set()
+
+    assert "--auto-queue-size" in full.hint
+    assert isinstance(late, ServingError)
+    assert "not loaded in time" in late.message
+    assert "not loaded in time" in deadline.message
+    assert isinstance(await patient, InferResponse)
+    await harness.lifecycle.drain()
+
+
+async def test_who_leaves_while_waiting_is_forgotten(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    harness.backend.opened.clear()
+    await harness.start()
+    replies: list[Outcome] = []
+    request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))}, id="7")
+    ticket = harness.engine.infer(request, lambda outcome, final: replies.append(outcome))
+
+    ticket.cancel()
+    ticket.cancel()
+    harness.backend.opened.set()
+    await harness.answer("m")
+
+    assert [o.code for o in replies if isinstance(o, ServingError)] == [Code.CANCELLED]
+    assert len(replies) == 1
+    await harness.lifecycle.drain()
+
+
+async def test_the_steps_of_an_ensemble_are_loaded_with_it_and_leave_after_it(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, patch, budget=250)
+    for name in ("a", "b", "c"):
+        harness.model(name)
+    harness.model("pair", 0, ensemble("a", "b"))
+    await harness.start()
+
+    await harness.answer("pair")
+    assert harness.ready() == {"a", "b", "pair"}
+    await harness.answer("c")
+    assert "pair" not in harness.ready()
+    assert len(harness.ready()) == 2
+    await harness.answer("pair")
+
+    assert harness.ready() == {"a", "b", "pair"}
+    await harness.lifecycle.drain()
+
+
+async def test_an_ensemble_that_does_not_fit_says_so(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=150)
+    for name in ("a", "b"):
+        harness.model(name)
+    harness.model("pair", 0, ensemble("a", "b"))
+    await harness.start()
+
+    error = await harness.refusal("pair")
+
+    assert error.code is Code.UNAVAILABLE
+    assert "depends on" in error.message
+    await harness.lifecycle.drain()
+
+
+async def test_a_model_that_calls_another_stays_while_that_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=150)
+    for name in ("caller", "called"):
+        harness.model(name)
+    await harness.start()
+    await harness.answer("caller")
+
+    error = await harness.refusal("called", caller=CallFrame("caller", "1", "caller_0"))
+
+    assert "taken by models that stay" in error.message
+    assert harness.ready() == {"caller"}
+    await harness.lifecycle.drain()
+
+
+async def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    harness.model("bad")
+    harness.backend.failing.add("bad")
+    await harness.start()
+
+    loading = harness.demand.demand("m")
+    assert loading is not None
+    await loading
+
+    assert harness.demand.demand("m") is None
+    assert harness.demand.demand("none") is None
+    assert harness.engine.model_config("m").name == "m"
+    for _ in range(2):
+        failing = harness.demand.demand("bad")
+        assert failing is not None
+        with pytest.raises(ServingError, match="this one is broken"):
+            await failing
+    await harness.lifecycle.drain()
+
+
+async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    await harness.start()
+
+    assert (await harness.refusal("none")).code is Code.NOT_FOUND
+    assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
+    assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
+    assert harness.backend.loads == ["m"]
+    await harness.lifecycle.drain()
+
+
+async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, patch)
+    for name in ("loaded", "other"):
+        harness.model(name)
+    await harness.start()
+    await harness.answer("loaded")
+    for name in ("loaded", "other", "new"):
+        harness.model(name, size=90)
+
+    for _ in range(2):
         await harness.lifecycle.poll()
-        await harness.answer("m")
-        assert harness.demand.counts.failures == {"m": 1}
-        await harness.lifecycle.drain()
 
-    run(scenario)
-
-
-def test_the_queue_has_a_limit_and_a_deadline_is_kept(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, waiting_max=2)
-        harness.model("m")
-        harness.backend.opened.clear()
-        await harness.start()
-        patient, hasty = harness.ask("m"), harness.ask("m", timeout_us=1000)
-
-        full = await harness.refusal("m")
-        late = await hasty
-        deadline = await harness.refusal("m", deadline_ns=now_ns() + 1_000_000)
-        harness.backend.opened.set()
-
-        assert "--auto-queue-size" in full.hint
-        assert isinstance(late, ServingError)
-        assert "not loaded in time" in late.message
-        assert "not loaded in time" in deadline.message
-        assert isinstance(await patient, InferResponse)
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert harness.backend.loads == ["loaded", "loaded"]
+    await harness.answer("new")
+    for name in ("1/weights", "1", "config.pbtxt", ""):
+        path = tmp_path / "loaded" / name
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    for _ in range(2):
+        await harness.lifecycle.poll()
+    assert (await harness.refusal("loaded")).code is Code.NOT_FOUND
+    await harness.lifecycle.drain()
 
 
-def test_who_leaves_while_waiting_is_forgotten(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        harness.backend.opened.clear()
-        await harness.start()
-        replies: list[Outcome] = []
-        request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))}, id="7")
-        ticket = harness.engine.infer(request, lambda outcome, final: replies.append(outcome))
+async def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch)
+    harness.model("m")
+    harness.backend.opened.clear()
+    await harness.start()
+    waiting = harness.ask("m")
 
-        ticket.cancel()
-        ticket.cancel()
-        harness.backend.opened.set()
-        await harness.answer("m")
+    harness.engine.begin_exit()
+    harness.demand.close()
+    outcome = await waiting
 
-        assert [o.code for o in replies if isinstance(o, ServingError)] == [Code.CANCELLED]
-        assert len(replies) == 1
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert isinstance(outcome, ServingError)
+    assert outcome.code is Code.UNAVAILABLE
+    await harness.lifecycle.drain()
 
 
-def test_the_steps_of_an_ensemble_are_loaded_with_it_and_leave_after_it(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=250)
-        for name in ("a", "b", "c"):
-            harness.model(name)
-        harness.model("pair", 0, ensemble("a", "b"))
-        await harness.start()
+async def test_metrics_tell_loads_evictions_sizes_and_who_waits(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness = Harness(tmp_path, patch, budget=150)
+    for name in ("a", "b"):
+        harness.model(name)
+    await harness.start()
+    await harness.answer("a")
+    await harness.answer("b")
 
-        await harness.answer("pair")
-        assert harness.ready() == {"a", "b", "pair"}
-        await harness.answer("c")
-        assert "pair" not in harness.ready()
-        assert len(harness.ready()) == 2
-        await harness.answer("pair")
+    found = {
+        family.name: {tuple(s.labels.values()): s.value for s in family.samples} for family in harness.demand.families()
+    }
 
-        assert harness.ready() == {"a", "b", "pair"}
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_an_ensemble_that_does_not_fit_says_so(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=150)
-        for name in ("a", "b"):
-            harness.model(name)
-        harness.model("pair", 0, ensemble("a", "b"))
-        await harness.start()
-
-        error = await harness.refusal("pair")
-
-        assert error.code is Code.UNAVAILABLE
-        assert "depends on" in error.message
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_a_model_that_calls_another_stays_while_that_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=150)
-        for name in ("caller", "called"):
-            harness.model(name)
-        await harness.start()
-        await harness.answer("caller")
-
-        error = await harness.refusal("called", caller=CallFrame("caller", "1", "caller_0"))
-
-        assert "taken by models that stay" in error.message
-        assert harness.ready() == {"caller"}
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        harness.model("bad")
-        harness.backend.failing.add("bad")
-        await harness.start()
-
-        loading = harness.demand.demand("m")
-        assert loading is not None
-        await loading
-
-        assert harness.demand.demand("m") is None
-        assert harness.demand.demand("none") is None
-        assert harness.engine.model_config("m").name == "m"
-        for _ in range(2):
-            failing = harness.demand.demand("bad")
-            assert failing is not None
-            with pytest.raises(ServingError, match="this one is broken"):
-                await failing
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        await harness.start()
-
-        assert (await harness.refusal("none")).code is Code.NOT_FOUND
-        assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
-        assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
-        assert harness.backend.loads == ["m"]
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        for name in ("loaded", "other"):
-            harness.model(name)
-        await harness.start()
-        await harness.answer("loaded")
-        for name in ("loaded", "other", "new"):
-            harness.model(name, size=90)
-
-        for _ in range(2):
-            await harness.lifecycle.poll()
-
-        assert harness.backend.loads == ["loaded", "loaded"]
-        await harness.answer("new")
-        for name in ("1/weights", "1", "config.pbtxt", ""):
-            path = tmp_path / "loaded" / name
-            if path.is_dir():
-                path.rmdir()
-            else:
-                path.unlink()
-        for _ in range(2):
-            await harness.lifecycle.poll()
-        assert (await harness.refusal("loaded")).code is Code.NOT_FOUND
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch)
-        harness.model("m")
-        harness.backend.opened.clear()
-        await harness.start()
-        waiting = harness.ask("m")
-
-        harness.engine.begin_exit()
-        harness.demand.close()
-        outcome = await waiting
-
-        assert isinstance(outcome, ServingError)
-        assert outcome.code is Code.UNAVAILABLE
-        await harness.lifecycle.drain()
-
-    run(scenario)
-
-
-def test_metrics_tell_loads_evictions_sizes_and_who_waits(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        harness = Harness(tmp_path, patch, budget=150)
-        for name in ("a", "b"):
-            harness.model(name)
-        await harness.start()
-        await harness.answer("a")
-        await harness.answer("b")
-
-        found = {
-            family.name: {tuple(s.labels.values()): s.value for s in family.samples}
-            for family in harness.demand.families()
-        }
-
-        assert found["charonia_model_memory_budget_bytes"] == {(): 150 * KB}
-        assert found["charonia_model_loads_total"] == {("a",): 1, ("b",): 1}
-        assert found["charonia_model_evictions_total"] == {("a",): 1}
-        assert found["charonia_model_resident_bytes"] == {("b",): 100 * KB}
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    assert found["charonia_model_memory_budget_bytes"] == {(): 150 * KB}
+    assert found["charonia_model_loads_total"] == {("a",): 1, ("b",): 1}
+    assert found["charonia_model_evictions_total"] == {("a",): 1}
+    assert found["charonia_model_resident_bytes"] == {("b",): 100 * KB}
+    await harness.lifecycle.drain()

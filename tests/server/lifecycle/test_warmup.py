@@ -121,8 +121,6 @@ def test_files_are_read_from_the_folder_of_warm_up_data_and_from_nowhere_else(tm
 
 
 class Instance:
-    """A blocking instance that counts."""
-
     def __init__(self, error: Exception | None = None) -> None:
         self.batches: list[int] = []
         self.error = error

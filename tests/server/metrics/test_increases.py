@@ -65,7 +65,6 @@ def shown(metrics: ModelMetrics) -> object:
 
 
 def sent(increase: Increase) -> Increase:
-    """Return what arrives in another process."""
     return record(Increase, marshal.loads(marshal.dumps(plain(increase))))  # type: ignore[arg-type] # plain values
 
 

@@ -44,52 +44,49 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_the_others(
+async def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 0.4)
     folder = write_model(tmp_path, "m", CODE)
     (folder / "config.pbtxt").write_text(CONFIG)
 
-    async def scenario() -> None:
-        lifecycle = Lifecycle(LifecycleOptions((tmp_path,), cores=2), Backends(installed_backends()))
-        engine = ModelEngine(lifecycle, ServerMetadata("test", "0", ()))
-        assert await lifecycle.load_at_start(()) == []
+    lifecycle = Lifecycle(LifecycleOptions((tmp_path,), cores=2), Backends(installed_backends()))
+    engine = ModelEngine(lifecycle, ServerMetadata("test", "0", ()))
+    assert await lifecycle.load_at_start(()) == []
 
-        def index() -> ModelIndexEntry:
-            (entry,) = engine.index()
-            return entry
+    def index() -> ModelIndexEntry:
+        (entry,) = engine.index()
+        return entry
 
-        def workers() -> dict[str, WorkerState]:
-            (sample,) = engine.samples()
-            return {worker.instance: worker for worker in sample.workers}
+    def workers() -> dict[str, WorkerState]:
+        (sample,) = engine.samples()
+        return {worker.instance: worker for worker in sample.workers}
 
-        def kill(instance: str) -> int:
-            pid = int((folder / instance).read_text())
-            os.kill(pid, signal.SIGKILL)
-            return pid
+    def kill(instance: str) -> int:
+        pid = int((folder / instance).read_text())
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
-        assert (await engine.model_ready("m"), index().state, index().reason) == (True, ModelState.READY, "")
-        assert all(w.memory_bytes > 1_000_000 and w.restarts == 0 for w in workers().values())
+    assert (await engine.model_ready("m"), index().state, index().reason) == (True, ModelState.READY, "")
+    assert all(w.memory_bytes > 1_000_000 and w.restarts == 0 for w in workers().values())
 
-        pid = kill("m_0_1")
-        await until(lambda: workers()["m_0_1"].problem)
-        assert await engine.model_ready("m")
-        assert index().state is ModelState.READY
-        assert index().reason.startswith("instance 'm_0_1': its worker has ended and is started again after 0.4 s: ")
-        assert f"ended by SIGKILL: often the system's answer to a lack of memory; its last output:\nprocess {pid}" in (
-            index().reason
-        )
+    pid = kill("m_0_1")
+    await until(lambda: workers()["m_0_1"].problem)
+    assert await engine.model_ready("m")
+    assert index().state is ModelState.READY
+    assert index().reason.startswith("instance 'm_0_1': its worker has ended and is started again after 0.4 s: ")
+    assert f"ended by SIGKILL: often the system's answer to a lack of memory; its last output:\nprocess {pid}" in (
+        index().reason
+    )
 
-        kill("m_0_0")
-        await until(lambda: workers()["m_0_0"].problem)
-        assert not await engine.model_ready("m")
-        assert workers()["m_0_0"].memory_bytes == 0
-        assert index().state is ModelState.READY
+    kill("m_0_0")
+    await until(lambda: workers()["m_0_0"].problem)
+    assert not await engine.model_ready("m")
+    assert workers()["m_0_0"].memory_bytes == 0
+    assert index().state is ModelState.READY
 
-        await until(lambda: not index().reason)
-        assert await engine.model_ready("m")
-        assert [w.restarts for w in workers().values()] == [1, 1]
-        await lifecycle.drain()
-
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    await until(lambda: not index().reason)
+    assert await engine.model_ready("m")
+    assert [w.restarts for w in workers().values()] == [1, 1]
+    await lifecycle.drain()

@@ -59,8 +59,6 @@ async def turn() -> None:
 
 
 def on_loop(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
-    """Run a test on an event loop."""
-
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         asyncio.run(test(*args, **kwargs))
@@ -319,7 +317,6 @@ async def test_routes_that_clients_probe() -> None:
 
 
 async def asked_responses(client: MemoryClient, fake: FakeEngine, content: str, **members: object) -> dict[str, Any]:
-    """Return the response of an engine that answers with this content."""
     client.send(request("/v1/responses", body=json.dumps({"model": "e", **members}).encode()))
     message = {"role": "assistant", "content": content}
     fake.tickets[-1].answer(text(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()))

@@ -46,7 +46,6 @@ BATCHED = ModelConfig(
 
 
 def document(*configs: ModelConfig, has_keys: bool = False) -> dict[str, Any]:
-    """Return the document as clients read it."""
     models = [ServedModel(config, ("1",), config.backend) for config in configs]
     made: dict[str, Any] = json.loads(dump(openapi_document(SERVER, models, url=URL, has_keys=has_keys)))
     return made
@@ -92,7 +91,6 @@ def content(made: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def fits(made: dict[str, Any], schema: dict[str, Any], value: object) -> bool:
-    """Return whether a value fits a schema of the document."""
     registry: Registry[Any] = Registry().with_resource("urn:doc", DRAFT202012.create_resource(made))
     validator = OAS31Validator(_absolute(schema), registry=registry)
     return bool(validator.is_valid(value))

@@ -133,7 +133,6 @@ def outputs(outcome: Outcome) -> dict[str, Array]:
 
 
 def _columns(outcome: Outcome) -> int:
-    """Return the length of what the model saw."""
     assert isinstance(outcome, InferResponse)
     return len(str(outcome.parameters["seen"]).split(","))
 
@@ -177,29 +176,26 @@ def test_a_caller_that_leaves_is_passed_on_while_the_batch_runs() -> None:
     assert outputs(found["a"])["Y"].tolist() == [[4.0]]
 
 
-def test_a_batch_that_is_over_is_forgotten() -> None:
-    async def main() -> None:
-        instance = Later()
-        padded = pad_instance(instance, plan_of())
+async def test_a_batch_that_is_over_is_forgotten() -> None:
+    instance = Later()
+    padded = pad_instance(instance, plan_of())
 
-        class Sink:
-            def respond(self, index: int, result: Result | None, final: bool) -> None: ...
-            def finish(
-                self, input_end_ns: int, output_start_ns: int, error: object = None, *, leaves_open: bool = False
-            ) -> None: ...
-            def is_cancelled(self, index: int) -> bool:
-                return True
+    class Sink:
+        def respond(self, index: int, result: Result | None, final: bool) -> None: ...
+        def finish(
+            self, input_end_ns: int, output_start_ns: int, error: object = None, *, leaves_open: bool = False
+        ) -> None: ...
+        def is_cancelled(self, index: int) -> bool:
+            return True
 
-            def frame(self) -> object:
-                return type("Frame", (), {"model": "m"})()
+        def frame(self) -> object:
+            return type("Frame", (), {"model": "m"})()
 
-        sink = Sink()
-        padded.start([request("a", 1)], sink)  # type: ignore[union-attr,arg-type]  # as an asynchronous instance
-        await asyncio.sleep(0.01)
-        padded.cancel(sink, 0)  # type: ignore[union-attr,arg-type]
-        assert instance.cancelled == []
-
-    asyncio.run(main())
+    sink = Sink()
+    padded.start([request("a", 1)], sink)  # type: ignore[union-attr,arg-type]  # as an asynchronous instance
+    await asyncio.sleep(0.01)
+    padded.cancel(sink, 0)  # type: ignore[union-attr,arg-type]
+    assert instance.cancelled == []
 
 
 def test_the_request_of_the_front_end_stays_as_it_is() -> None:
@@ -220,8 +216,6 @@ def test_shapes_and_what_is_computed_are_no_part_of_the_key() -> None:
 
 
 class Gathered:
-    """What the scheduler knows of requests."""
-
     def __init__(self, request: InferRequest) -> None:
         self.request = request
 

@@ -131,25 +131,22 @@ def test_what_a_version_waits_for_is_told_with_the_models_that_have_it() -> None
     assert two.shortage(20) == Shortage(10, needs)
 
 
-def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> None:
-    async def scenario() -> None:
-        limits = RateLimits()
-        one, two = claim(limits, model("a", resource(1))), claim(limits, model("b", resource(1)))
-        first, second = (each.scheduler(DynamicBatcher(BatchPolicy())) for each in (one, two))
-        started = []
-        two.wake(asyncio.get_running_loop(), lambda: started.extend(second.handle(Tick(), 0)))
-        for scheduler in (first, second):
-            scheduler.handle(SlotIdle(0), 0)
-            scheduler.handle(Submit(1), 0)
+async def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken() -> None:
+    limits = RateLimits()
+    one, two = claim(limits, model("a", resource(1))), claim(limits, model("b", resource(1)))
+    first, second = (each.scheduler(DynamicBatcher(BatchPolicy())) for each in (one, two))
+    started = []
+    two.wake(asyncio.get_running_loop(), lambda: started.extend(second.handle(Tick(), 0)))
+    for scheduler in (first, second):
+        scheduler.handle(SlotIdle(0), 0)
+        scheduler.handle(Submit(1), 0)
 
-        one.release()
-        assert started == []  # not within the event of another scheduler
-        await asyncio.sleep(0)
+    one.release()
+    assert started == []  # not within the event of another scheduler
+    await asyncio.sleep(0)
 
-        assert [(type(c), c.slot) for c in started if isinstance(c, Run)] == [(Run, 0)]
-        assert [i.model for i in limits.view().instances] == ["b"]
-
-    asyncio.run(scenario())
+    assert [(type(c), c.slot) for c in started if isinstance(c, Run)] == [(Run, 0)]
+    assert [i.model for i in limits.view().instances] == ["b"]
 
 
 def pool(limits: RateLimits, name: str, *resources: RateLimiterResource, count: int = 1) -> InstancePool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -178,412 +178,341 @@ class Bench:
         return statistics.cache_hit.count, statistics.cache_miss.count
 
 
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    with asyncio.Runner(loop_factory=IdleTimeLoop) as runner:
-        runner.run(asyncio.wait_for(scenario(), 3600))
+new_loop = IdleTimeLoop
 
 
-def test_the_second_equal_request_gets_the_response_of_the_first_with_its_own_id() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
-        bench.inner.answer()
+async def test_the_second_equal_request_gets_the_response_of_the_first_with_its_own_id() -> None:
+    bench = Bench()
+    bench.send("a")
+    bench.inner.answer()
 
-        bench.send("b")
+    bench.send("b")
 
-        assert bench.value("b") == 2
-        assert len(bench.inner.seen) == 1
-        assert bench.counts() == (1, 1)
-        statistics = bench.runner.metrics.statistics
-        assert statistics.success.count == 1  # the other one is counted by the runner behind the cache
-        assert statistics.queue.count == 1
-        assert statistics.execution_count == statistics.inference_count == 0
-        assert bench.runner.metrics.is_cached
-
-    run(scenario)
+    assert bench.value("b") == 2
+    assert len(bench.inner.seen) == 1
+    assert bench.counts() == (1, 1)
+    statistics = bench.runner.metrics.statistics
+    assert statistics.success.count == 1  # the other one is counted by the runner behind the cache
+    assert statistics.queue.count == 1
+    assert statistics.execution_count == statistics.inference_count == 0
+    assert bench.runner.metrics.is_cached
 
 
-def test_other_requests_and_errors_are_not_answered_from_the_cache() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
-        bench.inner.answer(internal("no"))
-        bench.send("b", 2)
-        bench.inner.answer()
+async def test_other_requests_and_errors_are_not_answered_from_the_cache() -> None:
+    bench = Bench()
+    bench.send("a")
+    bench.inner.answer(internal("no"))
+    bench.send("b", 2)
+    bench.inner.answer()
 
-        bench.send("c")
-        bench.send("d", 2, parameters={"x": 1})
+    bench.send("c")
+    bench.send("d", 2, parameters={"x": 1})
 
-        assert [r.id for r in bench.inner.seen] == ["a", "b", "c", "d"]
-        assert bench.code("a") is Code.INTERNAL
-        assert bench.counts() == (0, 1)
-
-    run(scenario)
+    assert [r.id for r in bench.inner.seen] == ["a", "b", "c", "d"]
+    assert bench.code("a") is Code.INTERNAL
+    assert bench.counts() == (0, 1)
 
 
 @pytest.mark.parametrize(("backend", "runs"), [("python", 2), ("onnxruntime", 1)])
-def test_parameters_matter_where_a_model_sees_them(backend: str, runs: int) -> None:
-    async def scenario() -> None:
-        bench = Bench(backend=backend)
-        bench.inner.is_at_once = True
-        bench.send("a", parameters={"x": 1})
-        bench.send("b", parameters={"x": 2})
+async def test_parameters_matter_where_a_model_sees_them(backend: str, runs: int) -> None:
+    bench = Bench(backend=backend)
+    bench.inner.is_at_once = True
+    bench.send("a", parameters={"x": 1})
+    bench.send("b", parameters={"x": 2})
 
-        assert len(bench.inner.seen) == runs
-
-    run(scenario)
+    assert len(bench.inner.seen) == runs
 
 
-def test_equal_requests_in_flight_run_once() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        for name in "abc":
-            bench.send(name)
-        assert len(bench.inner.waiting) == 1
-        assert bench.runner.in_flight == 3
+async def test_equal_requests_in_flight_run_once() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.send(name)
+    assert len(bench.inner.waiting) == 1
+    assert bench.runner.in_flight == 3
 
-        bench.inner.answer()
+    bench.inner.answer()
 
-        assert [bench.value(name) for name in "abc"] == [2, 2, 2]
-        assert bench.order == ["a", "b", "c"]
-        assert bench.counts() == (2, 1)
-        assert bench.runner.metrics.collapsed == 2
-        assert bench.runner.in_flight == 0
-
-    run(scenario)
+    assert [bench.value(name) for name in "abc"] == [2, 2, 2]
+    assert bench.order == ["a", "b", "c"]
+    assert bench.counts() == (2, 1)
+    assert bench.runner.metrics.collapsed == 2
+    assert bench.runner.in_flight == 0
 
 
-def test_requests_of_another_priority_do_not_wait_for_one_another() -> None:
-    async def scenario() -> None:
-        bench = Bench(DynamicBatching(priority_levels=2, default_priority_level=1))
-        bench.send("a", priority=2)
-        bench.send("b", priority=1)
+async def test_requests_of_another_priority_do_not_wait_for_one_another() -> None:
+    bench = Bench(DynamicBatching(priority_levels=2, default_priority_level=1))
+    bench.send("a", priority=2)
+    bench.send("b", priority=1)
 
-        assert len(bench.inner.waiting) == 2
-
-    run(scenario)
+    assert len(bench.inner.waiting) == 2
 
 
-def test_when_the_one_that_runs_is_cancelled_the_next_one_runs() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        leader = bench.send("a")
-        bench.send("b")
-        bench.send("c")
+async def test_when_the_one_that_runs_is_cancelled_the_next_one_runs() -> None:
+    bench = Bench()
+    leader = bench.send("a")
+    bench.send("b")
+    bench.send("c")
 
-        leader.cancel()
-        leader.cancel()
+    leader.cancel()
+    leader.cancel()
 
-        assert bench.code("a") is Code.CANCELLED
-        assert [w.request.id for w in bench.inner.waiting] == ["b"]
-        bench.inner.answer()
-        assert (bench.value("b"), bench.value("c")) == (2, 2)
-
-    run(scenario)
+    assert bench.code("a") is Code.CANCELLED
+    assert [w.request.id for w in bench.inner.waiting] == ["b"]
+    bench.inner.answer()
+    assert (bench.value("b"), bench.value("c")) == (2, 2)
 
 
-def test_one_that_waits_for_another_can_leave() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
-        follower = bench.send("b")
+async def test_one_that_waits_for_another_can_leave() -> None:
+    bench = Bench()
+    bench.send("a")
+    follower = bench.send("b")
 
-        follower.cancel()
-        bench.inner.answer()
+    follower.cancel()
+    bench.inner.answer()
 
-        assert bench.code("b") is Code.CANCELLED
-        assert bench.value("a") == 2
-        assert bench.runner.metrics.failures[FailureReason.CANCELED] == 1
-        assert bench.counts() == (0, 1)
-
-    run(scenario)
+    assert bench.code("b") is Code.CANCELLED
+    assert bench.value("a") == 2
+    assert bench.runner.metrics.failures[FailureReason.CANCELED] == 1
+    assert bench.counts() == (0, 1)
 
 
-def test_after_a_failure_the_next_one_runs_and_after_two_all_others_do() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        for name in "abcd":
-            bench.send(name)
+async def test_after_a_failure_the_next_one_runs_and_after_two_all_others_do() -> None:
+    bench = Bench()
+    for name in "abcd":
+        bench.send(name)
 
-        bench.inner.answer(internal("first"))
-        assert [w.request.id for w in bench.inner.waiting] == ["b"]
-        bench.inner.answer(internal("second"))
+    bench.inner.answer(internal("first"))
+    assert [w.request.id for w in bench.inner.waiting] == ["b"]
+    bench.inner.answer(internal("second"))
 
-        assert [w.request.id for w in bench.inner.waiting] == ["c", "d"]
-        bench.inner.answer(internal("third"))
-        bench.inner.answer()
-        assert [bench.code(name) for name in "abc"] == [Code.INTERNAL] * 3
-        assert bench.value("d") == 2
-        bench.send("e")
-        assert bench.value("e") == 2
-
-    run(scenario)
+    assert [w.request.id for w in bench.inner.waiting] == ["c", "d"]
+    bench.inner.answer(internal("third"))
+    bench.inner.answer()
+    assert [bench.code(name) for name in "abc"] == [Code.INTERNAL] * 3
+    assert bench.value("d") == 2
+    bench.send("e")
+    assert bench.value("e") == 2
 
 
-def test_a_runner_that_answers_at_once_is_fine() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.inner.is_at_once = True
+async def test_a_runner_that_answers_at_once_is_fine() -> None:
+    bench = Bench()
+    bench.inner.is_at_once = True
 
-        bench.send("a")
-        bench.send("b")
+    bench.send("a")
+    bench.send("b")
 
-        assert (bench.value("a"), bench.value("b")) == (2, 2)
-        assert len(bench.inner.seen) == 1
-
-    run(scenario)
+    assert (bench.value("a"), bench.value("b")) == (2, 2)
+    assert len(bench.inner.seen) == 1
 
 
-def test_a_request_of_a_model_that_occupies_an_instance_waits_for_no_other_one() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
-        bench.send("b", caller=CallFrame("other", "1", "other_0_0"))
-        bench.send("c", caller=CallFrame("ensemble", "1"))
+async def test_a_request_of_a_model_that_occupies_an_instance_waits_for_no_other_one() -> None:
+    bench = Bench()
+    bench.send("a")
+    bench.send("b", caller=CallFrame("other", "1", "other_0_0"))
+    bench.send("c", caller=CallFrame("ensemble", "1"))
 
-        assert [w.request.id for w in bench.inner.waiting] == ["a", "b"]
-        bench.inner.answer(index=1)
-        assert bench.value("b") == 2
-        bench.send("d", caller=CallFrame("other", "1", "other_0_0"))
-        assert bench.value("d") == 2
-
-    run(scenario)
+    assert [w.request.id for w in bench.inner.waiting] == ["a", "b"]
+    bench.inner.answer(index=1)
+    assert bench.value("b") == 2
+    bench.send("d", caller=CallFrame("other", "1", "other_0_0"))
+    assert bench.value("d") == 2
 
 
 POLICY = QueuePolicy(default_timeout_microseconds=20_000, allow_timeout_override=True)
 
 
-def test_one_that_waits_for_another_has_its_own_queue_timeout() -> None:
-    async def scenario() -> None:
-        bench = Bench(DynamicBatching(default_queue_policy=POLICY))
-        bench.send("a")
-        bench.send("b")
-        bench.send("c", timeout_us=1000)
+async def test_one_that_waits_for_another_has_its_own_queue_timeout() -> None:
+    bench = Bench(DynamicBatching(default_queue_policy=POLICY))
+    bench.send("a")
+    bench.send("b")
+    bench.send("c", timeout_us=1000)
 
-        await asyncio.sleep(0.01)
-        assert list(bench.answers) == ["c"]
-        await asyncio.sleep(0.03)
+    await asyncio.sleep(0.01)
+    assert list(bench.answers) == ["c"]
+    await asyncio.sleep(0.03)
 
-        assert [bench.code(name) for name in "bc"] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
-        assert bench.runner.metrics.failures[FailureReason.REJECTED] == 2
-        bench.inner.answer()
-        assert bench.value("a") == 2
-
-    run(scenario)
+    assert [bench.code(name) for name in "bc"] == [Code.UNAVAILABLE, Code.UNAVAILABLE]
+    assert bench.runner.metrics.failures[FailureReason.REJECTED] == 2
+    bench.inner.answer()
+    assert bench.value("a") == 2
 
 
-def test_one_that_takes_over_has_what_is_left_of_its_timeout() -> None:
-    async def scenario() -> None:
-        bench = Bench(DynamicBatching(default_queue_policy=POLICY))
-        bench.send("a")
-        bench.send("b", timeout_us=10_000_000)
-        time.sleep(0.002)
+async def test_one_that_takes_over_has_what_is_left_of_its_timeout() -> None:
+    bench = Bench(DynamicBatching(default_queue_policy=POLICY))
+    bench.send("a")
+    bench.send("b", timeout_us=10_000_000)
+    time.sleep(0.002)
 
-        bench.inner.answer(internal("no"))
+    bench.inner.answer(internal("no"))
 
-        assert 0 < bench.inner.waiting[0].request.timeout_us <= 9_998_000
-        await asyncio.sleep(20)
-        assert "b" not in bench.answers  # it is up to the queue now
-
-    run(scenario)
+    assert 0 < bench.inner.waiting[0].request.timeout_us <= 9_998_000
+    await asyncio.sleep(20)
+    assert "b" not in bench.answers  # it is up to the queue now
 
 
-def test_a_policy_that_only_delays_refuses_no_request() -> None:
-    async def scenario() -> None:
-        policy = QueuePolicy(default_timeout_microseconds=1000, timeout_action=TimeoutAction.DELAY)
-        bench = Bench(DynamicBatching(default_queue_policy=policy))
-        bench.send("a")
-        bench.send("b")
-        await asyncio.sleep(0.01)
+async def test_a_policy_that_only_delays_refuses_no_request() -> None:
+    policy = QueuePolicy(default_timeout_microseconds=1000, timeout_action=TimeoutAction.DELAY)
+    bench = Bench(DynamicBatching(default_queue_policy=policy))
+    bench.send("a")
+    bench.send("b")
+    await asyncio.sleep(0.01)
 
-        assert bench.answers == {}
-
-    run(scenario)
+    assert bench.answers == {}
 
 
-def test_answers_keep_the_order_of_their_requests_where_the_model_asks_for_that() -> None:
-    async def scenario() -> None:
-        bench = Bench(DynamicBatching(preserve_ordering=True))
-        bench.send("a", 1)
-        bench.inner.answer()
-        bench.send("b", 2)
-        bench.send("c", 1)
+async def test_answers_keep_the_order_of_their_requests_where_the_model_asks_for_that() -> None:
+    bench = Bench(DynamicBatching(preserve_ordering=True))
+    bench.send("a", 1)
+    bench.inner.answer()
+    bench.send("b", 2)
+    bench.send("c", 1)
 
-        assert bench.order == ["a"]
-        bench.inner.answer()
+    assert bench.order == ["a"]
+    bench.inner.answer()
 
-        assert bench.order == ["a", "b", "c"]
-
-    run(scenario)
+    assert bench.order == ["a", "b", "c"]
 
 
-def test_a_large_request_is_hashed_elsewhere_and_found_again() -> None:
-    async def scenario() -> None:
-        bench = Bench(size=10**8)
-        bench.inner.is_at_once = True
-        size = HASH_IN_LOOP_BYTES_MAX
-        bench.send("a", size=size)
-        assert bench.inner.seen == []
-        while "a" not in bench.answers:
-            await asyncio.sleep(0)
-        left = bench.send("b", size=size)
-        left.cancel()
-        bench.send("c", size=size)
-        while "c" not in bench.answers:
-            await asyncio.sleep(0)
-
-        assert bench.code("b") is Code.CANCELLED
-        assert bench.value("c") == 2
-        assert len(bench.inner.seen) == 1
-
-    run(scenario)
-
-
-def test_memory_that_others_may_change_is_copied_before_it_is_looked_at() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        array = np.ones(2, "<f4")
-        request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id="a")
-
-        bench.runner.submit(request, lambda outcome, final: None)
-        array[:] = 5
-        bench.inner.answer()
-        bench.send("b", 1)
-
-        assert bench.value("b") == 2
-        assert len(bench.inner.seen) == 1
-
-    run(scenario)
-
-
-def test_while_a_cache_elsewhere_is_asked_equal_requests_wait_for_its_answer() -> None:
-    async def scenario() -> None:
-        bench = Bench(slow=True)
-        first = bench.send("a")
-        bench.send("b")
-        assert len(bench.slow.lookups) == 1
-
-        first.cancel()
-        bench.slow.lookups.pop()[1](None)
-
-        assert bench.code("a") is Code.CANCELLED
-        assert [w.request.id for w in bench.inner.waiting] == ["b"]
-        bench.inner.answer()
-        assert bench.value("b") == 2
-        bench.send("c")  # the cache does not have it yet
-        assert bench.value("c") == 2
-        bench.slow.inserts[0][2]()
-        bench.send("d")
-        key, found = bench.slow.lookups.pop()
-        assert key == bench.slow.inserts[0][0]
-        found(bench.slow.inserts[0][1])
-        assert bench.value("d") == 2
-        assert bench.counts() == (2, 1)
-
-    run(scenario)
-
-
-def test_a_look_up_whose_callers_have_all_gone_runs_nothing() -> None:
-    async def scenario() -> None:
-        bench = Bench(slow=True)
-        bench.send("a").cancel()
-
-        bench.slow.lookups.pop()[1](None)
-
-        assert bench.inner.seen == []
-        bench.send("b")
-        assert len(bench.slow.lookups) == 1
-
-    run(scenario)
-
-
-def test_what_was_kept_for_a_model_is_given_up_when_its_version_goes() -> None:
-    async def scenario() -> None:
-        bench = Bench(slow=True)
-        bench.send("a")
-        drained = asyncio.ensure_future(bench.runner.drain())
+async def test_a_large_request_is_hashed_elsewhere_and_found_again() -> None:
+    bench = Bench(size=10**8)
+    bench.inner.is_at_once = True
+    size = HASH_IN_LOOP_BYTES_MAX
+    bench.send("a", size=size)
+    assert bench.inner.seen == []
+    while "a" not in bench.answers:
         await asyncio.sleep(0)
-        assert not drained.done()
+    left = bench.send("b", size=size)
+    left.cancel()
+    bench.send("c", size=size)
+    while "c" not in bench.answers:
+        await asyncio.sleep(0)
 
-        bench.slow.lookups.pop()[1](None)
-        bench.inner.answer()
-        await drained
-        await bench.runner.aclose()
-
-        assert bench.slow.forgotten == [b"namespace"]
-        assert bench.inner.is_closed
-
-    run(scenario)
+    assert bench.code("b") is Code.CANCELLED
+    assert bench.value("c") == 2
+    assert len(bench.inner.seen) == 1
 
 
-def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
+async def test_memory_that_others_may_change_is_copied_before_it_is_looked_at() -> None:
+    bench = Bench()
+    array = np.ones(2, "<f4")
+    request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id="a")
 
-        bench.runner.renew(b"new namespace")
-        bench.send("b")
-        assert len(bench.inner.waiting) == 2
-        bench.inner.answer()
-        bench.send("c")
+    bench.runner.submit(request, lambda outcome, final: None)
+    array[:] = 5
+    bench.inner.answer()
+    bench.send("b", 1)
 
-        assert "c" not in bench.answers  # it waits for the second
-        bench.inner.answer()
-        assert bench.value("c") == 2
-
-    run(scenario)
+    assert bench.value("b") == 2
+    assert len(bench.inner.seen) == 1
 
 
-def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_the_error() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        bench.send("a")
-        bench.send("b")
+async def test_while_a_cache_elsewhere_is_asked_equal_requests_wait_for_its_answer() -> None:
+    bench = Bench(slow=True)
+    first = bench.send("a")
+    bench.send("b")
+    assert len(bench.slow.lookups) == 1
 
-        bench.runner.abandon(internal("stopped"))
+    first.cancel()
+    bench.slow.lookups.pop()[1](None)
 
-        assert [bench.code(name) for name in "ab"] == [Code.INTERNAL, Code.INTERNAL]
-        assert bench.runner.in_flight == 0
-
-    run(scenario)
-
-
-def test_a_reply_may_cancel_another_request_that_waits_for_the_same_response() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        replies: list[Outcome] = []
-
-        def reply(outcome: Outcome, final: bool) -> None:
-            other.cancel()
-
-        bench.send("leads")
-        array = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
-        requests = [InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}) for _ in range(2)]
-        bench.runner.submit(requests[0], reply)
-        other = bench.runner.submit(requests[1], lambda outcome, final: replies.append(outcome))
-        bench.send("last")
-        bench.inner.answer()
-
-        assert [isinstance(each, ServingError) and each.code for each in replies] == [Code.CANCELLED]
-        assert [bench.value(name) for name in ("leads", "last")] == [2, 2]
-        assert bench.runner.in_flight == 0
-
-    run(scenario)
+    assert bench.code("a") is Code.CANCELLED
+    assert [w.request.id for w in bench.inner.waiting] == ["b"]
+    bench.inner.answer()
+    assert bench.value("b") == 2
+    bench.send("c")  # the cache does not have it yet
+    assert bench.value("c") == 2
+    bench.slow.inserts[0][2]()
+    bench.send("d")
+    key, found = bench.slow.lookups.pop()
+    assert key == bench.slow.inserts[0][0]
+    found(bench.slow.inserts[0][1])
+    assert bench.value("d") == 2
+    assert bench.counts() == (2, 1)
 
 
-def test_a_reply_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        bench = Bench()
+async def test_a_look_up_whose_callers_have_all_gone_runs_nothing() -> None:
+    bench = Bench(slow=True)
+    bench.send("a").cancel()
 
-        def broken(outcome: Outcome, final: bool) -> None:
-            raise ValueError("broken")
+    bench.slow.lookups.pop()[1](None)
 
-        array = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
-        bench.runner.submit(InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id="x"), broken)
-        bench.send("b")
-        bench.inner.answer()
+    assert bench.inner.seen == []
+    bench.send("b")
+    assert len(bench.slow.lookups) == 1
 
-        assert bench.value("b") == 2
-        assert "the reply to request 'x'" in caplog.text
 
-    run(scenario)
+async def test_what_was_kept_for_a_model_is_given_up_when_its_version_goes() -> None:
+    bench = Bench(slow=True)
+    bench.send("a")
+    drained = asyncio.ensure_future(bench.runner.drain())
+    await asyncio.sleep(0)
+    assert not drained.done()
+
+    bench.slow.lookups.pop()[1](None)
+    bench.inner.answer()
+    await drained
+    await bench.runner.aclose()
+
+    assert bench.slow.forgotten == [b"namespace"]
+    assert bench.inner.is_closed
+
+
+async def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept() -> None:
+    bench = Bench()
+    bench.send("a")
+
+    bench.runner.renew(b"new namespace")
+    bench.send("b")
+    assert len(bench.inner.waiting) == 2
+    bench.inner.answer()
+    bench.send("c")
+
+    assert "c" not in bench.answers  # it waits for the second
+    bench.inner.answer()
+    assert bench.value("c") == 2
+
+
+async def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_the_error() -> None:
+    bench = Bench()
+    bench.send("a")
+    bench.send("b")
+
+    bench.runner.abandon(internal("stopped"))
+
+    assert [bench.code(name) for name in "ab"] == [Code.INTERNAL, Code.INTERNAL]
+    assert bench.runner.in_flight == 0
+
+
+async def test_a_reply_may_cancel_another_request_that_waits_for_the_same_response() -> None:
+    bench = Bench()
+    replies: list[Outcome] = []
+
+    def reply(outcome: Outcome, final: bool) -> None:
+        other.cancel()
+
+    bench.send("leads")
+    array = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
+    requests = [InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}) for _ in range(2)]
+    bench.runner.submit(requests[0], reply)
+    other = bench.runner.submit(requests[1], lambda outcome, final: replies.append(outcome))
+    bench.send("last")
+    bench.inner.answer()
+
+    assert [isinstance(each, ServingError) and each.code for each in replies] == [Code.CANCELLED]
+    assert [bench.value(name) for name in ("leads", "last")] == [2, 2]
+    assert bench.runner.in_flight == 0
+
+
+async def test_a_reply_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+
+    def broken(outcome: Outcome, final: bool) -> None:
+        raise ValueError("broken")
+
+    array = np.frombuffer(np.ones(2, "<f4").tobytes(), "<f4")
+    bench.runner.submit(InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id="x"), broken)
+    bench.send("b")
+    bench.inner.answer()
+
+    assert bench.value("b") == 2
+    assert "the reply to request 'x'" in caplog.text

@@ -65,86 +65,69 @@ def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_a_response_is_found_again_also_by_another_server_and_not_under_another_key(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
-                assert await look_up(one) is None
-                await keep(one, response())
+async def test_a_response_is_found_again_also_by_another_server_and_not_under_another_key(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
+            assert await look_up(one) is None
+            await keep(one, response())
 
-                for cache in (one, other):
-                    found = await look_up(cache)
-                    assert found is not None
-                    assert found.outputs[0].array.tolist() == [0, 1, 2, 3]
-                    assert (found.model_name, found.parameters) == ("m", {"p": "v"})
-                assert await look_up(other, CacheKey(b"other", b"digest")) is None
-                assert await look_up(other, CacheKey(b"namespace", b"other")) is None
-                counted = values(one)
-                assert (counted["nv_cache_num_hits"], counted["nv_cache_num_misses"]) == (1, 1)
-                assert (counted["charonia_cache_up"], counted["charonia_cache_errors_total"]) == (1, 0)
-                assert counted["nv_cache_lookup_duration"] > 0
-                one.forget(b"namespace")
-
-    run(scenario)
+            for cache in (one, other):
+                found = await look_up(cache)
+                assert found is not None
+                assert found.outputs[0].array.tolist() == [0, 1, 2, 3]
+                assert (found.model_name, found.parameters) == ("m", {"p": "v"})
+            assert await look_up(other, CacheKey(b"other", b"digest")) is None
+            assert await look_up(other, CacheKey(b"namespace", b"other")) is None
+            counted = values(one)
+            assert (counted["nv_cache_num_hits"], counted["nv_cache_num_misses"]) == (1, 1)
+            assert (counted["charonia_cache_up"], counted["charonia_cache_errors_total"]) == (1, 0)
+            assert counted["nv_cache_lookup_duration"] > 0
+            one.forget(b"namespace")
 
 
-def test_an_entry_goes_when_its_time_has_come(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port, ttl=100)) as cache, connected(options(redis.port, ttl=0)) as keeps:
-                await keep(cache, response())
-                await keep(keeps, response(), CacheKey(b"namespace", b"for ever"))
-                name = PREFIX + b"namespace".hex().encode() + b":"
+async def test_an_entry_goes_when_its_time_has_come(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port, ttl=100)) as cache, connected(options(redis.port, ttl=0)) as keeps:
+            await keep(cache, response())
+            await keep(keeps, response(), CacheKey(b"namespace", b"for ever"))
+            name = PREFIX + b"namespace".hex().encode() + b":"
 
-                assert 0 < await cache._client.ttl(name + b"digest".hex().encode()) <= 100
-                assert await cache._client.ttl(name + b"for ever".hex().encode()) == -1
-
-    run(scenario)
+            assert 0 < await cache._client.ttl(name + b"digest".hex().encode()) <= 100
+            assert await cache._client.ttl(name + b"for ever".hex().encode()) == -1
 
 
-def test_a_first_load_shares_what_others_kept_and_a_reload_begins_anew(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
-                first = await one.namespace("m", "1", b"content")
+async def test_a_first_load_shares_what_others_kept_and_a_reload_begins_anew(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port)) as one, connected(options(redis.port)) as other:
+            first = await one.namespace("m", "1", b"content")
 
-                assert await other.namespace("m", "1", b"content") == first
-                assert await one.namespace("m", "2", b"content") != first
-                assert await one.namespace("n", "1", b"content") != first
-                assert await one.namespace("m", "1", b"changed") != first
-                again = await one.namespace("m", "1", b"content")
-                assert again != first
-            async with connected(options(redis.port)) as restarted:
-                assert await restarted.namespace("m", "1", b"content") == again
-
-    run(scenario)
+            assert await other.namespace("m", "1", b"content") == first
+            assert await one.namespace("m", "2", b"content") != first
+            assert await one.namespace("n", "1", b"content") != first
+            assert await one.namespace("m", "1", b"changed") != first
+            again = await one.namespace("m", "1", b"content")
+            assert again != first
+        async with connected(options(redis.port)) as restarted:
+            assert await restarted.namespace("m", "1", b"content") == again
 
 
-def test_a_value_that_is_no_response_is_not_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port)) as cache:
-                await cache._client.set(
-                    PREFIX + b"namespace".hex().encode() + b":" + b"digest".hex().encode(), b"rubbish"
-                )
+async def test_a_value_that_is_no_response_is_not_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port)) as cache:
+            await cache._client.set(PREFIX + b"namespace".hex().encode() + b":" + b"digest".hex().encode(), b"rubbish")
 
-                assert await look_up(cache) is None
-                assert values(cache)["charonia_cache_errors_total"] == 1
-                assert "is not a response" in caplog.text
-
-    run(scenario)
+            assert await look_up(cache) is None
+            assert values(cache)["charonia_cache_errors_total"] == 1
+            assert "is not a response" in caplog.text
 
 
-def test_what_cannot_be_kept_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port)) as cache:
-                monkeypatch.setattr("charonia.server.response_cache.redis.VALUE_BYTES_MAX", 100)
-                await keep(cache, response(1000))
+async def test_what_cannot_be_kept_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port)) as cache:
+            monkeypatch.setattr("charonia.server.response_cache.redis.VALUE_BYTES_MAX", 100)
+            await keep(cache, response(1000))
 
-                assert await look_up(cache) is None
-
-    run(scenario)
+            assert await look_up(cache) is None
 
 
 def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
@@ -176,63 +159,52 @@ def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
     assert "responds again" in caplog.text
 
 
-def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed(
+async def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S", 0.05)
 
-    async def scenario() -> None:
-        redis = RedisProcess(tmp_path)
-        with redis:
-            async with connected(options(redis.port)) as cache:
-                await keep(cache, response())
-                redis.stop()
+    redis = RedisProcess(tmp_path)
+    with redis:
+        async with connected(options(redis.port)) as cache:
+            await keep(cache, response())
+            redis.stop()
 
-                for _ in range(FAILURES_MAX):
-                    assert await look_up(cache) is None
-                assert values(cache)["charonia_cache_up"] == 0
-                errors = values(cache)["charonia_cache_errors_total"]
-                assert errors >= FAILURES_MAX
-                assert caplog.text.count("does not respond") == 1
+            for _ in range(FAILURES_MAX):
+                assert await look_up(cache) is None
+            assert values(cache)["charonia_cache_up"] == 0
+            errors = values(cache)["charonia_cache_errors_total"]
+            assert errors >= FAILURES_MAX
+            assert caplog.text.count("does not respond") == 1
 
-                with RedisProcess(tmp_path, port=redis.port):
-                    while not values(cache)["charonia_cache_up"]:
-                        await asyncio.sleep(0.02)
-                    await keep(cache, response())
-                    assert await look_up(cache) is not None
-
-    run(scenario)
-
-
-def test_a_redis_that_hangs_costs_a_look_up_its_time_limit_and_no_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis:
-            async with connected(options(redis.port, socket_timeout=50)) as cache:
-                while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
+            with RedisProcess(tmp_path, port=redis.port):
+                while not values(cache)["charonia_cache_up"]:
                     await asyncio.sleep(0.02)
-                redis.process.send_signal(signal.SIGSTOP)
-                for _ in range(FAILURES_MAX):
-                    assert await look_up(cache) is None
-                assert values(cache)["charonia_cache_up"] == 0
-
-    run(scenario)
+                await keep(cache, response())
+                assert await look_up(cache) is not None
 
 
-def test_user_password_and_database_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        with RedisProcess(
-            tmp_path, "--requirepass", "secret", "--user", *("me", "on", ">mine", "~*", "+@all")
-        ) as redis:
-            for name, password, up in (("", "secret", 1), ("me", "mine", 1), ("", "wrong", 0), ("", "", 0)):
-                async with connected(options(redis.port, user=name, password=password, db=3)) as cache:
-                    assert values(cache)["charonia_cache_up"] == up
+async def test_a_redis_that_hangs_costs_a_look_up_its_time_limit_and_no_more(tmp_path: Path) -> None:
+    with RedisProcess(tmp_path) as redis:
+        async with connected(options(redis.port, socket_timeout=50)) as cache:
+            while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
+                await asyncio.sleep(0.02)
+            redis.process.send_signal(signal.SIGSTOP)
+            for _ in range(FAILURES_MAX):
+                assert await look_up(cache) is None
+            assert values(cache)["charonia_cache_up"] == 0
 
-    run(scenario)
+
+async def test_user_password_and_database_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisProcess(tmp_path, "--requirepass", "secret", "--user", *("me", "on", ">mine", "~*", "+@all")) as redis:
+        for name, password, up in (("", "secret", 1), ("me", "mine", 1), ("", "wrong", 0), ("", "", 0)):
+            async with connected(options(redis.port, user=name, password=password, db=3)) as cache:
+                assert values(cache)["charonia_cache_up"] == up
     assert "mine" not in caplog.text
     assert "mine" not in repr(options(1, password="mine"))
 
 
-def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None:
+async def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("redis.example", HOST)
     ours = authority.issue_cert("client.example")
@@ -246,21 +218,18 @@ def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -> None
     trust = {"tls_enabled": True, "cacert": str(tmp_path / "ca.pem"), **patient}
     shown = {"cert": str(tmp_path / "ours.pem"), "key": str(tmp_path / "ours.pem")}
 
-    async def scenario() -> None:
-        with RedisProcess(tmp_path) as redis, TlsEnd(redis.port, context) as end:
-            async with connected(options(end.port, **trust, **shown, sni="redis.example")) as cache:
-                await keep(cache, response())
-                assert await look_up(cache) is not None
-                assert "redis.example" in end.names
-            async with connected(options(end.port, **trust, **shown)) as cache:
-                assert values(cache)["charonia_cache_up"] == 1
-            for wrong in (
-                {**trust, **shown, "sni": "other.example"},
-                trust,  # no certificate of ours
-                {"tls_enabled": True, **shown},  # an authority that we do not know
-                {},  # plain text
-            ):
-                async with connected(options(end.port, **wrong)) as cache:
-                    assert values(cache)["charonia_cache_up"] == 0
-
-    run(scenario)
+    with RedisProcess(tmp_path) as redis, TlsEnd(redis.port, context) as end:
+        async with connected(options(end.port, **trust, **shown, sni="redis.example")) as cache:
+            await keep(cache, response())
+            assert await look_up(cache) is not None
+            assert "redis.example" in end.names
+        async with connected(options(end.port, **trust, **shown)) as cache:
+            assert values(cache)["charonia_cache_up"] == 1
+        for wrong in (
+            {**trust, **shown, "sni": "other.example"},
+            trust,  # no certificate of ours
+            {"tls_enabled": True, **shown},  # an authority that we do not know
+            {},  # plain text
+        ):
+            async with connected(options(end.port, **wrong)) as cache:
+                assert values(cache)["charonia_cache_up"] == 0

@@ -87,7 +87,6 @@ class Simulation:
 
     @property
     def closings(self) -> int:
-        """How often an instance was closed."""
         return self.rule.changes[ChangeReason.IDLE]
 
 

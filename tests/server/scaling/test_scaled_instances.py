@@ -170,136 +170,123 @@ async def bench(
     return Bench(loaded, backend, advance)
 
 
-def test_requests_that_wait_get_instances_and_an_idle_model_gives_them_back(
+async def test_requests_that_wait_get_instances_and_an_idle_model_gives_them_back(
     tmp_path: Path, advance: Callable[[int], None]
 ) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance)
-        m.send(5)
+    m = await bench(tmp_path, advance)
+    m.send(5)
 
-        await m.passes(3 * GROW_AFTER_NS + 2 * SAMPLE_NS)
-        assert [(i.placement.name, i.placement.threads) for i in m.backend.open] == [("m_0", 4), ("m_1", 2), ("m_2", 2)]
-        assert m.scaling.counts().changes == {"requests_waited": 2, "idle": 0, "start_failed": 0}
-        assert [len(each.batches) for each in m.backend.open] == [1, 1, 1]
+    await m.passes(3 * GROW_AFTER_NS + 2 * SAMPLE_NS)
+    assert [(i.placement.name, i.placement.threads) for i in m.backend.open] == [("m_0", 4), ("m_1", 2), ("m_2", 2)]
+    assert m.scaling.counts().changes == {"requests_waited": 2, "idle": 0, "start_failed": 0}
+    assert [len(each.batches) for each in m.backend.open] == [1, 1, 1]
 
-        await m.answer_all()
-        assert m.answers == m.sent
-        await m.passes(2 * SHRINK_AFTER_NS + 4 * SAMPLE_NS)
-        await asyncio.sleep(0)
-        assert m.scaling.count == 1
-        assert m.backend.closed == ["m_2", "m_1"]
-        assert m.scaling.rule.story(0).startswith("1 of 1 to 3 instances")
+    await m.answer_all()
+    assert m.answers == m.sent
+    await m.passes(2 * SHRINK_AFTER_NS + 4 * SAMPLE_NS)
+    await asyncio.sleep(0)
+    assert m.scaling.count == 1
+    assert m.backend.closed == ["m_2", "m_1"]
+    assert m.scaling.rule.story(0).startswith("1 of 1 to 3 instances")
 
-        m.send(2)
-        await m.answer_all()
-        assert m.answers == m.sent
-        await m.loaded.retire()
-        assert m.backend.is_model_closed
-
-    asyncio.run(scenario())
+    m.send(2)
+    await m.answer_all()
+    assert m.answers == m.sent
+    await m.loaded.retire()
+    assert m.backend.is_model_closed
 
 
 @pytest.mark.parametrize(("before", "names"), [(2, ["m_0", "m_1"]), (9, ["m_0", "m_1", "m_2"])])
-def test_a_version_begins_with_as_many_instances_as_the_one_before(
+async def test_a_version_begins_with_as_many_instances_as_the_one_before(
     tmp_path: Path, advance: Callable[[int], None], before: int, names: list[str]
 ) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance, instances_before=before)
+    m = await bench(tmp_path, advance, instances_before=before)
 
-        assert sorted(each.placement.name for each in m.backend.open) == names
-        assert m.scaling.rule.story(0) == f"{len(names)} of 1 to 3 instances"
-        m.send(4)
-        assert sum(len(each.batches) for each in m.backend.open) == len(names)
-        while m.answers < m.sent:
-            await m.answer_all()
-        await m.passes(2 * SHRINK_AFTER_NS + 4 * SAMPLE_NS)
-        assert m.scaling.count == 1
-        await m.loaded.retire()
-
-    asyncio.run(scenario())
+    assert sorted(each.placement.name for each in m.backend.open) == names
+    assert m.scaling.rule.story(0) == f"{len(names)} of 1 to 3 instances"
+    m.send(4)
+    assert sum(len(each.batches) for each in m.backend.open) == len(names)
+    while m.answers < m.sent:
+        await m.answer_all()
+    await m.passes(2 * SHRINK_AFTER_NS + 4 * SAMPLE_NS)
+    assert m.scaling.count == 1
+    await m.loaded.retire()
 
 
-def test_a_version_is_retired_while_an_instance_is_starting(tmp_path: Path, advance: Callable[[int], None]) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance)
-        started = asyncio.Event()
-
-        async def slowly() -> None:
-            started.set()
-            await asyncio.Event().wait()
-
-        m.backend.gate = slowly
-        m.send(2)
-        await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
-        assert started.is_set()
-
-        retiring = asyncio.create_task(m.loaded.retire())
-        await asyncio.sleep(0)
-        while not retiring.done():
-            await m.answer_all()
-            await asyncio.sleep(0)
-        await retiring
-        assert m.answers == m.sent
-        assert m.backend.is_model_closed
-        assert not m.scaling.look(lambda: m.room)
-
-    asyncio.run(scenario())
-
-
-def test_a_version_is_retired_when_the_instance_that_is_being_closed_is_closed(
+async def test_a_version_is_retired_while_an_instance_is_starting(
     tmp_path: Path, advance: Callable[[int], None]
 ) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance, instances_before=2)
-        finalized = asyncio.Event()
+    m = await bench(tmp_path, advance)
+    started = asyncio.Event()
 
-        async def slowly() -> None:
-            await finalized.wait()
+    async def slowly() -> None:
+        started.set()
+        await asyncio.Event().wait()
 
-        m.backend.close_gate = slowly
-        await m.passes(SHRINK_AFTER_NS + 2 * SAMPLE_NS)
-        assert (m.scaling.count, len(m.backend.open)) == (1, 2)
-        m.backend.close_gate = _at_once
+    m.backend.gate = slowly
+    m.send(2)
+    await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
+    assert started.is_set()
 
-        retiring = asyncio.create_task(m.loaded.retire())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not m.backend.closed
-        finalized.set()
-        await retiring
-        assert m.backend.closed == ["m_1", "m_0"]
-        assert m.backend.is_model_closed
+    retiring = asyncio.create_task(m.loaded.retire())
+    await asyncio.sleep(0)
+    while not retiring.done():
+        await m.answer_all()
+        await asyncio.sleep(0)
+    await retiring
+    assert m.answers == m.sent
+    assert m.backend.is_model_closed
+    assert not m.scaling.look(lambda: m.room)
 
-    asyncio.run(scenario())
+
+async def test_a_version_is_retired_when_the_instance_that_is_being_closed_is_closed(
+    tmp_path: Path, advance: Callable[[int], None]
+) -> None:
+    m = await bench(tmp_path, advance, instances_before=2)
+    finalized = asyncio.Event()
+
+    async def slowly() -> None:
+        await finalized.wait()
+
+    m.backend.close_gate = slowly
+    await m.passes(SHRINK_AFTER_NS + 2 * SAMPLE_NS)
+    assert (m.scaling.count, len(m.backend.open)) == (1, 2)
+    m.backend.close_gate = _at_once
+
+    retiring = asyncio.create_task(m.loaded.retire())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not m.backend.closed
+    finalized.set()
+    await retiring
+    assert m.backend.closed == ["m_1", "m_0"]
+    assert m.backend.is_model_closed
 
 
 @pytest.mark.parametrize("error", [internal("out of memory"), RuntimeError("out of memory")])
-def test_an_instance_that_fails_to_start_costs_no_request_and_is_tried_again_later(
+async def test_an_instance_that_fails_to_start_costs_no_request_and_is_tried_again_later(
     tmp_path: Path, advance: Callable[[int], None], error: Exception
 ) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance)
+    m = await bench(tmp_path, advance)
 
-        async def fail() -> None:
-            raise error
+    async def fail() -> None:
+        raise error
 
-        m.backend.gate = fail
-        m.send(3)
-        await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
-        assert m.scaling.count == 1
-        assert "out of memory" in m.scaling.rule.story(clock.now_ns())
+    m.backend.gate = fail
+    m.send(3)
+    await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
+    assert m.scaling.count == 1
+    assert "out of memory" in m.scaling.rule.story(clock.now_ns())
 
-        m.backend.gate = _at_once
-        await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
-        assert m.scaling.count == 2
-        await m.answer_all()
-        assert m.answers == m.sent
-        await m.loaded.retire()
-
-    asyncio.run(scenario())
+    m.backend.gate = _at_once
+    await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
+    assert m.scaling.count == 2
+    await m.answer_all()
+    assert m.answers == m.sent
+    await m.loaded.retire()
 
 
-def test_an_added_instance_is_warmed_up_and_one_that_cannot_be_is_closed(
+async def test_an_added_instance_is_warmed_up_and_one_that_cannot_be_is_closed(
     tmp_path: Path, advance: Callable[[int], None]
 ) -> None:
     text = TEXT + (
@@ -307,60 +294,51 @@ def test_an_added_instance_is_warmed_up_and_one_that_cannot_be_is_closed(
         "value { data_type: TYPE_FP32 dims: 1 zero_data: true } } }"
     )
 
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance, text)
-        m.send(3)
-        m.backend.warm_up_error = internal("not warm")
-        await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
-        assert (m.scaling.count, m.backend.warmed, m.backend.closed) == (1, ["m_0", "m_1"], ["m_1"])
-        assert "not warm" in m.scaling.rule.story(0)
+    m = await bench(tmp_path, advance, text)
+    m.send(3)
+    m.backend.warm_up_error = internal("not warm")
+    await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
+    assert (m.scaling.count, m.backend.warmed, m.backend.closed) == (1, ["m_0", "m_1"], ["m_1"])
+    assert "not warm" in m.scaling.rule.story(0)
 
-        m.backend.warm_up_error = None
-        await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
-        assert (m.scaling.count, m.backend.warmed) == (2, ["m_0", "m_1", "m_1"])
-        await m.answer_all()
-        assert m.answers == m.sent
-        await m.loaded.retire()
-
-    asyncio.run(scenario())
+    m.backend.warm_up_error = None
+    await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
+    assert (m.scaling.count, m.backend.warmed) == (2, ["m_0", "m_1", "m_1"])
+    await m.answer_all()
+    assert m.answers == m.sent
+    await m.loaded.retire()
 
 
-def test_without_an_idle_core_nothing_is_added_and_the_story_says_so(
+async def test_without_an_idle_core_nothing_is_added_and_the_story_says_so(
     tmp_path: Path, advance: Callable[[int], None]
 ) -> None:
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance)
-        m.room = Room(4, 0.1)
-        m.send(3)
+    m = await bench(tmp_path, advance)
+    m.room = Room(4, 0.1)
+    m.send(3)
 
-        await m.passes(5 * GROW_AFTER_NS)
+    await m.passes(5 * GROW_AFTER_NS)
 
-        assert m.scaling.count == 1
-        assert m.scaling.rule.story(0).endswith("requests wait, and none is added: 0.1 of 4 cores are idle")
-        await m.answer_all()
-        await m.loaded.retire()
-
-    asyncio.run(scenario())
+    assert m.scaling.count == 1
+    assert m.scaling.rule.story(0).endswith("requests wait, and none is added: 0.1 of 4 cores are idle")
+    await m.answer_all()
+    await m.loaded.retire()
 
 
 @pytest.mark.parametrize(("units", "running"), [(1, 1), (2, 2)])
-def test_added_instances_take_their_resources_of_the_rate_limiter(
+async def test_added_instances_take_their_resources_of_the_rate_limiter(
     tmp_path: Path, advance: Callable[[int], None], units: int, running: int
 ) -> None:
     text = TEXT + "instance_group { rate_limiter { resources { name: 'R' count: 1 } } }"
 
-    async def scenario() -> None:
-        m = await bench(tmp_path, advance, text, RateLimits([ResourceLimit("R", units)]))
-        m.send(4)
+    m = await bench(tmp_path, advance, text, RateLimits([ResourceLimit("R", units)]))
+    m.send(4)
 
-        await m.passes(6 * GROW_AFTER_NS)
+    await m.passes(6 * GROW_AFTER_NS)
 
-        assert sum(bool(each.batches) for each in m.backend.open) == running
-        while m.answers < m.sent:
-            await m.answer_all()
-            await asyncio.sleep(0)
-        await m.passes(4 * SHRINK_AFTER_NS)
-        assert m.scaling.count == 1
-        await m.loaded.retire()
-
-    asyncio.run(scenario())
+    assert sum(bool(each.batches) for each in m.backend.open) == running
+    while m.answers < m.sent:
+        await m.answer_all()
+        await asyncio.sleep(0)
+    await m.passes(4 * SHRINK_AFTER_NS)
+    assert m.scaling.count == 1
+    await m.loaded.retire()

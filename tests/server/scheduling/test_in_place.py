@@ -285,16 +285,7 @@ def test_the_loop_is_entered_by_a_short_execution_and_left_by_a_long_one(
 
 @dataclass(frozen=True)
 class Machine:
-    """What disturbs executions: how often each thing happens, as a probability.
-
-    Attributes:
-        taken: The core is taken away for up to 8 ms.
-        stolen: The hypervisor takes it for up to 4 ms, which counts as CPU time.
-        waits_for_gil: An execution in the thread waits for the GIL, up to 5 ms.
-        collects: Garbage is collected for up to 15 ms.
-        slower_in_thread: How many times the CPU time an execution takes in the thread.
-        passed_on_ns: What the thread spends on getting and reporting one.
-    """
+    """What disturbs executions: how often each thing happens, as a probability."""
 
     taken: float = 0.0
     stolen: float = 0.0

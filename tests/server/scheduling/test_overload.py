@@ -89,7 +89,6 @@ def test_it_tells_a_limited_number_of_flows_apart() -> None:
 
 
 def busy(took_ns: int, batch: int = 1) -> Pace:
-    """The pace of a model with one slot that is always busy."""
     pace = Pace(batch)
     for n in range(40):
         pace.started(0, batch, 100, n * took_ns)

@@ -173,8 +173,6 @@ def test_the_log_keeps_the_last_steps() -> None:
 
 
 class Faulty:
-    """A scheduler that answers what it is told to."""
-
     def __init__(self, *answers: list[Command]) -> None:
         self.answers = list(answers)
         self.queued = 0

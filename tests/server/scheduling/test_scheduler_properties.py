@@ -197,7 +197,6 @@ class Model:
         return Run(self.idle.pop(), tuple(ids), reason)
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Return exactly the commands that the event must bring."""
         commands = self.expire(now_ns)
         newcomer = None
         match event:

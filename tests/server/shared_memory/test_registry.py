@@ -71,15 +71,12 @@ def test_a_name_is_taken_whatever_its_kind() -> None:
         assert "shared memory region 'r' already in manager" in error.message
 
 
-def test_of_two_registrations_at_once_one_has_the_name() -> None:
+async def test_of_two_registrations_at_once_one_has_the_name() -> None:
     regions = registry()
 
-    async def both() -> Any:
-        return await asyncio.gather(
-            regions.register_system(system()), regions.register_system(system()), return_exceptions=True
-        )
-
-    outcomes = asyncio.run(both())
+    outcomes = await asyncio.gather(
+        regions.register_system(system()), regions.register_system(system()), return_exceptions=True
+    )
     assert outcomes[0] is None
     assert isinstance(outcomes[1], ServingError)
 

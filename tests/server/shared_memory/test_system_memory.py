@@ -19,7 +19,6 @@ CONTENT = bytes(range(256)) * 64
 
 @pytest.fixture
 def key() -> Iterator[str]:
-    """A memory object with CONTENT."""
     path = Path(SHM_FOLDER, f"charonia_test_{uuid4().hex}")
     path.write_bytes(CONTENT)
     yield f"/{path.name}"

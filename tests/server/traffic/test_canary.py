@@ -27,15 +27,7 @@ PLAN = CanaryPlan(2, 1, step_seconds=10, samples_min=50)
 
 
 class Simulated:
-    """A canary plan and clients.
-
-    Args:
-        plan: The plan.
-        rate: Requests a second.
-        errors: Error rates of the canary and of the stable version.
-        times: How many times longer the canary takes.
-        seed: Of the random numbers.
-    """
+    """A canary plan and clients."""
 
     def __init__(
         self,

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, run, write_model
+from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, write_model
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -70,16 +71,14 @@ class Served(Harness):
         return next(each for each in shown["versions"] if each["version"] == str(number))
 
 
-def served(path: Path, scenario: Callable[[Served], Coroutine[object, object, None]], config: str = ALL) -> None:
-    async def begin() -> None:
-        harness = Served(path)
-        await harness.begin(config)
-        await scenario(harness)
-        await harness.lifecycle.drain()
-        harness.traffic.close()
-        assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
-
-    run(begin)
+@asynccontextmanager
+async def serving(path: Path, config: str = ALL) -> AsyncIterator[Served]:
+    harness = Served(path)
+    await harness.begin(config)
+    yield harness
+    await harness.lifecycle.drain()
+    harness.traffic.close()
+    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -88,8 +87,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         routes = served.lifecycle.table.routes
         assert routes["m", ""] is routes["m", "3"]
         assert [(await served.version(number))["share"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
@@ -102,11 +101,9 @@ def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path:
         await served.traffic.reset("m")
         assert routes["m", ""] is routes["m", "3"]
 
-    served(tmp_path, scenario)
 
-
-def test_weights_split_requests_that_name_no_version(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_weights_split_requests_that_name_no_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 70, "2": 30})
 
         assert await served.counts() == pytest.approx({1: 70, 2: 30}, abs=2)
@@ -118,11 +115,9 @@ def test_weights_split_requests_that_name_no_version(tmp_path: Path) -> None:
         assert (await served.version(3))["requests"] == 0
         assert (await served.engine.model_statistics("m", "3"))[0].inference_count == 10
 
-    served(tmp_path, scenario)
 
-
-def test_a_client_stays_on_its_version(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_client_stays_on_its_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 50, "2": 50}, sticky="header:x-user")
         first = [await served.send(affinity=f"user-{number}") for number in range(40)]
 
@@ -137,11 +132,9 @@ def test_a_client_stays_on_its_version(tmp_path: Path) -> None:
         assert [await served.send(correlation_id=number) for number in range(1, 41)] == by_id
         assert set(by_id) == {1, 2}
 
-    served(tmp_path, scenario)
 
-
-def test_the_headers_that_front_ends_look_at_follow_the_settings(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_the_headers_that_front_ends_look_at_follow_the_settings(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         assert served.traffic.sticky == {}
         await served.change(sticky="header:X-User")
         assert served.traffic.sticky == {"m": (b"x-user",)}
@@ -150,11 +143,9 @@ def test_the_headers_that_front_ends_look_at_follow_the_settings(tmp_path: Path)
         await served.change(sticky="correlation_id")
         assert served.traffic.sticky == {}
 
-    served(tmp_path, scenario)
 
-
-def test_the_share_of_a_version_that_is_not_ready_goes_to_the_others(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_the_share_of_a_version_that_is_not_ready_goes_to_the_others(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 50, "2": 25, "3": 25})
         write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
         await served.engine.load_model("m")
@@ -170,22 +161,18 @@ def test_the_share_of_a_version_that_is_not_ready_goes_to_the_others(tmp_path: P
         await served.engine.load_model("m")
         assert set(await served.counts(100)) == {1, 2, 3}
 
-    served(tmp_path, scenario)
 
-
-def test_without_any_weighted_version_the_newest_that_is_ready_answers(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_without_any_weighted_version_the_newest_that_is_ready_answers(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1})
         write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 2, 3 ] } }")
         await served.engine.load_model("m")
 
         assert await served.counts(10) == {3: 10}
 
-    served(tmp_path, scenario)
 
-
-def test_settings_outlast_a_model_that_is_unloaded_and_comes_back(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_settings_outlast_a_model_that_is_unloaded_and_comes_back(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1})
         await served.engine.unload_model("m")
         with pytest.raises(ServingError, match="has no available versions"):
@@ -194,11 +181,9 @@ def test_settings_outlast_a_model_that_is_unloaded_and_comes_back(tmp_path: Path
 
         assert await served.counts(10) == {1: 10}
 
-    served(tmp_path, scenario)
 
-
-def test_no_request_is_lost_while_weights_and_versions_change(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_no_request_is_lost_while_weights_and_versions_change(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         answers: Counter[float] = Counter()
         is_over = False
 
@@ -224,11 +209,9 @@ def test_no_request_is_lost_while_weights_and_versions_change(tmp_path: Path) ->
         assert sum(each["requests"] for each in shown["versions"]) == sum(answers.values())
         assert [each["in_flight"] for each in shown["versions"]] == [0, 0, 0]
 
-    served(tmp_path, scenario)
 
-
-def test_errors_are_counted_and_requests_that_clients_give_up_are_not(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_errors_are_counted_and_requests_that_clients_give_up_are_not(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"2": 1})
         wrong = InferRequest("m", {"OTHER": Tensor("OTHER", DataType.FP32, np.zeros(1, "<f4"))})
         with pytest.raises(ServingError) as refused:
@@ -250,11 +233,9 @@ def test_errors_are_counted_and_requests_that_clients_give_up_are_not(tmp_path: 
         two = await served.version(2)
         assert (two["requests"], two["errors"], two["in_flight"], two["latency_us"]) == (2, 1, 0, {})
 
-    served(tmp_path, scenario)
 
-
-def test_an_open_sequence_stays_on_its_version(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_an_open_sequence_stays_on_its_version(tmp_path: Path) -> None:
+    async with serving(tmp_path, SEQUENCES) as served:
         await served.change(weights={"1": 1})
         assert await served.send(correlation_id=7, flags=SEQUENCE_START) == 1
 
@@ -270,11 +251,9 @@ def test_an_open_sequence_stays_on_its_version(tmp_path: Path) -> None:
         assert await served.send(correlation_id=7, flags=SEQUENCE_START) in (2, 3)
         assert [await served.send(correlation_id=key, flags=SEQUENCE_END) for key in (8, 9)] == [2, 3]
 
-    served(tmp_path, scenario, SEQUENCES)
 
-
-def test_a_version_that_is_unloaded_finishes_its_open_sequences(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_version_that_is_unloaded_finishes_its_open_sequences(tmp_path: Path) -> None:
+    async with serving(tmp_path, SEQUENCES) as served:
         await served.change(weights={"1": 50, "2": 50})
         versions = {key: await served.send(correlation_id=key, flags=SEQUENCE_START) for key in range(1, 9)}
         assert set(versions.values()) == {1, 2}
@@ -287,11 +266,9 @@ def test_a_version_that_is_unloaded_finishes_its_open_sequences(tmp_path: Path) 
             await served.send(correlation_id=key, flags=SEQUENCE_END)
         assert await served.send(correlation_id=1, flags=SEQUENCE_START | SEQUENCE_END) == 2
 
-    served(tmp_path, scenario, SEQUENCES)
 
-
-def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         step = 'step { model_name: "m" model_version: %d input_map { key: "IN" value: "IN" } '
         steps = (step + 'output_map { key: "OUT" value: "OUT" } }') % -1
         folder = tmp_path / "e"
@@ -306,13 +283,13 @@ def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) 
         assert [await served.send("e", affinity=f"user-{number}") for number in range(20)] == users
         assert "its requests without a version are split" in served.engine.offers.reason(served.engine.find("e"))
 
-    served(tmp_path, scenario)
 
-
-def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shadow_gets_copies_that_are_compared_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(split, "COPIES_MAX", 100)  # all of them may wait while the requests are answered
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 50, "3": 50}, shadow={"2": 0.5, "3": {"share": 1, "absolute_tolerance": 5}})
         assert set(await served.counts()) == {1, 3}
 
@@ -325,13 +302,11 @@ def test_a_shadow_gets_copies_that_are_compared_and_dropped(tmp_path: Path, monk
         assert (await served.version(2))["requests"] == 0
         assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
 
-    served(tmp_path, scenario)
 
-
-def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "COPIES_MAX", 5)
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path) as served:
         gate, loop = asyncio.Event(), asyncio.get_running_loop()
         await served.change(weights={"1": 1}, shadow={"2": 1})
         table = served.lifecycle.table
@@ -350,11 +325,9 @@ def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeypatch: 
         await until(lambda: served.traffic._shadowings["m"].count == 0)
         assert (await served.version(2))["shadow"]["compared"] == 5
 
-    served(tmp_path, scenario)
 
-
-def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         loaded = served.lifecycle.table.models["m"].versions[2].loaded
         assert loaded is not None
         loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
@@ -366,8 +339,6 @@ def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(
             assert (shadow["compared"], shadow["different"], shadow["difference_rate"]) == (4, 0, 1.0)
             await served.traffic.reset("m")
 
-    served(tmp_path, scenario)
-
 
 def submit_of(instead: Callable[[InferRequest, Any], Any], runner: object) -> Any:
     """Return a `submit` of a class that does something else for one of its objects."""
@@ -375,21 +346,21 @@ def submit_of(instead: Callable[[InferRequest, Any], Any], runner: object) -> An
     return lambda self, request, reply: (instead if self is runner else original.__get__(self))(request, reply)
 
 
-def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_answers_are_compared_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "COMPARED_AT_ONCE_BYTES", 0)
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1}, shadow={"2": 1})
         await served.counts(3)
         await until(lambda: served.traffic._models["m"].shadows[2].different == 3)
 
-    served(tmp_path, scenario)
 
-
-def test_answers_are_part_of_the_bytes_that_copies_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_part_of_the_bytes_that_copies_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(split, "COPIES_BYTES_MAX", 7)  # an input of 4 bytes, and not its answer, too
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1}, shadow={"2": 1})
         assert await served.counts(5) == {1: 5}
 
@@ -397,19 +368,15 @@ def test_answers_are_part_of_the_bytes_that_copies_may_take(tmp_path: Path, monk
         assert (shadow["sent"], shadow["dropped"]) == (0, 5)
         assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
 
-    served(tmp_path, scenario)
 
-
-def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1}, shadow={"2": 1})
         with pytest.raises(ServingError):
             await served.sent(InferRequest("m", {}))
 
         assert (await served.version(2))["shadow"]["sent"] == 0
         assert served.traffic._shadowings["m"].count == 0
-
-    served(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -435,10 +402,10 @@ def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(
+async def test_what_cannot_be_is_refused_and_changes_nothing(
     tmp_path: Path, config: str, members: dict[str, object], says: str
 ) -> None:
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path, config) as served:
         before = await served.shown()
         with pytest.raises(ServingError) as refused:
             await served.change(**members)
@@ -446,31 +413,25 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
         assert says in str(refused.value)
         assert await served.shown() == before
 
-    served(tmp_path, scenario, config)
 
-
-def test_an_unknown_model_has_no_traffic(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_an_unknown_model_has_no_traffic(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         with pytest.raises(ServingError, match="'n' is not ready") as unknown:
             await served.traffic.show("n")
         assert unknown.value.code is Code.NOT_FOUND
 
-    served(tmp_path, scenario)
 
-
-def test_settings_of_the_configuration_hold_until_a_request_replaces_them(tmp_path: Path) -> None:
+async def test_settings_of_the_configuration_hold_until_a_request_replaces_them(tmp_path: Path) -> None:
     text = json.dumps({"weights": {"1": 1, "9": 1}}).replace('"', '\\"')
     config = ALL + f'parameters {{ key: "traffic" value {{ string_value: "{text}" }} }}'
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path, config) as served:
         assert await served.counts(10) == {1: 10}
         assert (await served.shown())["source"] == "configuration"
         await served.change(weights={"2": 1})
         assert await served.counts(10) == {2: 10}
         assert (await served.traffic.reset("m"))["source"] == "configuration"
         assert await served.counts(10) == {1: 10}
-
-    served(tmp_path, scenario, config)
 
 
 async def under_load(served: Served, condition: Callable[[], bool]) -> None:
@@ -488,8 +449,8 @@ PLAN = {"version": 2, "step_seconds": 0, "samples_min": 20, "p99_ratio_max": Non
 
 
 @pytest.mark.usefixtures("fast_looks")
-def test_a_canary_plan_finishes_and_pins_its_version(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_canary_plan_finishes_and_pins_its_version(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1})
         shown = await served.change(canary={**PLAN, "steps": [20, 50, 100]})
         assert (shown["canary"]["plan"]["stable"], shown["weights"]) == (1, {"1": 80.0, "2": 20.0})
@@ -510,12 +471,10 @@ def test_a_canary_plan_finishes_and_pins_its_version(tmp_path: Path) -> None:
         ]
         assert served.traffic._models["m"].figures(2).is_watched is False
 
-    served(tmp_path, scenario)
-
 
 @pytest.mark.usefixtures("fast_looks")
-def test_a_canary_that_fails_is_rolled_back(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_canary_that_fails_is_rolled_back(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         loaded = served.lifecycle.table.models["m"].versions[2].loaded
         assert loaded is not None
         loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
@@ -530,16 +489,14 @@ def test_a_canary_that_fails_is_rolled_back(tmp_path: Path) -> None:
         assert await served.counts(20) == {1: 20}
         assert any("Canary of version 2, rolled back" in line for line in served.traffic.words("m"))
 
-    served(tmp_path, scenario)
-
 
 def fail(requests: object) -> Any:
     raise ServingError(Code.INTERNAL, "broken")
 
 
 @pytest.mark.usefixtures("fast_looks")
-def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 1})
         await served.change(canary={**PLAN, "steps": [20, 100], "samples_min": 10**6})
         assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
@@ -555,11 +512,9 @@ def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
         shown = await served.change(action="abort")
         assert (shown["canary"]["state"], shown["weights"]) == ("aborted", {"2": 100.0})
 
-    served(tmp_path, scenario)
 
-
-def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(canary={**PLAN, "stable": 1})
         write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
         await served.engine.load_model("m")
@@ -567,11 +522,9 @@ def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> No
         shown = await served.shown()
         assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
 
-    served(tmp_path, scenario)
 
-
-def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         await served.change(canary={**PLAN, "stable": 1})
         (tmp_path / "m" / "3" / "value.txt").write_text("3.5")
         await served.engine.load_model("m")
@@ -585,15 +538,13 @@ def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path)
         ]
         assert shown["canary"]["state"] == "running"
 
-    served(tmp_path, scenario)
 
-
-def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
+async def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its canary is ready first, and must not get all requests meanwhile. The plan goes on."""
 
-    async def scenario(served: Served) -> None:
+    async with serving(tmp_path) as served:
         await served.change(canary={**PLAN, "stable": 1})
         await served.engine.unload_model("m")
         opened, load = asyncio.Event(), served.backend.load
@@ -615,11 +566,11 @@ def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
         assert (await served.shown())["canary"]["state"] == "running"
         assert set(await served.counts()) == {1, 2}
 
-    served(tmp_path, scenario)
 
-
-def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_with_the_others(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_with_the_others(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as served:
         await served.change(weights={"1": 90, "2": 10})
         await served.engine.unload_model("m")
         (tmp_path / "m" / "1" / "value.txt").unlink()
@@ -628,20 +579,18 @@ def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_wit
 
         assert await served.counts(10) == {2: 10}
 
-    served(tmp_path, scenario)
 
-
-def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Path) -> None:
+async def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Path) -> None:
     kept: dict[str, str] = {}
 
-    async def first(served: Served) -> None:
+    async with serving(tmp_path) as served:
         served.traffic.keep = kept.__setitem__
         await served.change(weights={"1": 1}, sticky="key", shadow={"3": 0.5})
         await served.change(canary={"version": 2, "steps": [30, 100]})
         await served.change(action="pause")
         served.traffic.keep = None
 
-    async def second(served: Served) -> None:
+    async with serving(tmp_path) as served:
         served.traffic.restore("m", kept["m"])
         shown = await served.shown()
         assert (shown["weights"], shown["sticky"]) == ({"1": 70.0, "2": 30.0}, "key")
@@ -660,12 +609,9 @@ def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Pat
         served.traffic.restore("m", "")
         assert await served.counts(10) == {3: 10}
 
-    served(tmp_path, first)
-    served(tmp_path, second)
 
-
-def test_metrics_show_models_with_traffic_only(tmp_path: Path) -> None:
-    async def scenario(served: Served) -> None:
+async def test_metrics_show_models_with_traffic_only(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
         assert served.traffic.families() == []
         await served.change(weights={"1": 3, "2": 1}, shadow={"3": 1})
         await served.counts(8)
@@ -683,18 +629,13 @@ def test_metrics_show_models_with_traffic_only(tmp_path: Path) -> None:
         (percent,) = [f.samples for f in served.traffic.families() if f.name == "charonia_traffic_canary_percent"]
         assert [sample.value for sample in percent] == [30]
 
-    served(tmp_path, scenario)
 
+async def test_a_model_of_two_repositories_is_named_with_its_own() -> None:
+    service = TrafficService(lambda key: None)
+    for key in ("a/m", "b/m", "a/n"):
+        service.restore(key, json.dumps({"settings": {"weights": {"1": 1}}, "canary": None, "history": []}))
 
-def test_a_model_of_two_repositories_is_named_with_its_own() -> None:
-    async def scenario() -> None:
-        service = TrafficService(lambda key: None)
-        for key in ("a/m", "b/m", "a/n"):
-            service.restore(key, json.dumps({"settings": {"weights": {"1": 1}}, "canary": None, "history": []}))
-
-        assert (await service.show("n"))["model"] == "a/n"
-        assert (await service.show("b/m"))["model"] == "b/m"
-        with pytest.raises(ServingError, match="there are 2 models named 'm'"):
-            await service.show("m")
-
-    run(scenario)
+    assert (await service.show("n"))["model"] == "a/n"
+    assert (await service.show("b/m"))["model"] == "b/m"
+    with pytest.raises(ServingError, match="there are 2 models named 'm'"):
+        await service.show("m")

@@ -71,8 +71,6 @@ ANSWER = {"model_name": "m", "outputs": [{"name": "Y", "datatype": "INT32", "sha
 
 @dataclass(frozen=True)
 class Reply:
-    """What becomes of a request."""
-
     delay_s: float = 0.0
     status: int = 200
     held: bool = False  # until `FakeServer.release`
@@ -120,7 +118,6 @@ class FakeServer:
         return documents[path]
 
     def release(self) -> None:
-        """Answer all that is held."""
         for answer in self.held:
             answer()
         self.held = []

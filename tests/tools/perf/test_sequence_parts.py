@@ -9,8 +9,6 @@ from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 
 
 class Data:
-    """Streams of these lengths."""
-
     batch_size = 1
 
     def __init__(self, *lengths: int) -> None:

@@ -104,14 +104,7 @@ def workload(revision: int, *, version: int = 0, traffic: str = "", **more: Any)
 
 @dataclass
 class ClusterStage:
-    """A cluster, and what targets in it have.
-
-    Attributes:
-        api: The API server.
-        nodes: What becomes of pods.
-        repositories: Where the models are.
-        config: Path of a kubeconfig.
-    """
+    """A cluster, and what targets in it have."""
 
     api: KubernetesApi
     nodes: Controllers

@@ -30,7 +30,6 @@ class TestKserveTarget(TargetSuite):
             return workload(revision)
 
         def scale(target: DeploymentTarget, deployment: str, replicas: int) -> None:
-            """Do what the autoscaler of KServe does."""
             assert target.scale(deployment, replicas) == ""
             name = object_name(deployment)
             service, present = (

@@ -24,7 +24,6 @@ class TestKubernetesTarget(TargetSuite):
             return workload(revision)
 
         def scale(target: DeploymentTarget, deployment: str, replicas: int) -> None:
-            """Do what the autoscaler does."""
             assert target.scale(deployment, replicas) == ""
             name, path = object_name(deployment), ("spec", "replicas")
             present = stage.api.get("deployments", name)

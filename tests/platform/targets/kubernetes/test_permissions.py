@@ -35,7 +35,6 @@ def test_all_that_the_chart_may_have_can_be_applied(kind: Any) -> None:
 
 
 def lived_through(stage: ClusterStage, target: KubernetesTarget) -> set[tuple[str, str]]:
-    """Return what a target asks for in the life of a deployment."""
     marks = {"2": Fate.CRASHES}
     stage.nodes.fate = lambda pod: marks.get(pod["metadata"]["annotations"]["charonia.dev/template"], Fate.READY)
 

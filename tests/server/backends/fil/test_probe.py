@@ -98,21 +98,18 @@ def test_a_forest_that_leads_out_of_its_memory_is_refused(tmp_path: Path) -> Non
     assert error.hint == DAMAGED
 
 
-def test_where_nothing_can_be_forked_a_process_imports_the_libraries_itself(
+async def test_where_nothing_can_be_forked_a_process_imports_the_libraries_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = of_sklearn("regression").write(tmp_path / "good"), misplaced_trees(tmp_path / "bad")
     broken = WorkerTemplate("a library", ["no_such_library"], {})
     monkeypatch.setattr(Prober, "_template", lambda prober, library: prober._templates.setdefault(library, broken))
 
-    async def run() -> None:
-        prober = Prober()
-        await prober.check(of_file(good, "treelite_checkpoint"), keeps=False)
-        with pytest.raises(ServingError, match="ended by SIGABRT"):
-            await prober.check(of_file(bad, "lightgbm"), keeps=False)
-        await prober.aclose()
-
-    asyncio.run(run())
+    prober = Prober()
+    await prober.check(of_file(good, "treelite_checkpoint"), keeps=False)
+    with pytest.raises(ServingError, match="ended by SIGABRT"):
+        await prober.check(of_file(bad, "lightgbm"), keeps=False)
+    await prober.aclose()
     assert "forests take longer to load: a library cannot be imported: ModuleNotFoundError" in caplog.text
 
 

@@ -7,8 +7,6 @@ from charonia.server.backends.fil.trial import SAMPLE_VALUES_MAX, SIZES, choose,
 
 
 class Clock:
-    """A clock that predictors move on."""
-
     now_ns = 0
 
     def perf_counter_ns(self) -> int:

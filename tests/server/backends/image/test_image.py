@@ -84,7 +84,6 @@ def answer(model: ImageInstance, *files: bytes) -> Result:
 
 
 def pixels(model: ImageInstance, *files: bytes) -> NDArray[Any]:
-    """The output for each file."""
     array = arrays(answer(model, *files))["PIXELS"]
     return array if model.is_batched else array[None]
 
@@ -423,7 +422,6 @@ def test_a_damaged_row_is_named_and_fails_its_own_request_only() -> None:
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A file that says it is an image of this size."""
     small = encoded(Image.new("L", (1, 1)))
     return small[:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + crc(small, width, height) + small[33:]
 

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,6 @@ class FakeBackend(LanguageBackend):
 
 
 class StreamSink:
-    """Collects the responses to one request."""
-
     def __init__(self) -> None:
         self.results: list[Result] = []
         self.is_gone = False
@@ -135,8 +134,6 @@ class StreamSink:
 
 
 class Bench:
-    """A model with one instance."""
-
     def __init__(self, model: LanguageModel, instance: PythonInstance) -> None:
         self.model = model
         self.instance = instance
@@ -167,22 +164,20 @@ def tensor(name: str, value: Any) -> Tensor:
     return Tensor(name, DataType.BYTES, np.array([value], object))
 
 
-def run(folder: Path, scenario: Callable[[Bench], Awaitable[None]], **options: object) -> None:
-    async def body() -> None:
-        (folder / "m" / "1").mkdir(parents=True)
-        files, settings = ModelFiles(folder / "m", 1, folder / "m" / "1"), BackendSettings()
-        backend = FakeBackend(folder, options)
-        config = (await backend.complete(files, ModelConfig(name="m", backend="fake"), settings)).config
-        model = await backend.load(files, config, settings)
-        try:
-            instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU, threads=3))
-            assert isinstance(instance, PythonInstance)
-            await scenario(Bench(model, instance))
-            await instance.aclose()
-        finally:
-            await model.aclose()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def running(folder: Path, **options: object) -> AsyncIterator[Bench]:
+    (folder / "m" / "1").mkdir(parents=True)
+    files, settings = ModelFiles(folder / "m", 1, folder / "m" / "1"), BackendSettings()
+    backend = FakeBackend(folder, options)
+    config = (await backend.complete(files, ModelConfig(name="m", backend="fake"), settings)).config
+    model = await backend.load(files, config, settings)
+    try:
+        instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU, threads=3))
+        assert isinstance(instance, PythonInstance)
+        yield Bench(model, instance)
+        await instance.aclose()
+    finally:
+        await model.aclose()
 
 
 def text_of(results: list[Result]) -> str:
@@ -204,8 +199,8 @@ async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_an_engine_answers_in_pieces_and_says_how_many_tokens(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_engine_answers_in_pieces_and_says_how_many_tokens(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
         results = await bench.answer("count 3")
         assert text_of(results) == "0 1 2 "
         last = results[-1]
@@ -214,13 +209,11 @@ def test_an_engine_answers_in_pieces_and_says_how_many_tokens(tmp_path: Path) ->
         (numbers,) = [each for each in last.tensors if each.name == "num_output_tokens"]
         assert (numbers.datatype, numbers.array.tolist()) == (DataType.UINT32, [1, 2])
 
-    run(tmp_path, scenario)
 
-
-def test_an_engine_knows_its_model_and_has_a_folder_of_its_own(tmp_path: Path) -> None:
+async def test_an_engine_knows_its_model_and_has_a_folder_of_its_own(tmp_path: Path) -> None:
     folders = []
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         (result,) = await bench.answer("setup_says")
         assert isinstance(result, Outputs)
         *known, folder = (each.decode() for each in result.tensors[0].array)
@@ -228,24 +221,20 @@ def test_an_engine_knows_its_model_and_has_a_folder_of_its_own(tmp_path: Path) -
         assert os.stat(folder).st_mode & 0o777 == 0o700
         assert Path(folder).name.startswith(PREFIX)  # the next server removes it, should this one be killed
         folders.append(folder)
-
-    run(tmp_path, scenario)
     assert not os.path.exists(folders[0])
 
 
-def test_a_request_is_read_from_inputs_and_parameters(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_is_read_from_inputs_and_parameters(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
         more = {"stream": True, "return_finish_reason": True, "return_logprobs": False}
         text = text_of(await bench.answer("show", sampling_parameters=b'{"top_p": 1}', temperature=2, seed=5, **more))
         assert text == repr(["show", "", True, True, ["finish_reason"], {"temperature": 2, "seed": 5, "top_p": 1}, []])
         text = text_of(await bench.answer("show", image=b"aGk=", openai="completions"))
         assert text == repr(["show", "completions", False, None, [], {}, ["aGk="]])
 
-    run(tmp_path, scenario)
 
-
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
         for named, asked in (
             ("'text_input': expected UTF-8", {"text": b"\xff"}),
             ("'sampling_parameters': expected a JSON object", {"text": "show", "sampling_parameters": b"{"}),
@@ -255,13 +244,11 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
             error = error_of(await bench.answer(**asked))
             assert (error.code, named in error.message) == (Code.INVALID_ARG, True), error
 
-    run(tmp_path, scenario)
 
-
-def test_an_engines_errors_have_their_codes_and_its_faults_are_logged(
+async def test_an_engines_errors_have_their_codes_and_its_faults_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         error = error_of(await bench.answer("refuse"))
         assert (error.code, error.message) == (Code.UNAVAILABLE, "not today")
         error = error_of(await bench.answer("stumble"))
@@ -270,13 +257,13 @@ def test_an_engines_errors_have_their_codes_and_its_faults_are_logged(
         await logged(caplog, "Traceback")
         assert text_of(await bench.answer("count 1")) == "0 "
 
-    run(tmp_path, scenario)
 
-
-def test_the_engine_is_told_at_once_of_a_caller_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_engine_is_told_at_once_of_a_caller_that_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         stays, *leave = [bench.ask(f"hang {number}") for number in range(51)]
         for sink in (stays, *leave):
             await asyncio.wait_for(sink.begun.wait(), 60)
@@ -288,11 +275,9 @@ def test_the_engine_is_told_at_once_of_a_caller_that_leaves(tmp_path: Path, capl
         assert text_of(await bench.answer("count 1")) == "0 "
         assert [len(sink.results) for sink in leave] == [1] * 50  # nothing comes after the caller has left
 
-    run(tmp_path, scenario)
 
-
-def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
         messages = []
         responses = bench.instance._batches.responses
 
@@ -311,12 +296,12 @@ def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
         assert len(messages) <= 3
         assert {text_of(sink.results) for sink in waiting} == {"together"}
 
-    run(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(("how", "why"), [("die", "its heart stopped"), ("kill", "SIGKILL")])
-def test_a_dead_engine_fails_its_open_requests_and_another_one_is_started(tmp_path: Path, how: str, why: str) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_dead_engine_fails_its_open_requests_and_another_one_is_started(
+    tmp_path: Path, how: str, why: str
+) -> None:
+    async with running(tmp_path) as bench:
         hanging = bench.ask("hang")
         await asyncio.wait_for(hanging.begun.wait(), 60)
         before = bench.instance.pid
@@ -332,41 +317,35 @@ def test_a_dead_engine_fails_its_open_requests_and_another_one_is_started(tmp_pa
         (worker,) = bench.model.workers()
         assert (worker.restarts, worker.problem) == (1, "")
 
-    run(tmp_path, scenario)
 
-
-def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        pytest.fail("it has started")
-
+async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match="the engine has died: there is no such model"):
-        run(tmp_path, scenario, start="die")
+        async with running(tmp_path, start="die"):
+            pytest.fail("it has started")
 
 
-def test_an_engine_is_stopped_with_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_is_stopped_with_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
-    async def scenario(bench: Bench) -> None:
+    async with running(tmp_path) as bench:
         await bench.answer("count 1")
-
-    run(tmp_path, scenario)
     assert "stopped" in caplog.text
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(bench: Bench) -> None:
-        pytest.fail("it has loaded")
-
+async def test_a_package_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = BackendRecord(name="fake", packages=(Package("none", "no_such_package", "llama"),))
     monkeypatch.setattr("charonia.server.backends.language.backend.record_of", lambda name: record)
     with pytest.raises(ServingError, match="needs the package 'no_such_package'") as caught:
-        run(tmp_path, scenario)
+        async with running(tmp_path):
+            pytest.fail("it has loaded")
     assert caught.value.code is Code.UNSUPPORTED
     assert "[llama]" in caught.value.hint
 
 
-def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
         sinks = [bench.ask("gather") for _ in range(8192)]
         error = error_of(await bench.answer("count 1"))
         assert error.code is Code.UNAVAILABLE
@@ -376,5 +355,3 @@ def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> None:
             while await bench.answer("release"):  # refused until the other one has gone
                 await asyncio.sleep(0.01)
             await sinks[-1].over
-
-    run(tmp_path, scenario)

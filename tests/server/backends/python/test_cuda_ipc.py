@@ -525,8 +525,6 @@ def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, 
 
 
 class Gone:
-    """What was in the memory of a GPU."""
-
     native = None
     shape = (3,)
 

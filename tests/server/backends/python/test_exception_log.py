@@ -32,9 +32,6 @@ def test_more_exceptions_than_a_reader_can_use_are_counted(
     assert lines[-1].endswith("ValueError: again")
 
 
-def test_the_ids_of_a_large_batch_are_cut(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        ExceptionLog().note(MODEL, "m_0_0", ["", *"abcdefghi"], "ValueError: pity")
-
-    asyncio.run(scenario())
+async def test_the_ids_of_a_large_batch_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    ExceptionLog().note(MODEL, "m_0_0", ["", *"abcdefghi"], "ValueError: pity")
     assert "request <id_unknown>, 'a', 'b', 'c', 'd', 'e', 'f', 'g' and 2 more: execute" in caplog.text

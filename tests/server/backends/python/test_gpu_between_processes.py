@@ -9,7 +9,6 @@ import os
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 from tests.support import pretended_cuda
-from tests.support.pretended_cuda import LIBRARY, PretendedCuda
+from tests.support.pretended_cuda import PretendedCuda
 
 import charonia
 from charonia import Code, ServingError
@@ -214,30 +213,6 @@ def test_a_tensor_goes_from_worker_to_worker_and_back_without_a_copy(bench: Benc
         assert bench.is_clear()
 
 
-def test_what_comes_back_as_it_was_is_the_very_tensor_and_a_part_of_it_lies_in_it(bench: Bench) -> None:
-    bench.model("echo", ECHO)
-    bench.model("tail", 'return answer(on_gpu("OUT", cuda.adopt(given(request))[10:]))')
-    bench.model(
-        "front",
-        """
-        mine = cuda.put(given(request).as_numpy())
-        out, _ = outputs(call("echo", on_gpu("IN", mine)))
-        assert cuda.adopt(out).address == mine.address
-        for start in (10, 20, 30):
-            out, _ = outputs(call("tail", on_gpu("IN", out)))
-            assert cuda.adopt(out).address == mine.address + 4 * start
-        return answer(pb_utils.Tensor("OUT", cuda.adopt(out).elements.copy()))
-        """,
-    )
-
-    with bench.serve() as server:
-        assert server.infer("front", {"IN": VALUES})["OUT"].tolist() == VALUES[30:].tolist()
-
-        assert bench.counts() == NO_COPIES
-        assert bench.opened_here() == 0
-        assert bench.is_clear()
-
-
 def test_outputs_of_a_call_are_copied_for_a_model_that_does_not_ask_for_them_on_the_gpu(bench: Bench) -> None:
     bench.model("maker", MAKER)
     body = """
@@ -280,32 +255,6 @@ def test_threads_and_processes_exchange_tensors_of_gpus(bench: Bench) -> None:
         assert bench.is_clear()
 
 
-def test_tensors_stay_on_the_gpu_between_the_steps_of_an_ensemble(bench: Bench) -> None:
-    bench.model("maker", MAKER)
-    bench.model("adder", ADDER)
-    (bench.repository / "both" / "1").mkdir(parents=True)
-    (bench.repository / "both" / "config.pbtxt").write_text(
-        """
-        platform: "ensemble"
-        input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-        output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-        output { name: "FIRST" data_type: TYPE_FP32 dims: [ -1 ] }
-        ensemble_scheduling {
-          step { model_name: "maker" model_version: -1
-            input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "FIRST" } }
-          step { model_name: "adder" model_version: -1
-            input_map { key: "IN" value: "FIRST" } output_map { key: "OUT" value: "OUT" } }
-        }
-        """
-    )
-
-    with bench.serve() as server:
-        assert http_infer(server, "both").tolist() == (VALUES * 2 + 1).tolist()
-
-        assert bench.counts() == {"models": 0, "driver": 2}, "the answer's two outputs"
-        assert bench.is_clear()
-
-
 def test_a_worker_that_is_killed_takes_its_tensors_with_it_and_nothing_else(bench: Bench) -> None:
     bench.model("maker", MAKER)
     bench.model("adder", ADDER)
@@ -330,37 +279,6 @@ def test_a_worker_that_is_killed_takes_its_tensors_with_it_and_nothing_else(benc
         assert caught.value.code is Code.UNAVAILABLE
         assert http_infer(server, "maker").tolist() == (VALUES * 2).tolist(), "by its successor"
         assert soon(lambda: bench.cuda.noted("open") == bench.cuda.noted("close"))
-
-
-def test_a_gpu_that_a_model_does_not_see_fails_its_request_and_not_those_that_share_the_batch(bench: Bench) -> None:
-    bench.model(
-        "blind",
-        "return answer(pb_utils.Tensor('OUT', given(request).as_numpy() + 1))",
-        gpus="1:",
-        batch=8,
-        extra="dynamic_batching { preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 5000000 }\n",
-    )
-    bench.model(
-        "front",
-        """
-        ones = given(request).as_numpy()[None, :]
-        def begin(tensor):
-            return pb_utils.InferenceRequest(
-                model_name="blind", requested_output_names=["OUT"], inputs=[tensor]).async_exec()
-        failed, plain = await asyncio.gather(begin(on_gpu("IN", cuda.put(ones))), begin(pb_utils.Tensor("IN", ones)))
-        assert not plain.has_error(), plain.error().message()
-        return pb_utils.InferenceResponse(error=failed.error())
-        """,
-    )
-    path = bench.repository / "front" / "1" / "model.py"
-    text = path.read_text().replace("def one(", "async def one(").replace("def execute", "async def execute")
-    path.write_text(text.replace("[self.one(", "[await self.one(").replace("import ctypes,", "import asyncio, ctypes,"))
-
-    with bench.serve() as server:
-        with pytest.raises(ServingError, match="tensor 'IN' in the memory of a GPU cannot be reached from 'blind"):
-            server.infer("front", {"IN": VALUES})
-
-        assert bench.is_clear()
 
 
 @pytest.mark.parametrize("reason", ["no handle", "no GPU", "exclusive"])
@@ -388,34 +306,3 @@ def test_what_the_server_cannot_open_is_copied_by_the_model(
 
         assert bench.counts() == {"models": 1, "driver": 0}
         assert bench.is_clear()
-
-
-def test_many_requests_at_once_leave_nothing(bench: Bench) -> None:
-    bench.model("adder", ADDER)
-    bench.model("front", "return call('adder', on_gpu('IN', cuda.put(given(request).as_numpy())))")
-
-    with bench.serve() as server:
-
-        def ask(index: int) -> bool:
-            values = VALUES[: 1000 + index]
-            return bool((server.infer("front", {"IN": values})["OUT"] == values + 1).all())
-
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(ask, range(100)))
-
-        assert bench.is_clear()
-
-
-def test_the_parameter_is_yes_or_no(bench: Bench) -> None:
-    bench.model("maker", MAKER, FORCE_CPU_ONLY_INPUT_TENSORS="maybe")
-
-    with (
-        pytest.raises(ServingError, match=r"FORCE_CPU_ONLY_INPUT_TENSORS.*expected true or false, got 'maybe'"),
-        bench.serve(),
-    ):
-        pass
-
-
-def test_the_pretended_library_is_found_where_the_drivers_would_be(cuda: PretendedCuda) -> None:
-    found: Any = ctypes.CDLL(LIBRARY)
-    assert found is cuda

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -72,7 +73,6 @@ class Process:
         return [header[0] for header in self.sent]
 
     def numbers(self) -> list[list[int]]:
-        """Return the numbers of the batches in each message that has some."""
         return [[number for number, _ in header[1]] for header in self.sent if header[0] == "execute"]
 
 
@@ -86,8 +86,6 @@ def _placed(value: object, outgoing: Outgoing) -> object:
 
 
 class Bench:
-    """An instance and the processes that it has started."""
-
     def __init__(self, *, is_decoupled: bool = True) -> None:
         self.processes: list[Process] = []
 
@@ -139,14 +137,12 @@ def request(elements: int = 2) -> InferRequest:
     return InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros(elements, "<f4"))})
 
 
-def run(scenario: Callable[[Bench], Coroutine[object, object, None]], *, is_decoupled: bool = True) -> None:
-    async def main() -> None:
-        bench = Bench(is_decoupled=is_decoupled)
-        await bench.open()
-        await scenario(bench)
-        await bench.instance.aclose()
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+@asynccontextmanager
+async def running(*, is_decoupled: bool = True) -> AsyncIterator[Bench]:
+    bench = Bench(is_decoupled=is_decoupled)
+    await bench.open()
+    yield bench
+    await bench.instance.aclose()
 
 
 def error_of(results: list[Result]) -> ServingError:
@@ -154,8 +150,8 @@ def error_of(results: list[Result]) -> ServingError:
     return results[-1]
 
 
-def test_batches_that_come_together_are_sent_together() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_batches_that_come_together_are_sent_together() -> None:
+    async with running() as bench:
         sinks = [bench.start_soon(request()) for _ in range(3)]
         assert bench.process.numbers() == []
         await asyncio.sleep(0)
@@ -166,21 +162,17 @@ def test_batches_that_come_together_are_sent_together() -> None:
             bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
             assert sink.finished.result() is False
 
-    run(scenario)
 
-
-def test_a_batch_whose_memory_is_sent_along_is_the_last_of_its_message() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_batch_whose_memory_is_sent_along_is_the_last_of_its_message() -> None:
+    async with running() as bench:
         for elements in (2, LARGE.size, LARGE.size, 2, 2):
             bench.start_soon(request(elements))
         await asyncio.sleep(0)
         assert bench.process.numbers() == [[1, 2], [3], [4, 5]]
 
-    run(scenario)
 
-
-def test_of_batches_that_come_together_only_the_one_that_cannot_be_sent_fails() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_of_batches_that_come_together_only_the_one_that_cannot_be_sent_fails() -> None:
+    async with running() as bench:
         broken = request()
         broken.parameters = {"key": cast(Any, object())}
         first, second, third = (bench.start_soon(each) for each in (request(), broken, request()))
@@ -192,11 +184,9 @@ def test_of_batches_that_come_together_only_the_one_that_cannot_be_sent_fails() 
             bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
             assert isinstance(sink.outputs[0][0], Outputs)
 
-    run(scenario)
 
-
-def test_a_caller_that_leaves_in_the_round_in_which_it_came_is_told_of_after_its_batch() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_caller_that_leaves_in_the_round_in_which_it_came_is_told_of_after_its_batch() -> None:
+    async with running() as bench:
         sink = bench.start_soon(request(), request())
         sink.cancel(bench.instance, 1)
         assert bench.process.kinds() == ["initialize"]
@@ -204,11 +194,9 @@ def test_a_caller_that_leaves_in_the_round_in_which_it_came_is_told_of_after_its
         assert bench.process.kinds()[1:] == ["execute", "cancel"]
         assert bench.process.sent[-1] == ("cancel", 1, 1)
 
-    run(scenario)
 
-
-def test_batches_that_were_not_sent_when_the_worker_ends_run_on_the_next_one() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_batches_that_were_not_sent_when_the_worker_ends_run_on_the_next_one() -> None:
+    async with running() as bench:
         sink = bench.start_soon(request())
         bench.process.dies()
         await bench.restarted()
@@ -216,11 +204,9 @@ def test_batches_that_were_not_sent_when_the_worker_ends_run_on_the_next_one() -
         bench.process.says("done", 1, [np.ones(1, "<f4")], [], [], 1, 2)
         assert isinstance(sink.outputs[0][0], Outputs)
 
-    run(scenario)
 
-
-def test_a_request_without_a_result_stays_open_until_its_last_response() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_without_a_result_stays_open_until_its_last_response() -> None:
+    async with running() as bench:
         sink = await bench.start(2)
         one = np.ones(1, "<f4")
         bench.process.says("responses", [(1, 1, one, False)], [], [])
@@ -235,33 +221,27 @@ def test_a_request_without_a_result_stays_open_until_its_last_response() -> None
         assert bench.process.kinds()[-1] == "is_ready"  # as the worker has said that its model can answer it
         asking.cancel()
 
-    run(scenario)
 
-
-def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_request_that_was_answered_while_it_ran_is_not_left_open() -> None:
+    async with running() as bench:
         sink = await bench.start()
         bench.process.says("responses", [(1, 0, np.ones(1, "<f4"), True)], [], [])
         bench.process.says("done", 1, [None], [], [], 1, 2)
         assert sink.finished.result() is False
         assert len(sink.outputs[0]) == 1
 
-    run(scenario)
 
-
-def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_the_first_response_of_an_ordinary_model_is_its_last() -> None:
+    async with running(is_decoupled=False) as bench:
         sink = await bench.start()
         bench.process.says("done", 1, [None], [], [], 1, 2)
         bench.process.says("responses", [(1, 0, np.ones(1, "<f4"), False)], [], [])
         bench.process.dies()
         assert [isinstance(result, Outputs) for result in sink.outputs[0]] == [True]
 
-    run(scenario, is_decoupled=False)
 
-
-def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_not_begun() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_not_begun() -> None:
+    async with running() as bench:
         left_open, runs, waits = await bench.start(2), await bench.start(), await bench.start()
         bench.process.says("done", 1, [None, None], [], [], 1, 2)
         bench.process.says("responses", [(1, 0, None, True)], [], [])
@@ -279,11 +259,9 @@ def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what_has_n
         bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
         assert waits.finished.result() is False
 
-    run(scenario)
 
-
-def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_open() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_open() -> None:
+    async with running() as bench:
         sink = await bench.start(3)
         sink.cancel(bench.instance, 2)
         bench.process.says("done", 1, [None, None, None], [], [], 1, 2)
@@ -298,11 +276,9 @@ def test_the_model_is_told_of_a_caller_that_leaves_while_its_request_runs_or_is_
         assert bench.process.kinds().count("cancel") == 3
         assert bench.process.killed == ""
 
-    run(scenario)
 
-
-def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> None:
+    async with running() as bench:
         bench.process.dies()
         sink = await bench.start(2)
         sink.cancel(bench.instance, 1)
@@ -313,19 +289,15 @@ def test_callers_that_left_before_the_batch_was_sent_are_told_of_with_it() -> No
         assert sink.finished.result() is True
         sink.cancel(bench.instance, 0)
 
-    run(scenario)
 
-
-def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_given_back() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_given_back() -> None:
+    async with running() as bench:
         for _ in range(RELEASES_HELD_MAX):
             bench.process.says("responses", [(99, 0, LARGE, False)], [], [])
         release = bench.process.sent[-1]
         assert release[0] == "release"
         assert len(release[1]) == RELEASES_HELD_MAX
         assert bench.process.killed == ""
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -344,17 +316,15 @@ def test_responses_of_batches_that_are_not_known_are_ignored_and_their_memory_gi
         ("call", 1, 1, "other", "", False, False, ("too few",), [], [], []),
     ],
 )
-def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object, ...]) -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_worker_that_sends_what_cannot_be_read_is_ended(message: tuple[object, ...]) -> None:
+    async with running() as bench:
         await bench.start()
         bench.process.says(*message)
         assert "cannot be read" in bench.process.killed
 
-    run(scenario)
 
-
-def test_a_tensor_of_a_gpu_is_given_back_to_an_idle_worker_when_nobody_needs_it() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_tensor_of_a_gpu_is_given_back_to_an_idle_worker_when_nobody_needs_it() -> None:
+    async with running() as bench:
         sink = await bench.start()
         bench.process.says(
             "done", 1, [(-1, [("OUT", "FP32", (1,), (5, 4, bytes(16), bytes(64), 0))], {})], [], [], 1, 2
@@ -370,44 +340,36 @@ def test_a_tensor_of_a_gpu_is_given_back_to_an_idle_worker_when_nobody_needs_it(
         await asyncio.sleep(0)
         assert bench.process.sent[-1] == ("release", [5], [])
 
-    run(scenario)
+
+async def test_a_model_that_is_not_initialized_may_call_no_other_and_change_none() -> None:
+    bench = Bench()
+    opening = asyncio.ensure_future(bench.instance.open())
+    await asyncio.sleep(0)
+    fields = ("", 0, 0, 0, 0, "{}", (), "")
+    bench.process.says("call", 5, 0, "other", "", False, False, fields, [], [], [])
+    bench.process.says("control", 6, "load", "other", {})
+    reply, answer = bench.process.sent[1:]
+    assert reply[:2] == ("reply", 5)
+    assert "BLS is only supported during the 'execute' function." in reply[2][1]
+    assert answer[:2] == ("answer", 6)
+    assert answer[2][0] == "error"
+    bench.process.says("ready", {})
+    await opening
+    await bench.instance.aclose()
 
 
-def test_a_model_that_is_not_initialized_may_call_no_other_and_change_none() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        opening = asyncio.ensure_future(bench.instance.open())
-        await asyncio.sleep(0)
-        fields = ("", 0, 0, 0, 0, "{}", (), "")
-        bench.process.says("call", 5, 0, "other", "", False, False, fields, [], [], [])
-        bench.process.says("control", 6, "load", "other", {})
-        reply, answer = bench.process.sent[1:]
-        assert reply[:2] == ("reply", 5)
-        assert "BLS is only supported during the 'execute' function." in reply[2][1]
-        assert answer[:2] == ("answer", 6)
-        assert answer[2][0] == "error"
-        bench.process.says("ready", {})
-        await opening
-        await bench.instance.aclose()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+async def test_an_instance_that_is_closed_refuses_batches_and_hears_nothing() -> None:
+    bench = Bench()
+    await bench.open()
+    await bench.instance.aclose()
+    sink = await bench.start()
+    assert error_of(sink.outputs[0]).code is Code.UNAVAILABLE
+    bench.process.says("nonsense")
+    assert bench.process.killed == ""
 
 
-def test_an_instance_that_is_closed_refuses_batches_and_hears_nothing() -> None:
-    async def scenario() -> None:
-        bench = Bench()
-        await bench.open()
-        await bench.instance.aclose()
-        sink = await bench.start()
-        assert error_of(sink.outputs[0]).code is Code.UNAVAILABLE
-        bench.process.says("nonsense")
-        assert bench.process.killed == ""
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
-
-
-def test_a_model_is_asked_whether_it_is_ready() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_model_is_asked_whether_it_is_ready() -> None:
+    async with running() as bench:
         for said in (True, False):
             asking = asyncio.ensure_future(bench.instance.is_ready())
             await asyncio.sleep(0)
@@ -417,11 +379,9 @@ def test_a_model_is_asked_whether_it_is_ready() -> None:
             assert await asking is said
         assert bench.process.killed == ""
 
-    run(scenario)
 
-
-def test_a_model_that_ends_is_not_ready_and_one_that_cannot_say_is() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_a_model_that_ends_is_not_ready_and_one_that_cannot_say_is() -> None:
+    async with running() as bench:
         asking = asyncio.ensure_future(bench.instance.is_ready())
         await asyncio.sleep(0)
         bench.process.dies()
@@ -431,11 +391,9 @@ def test_a_model_that_ends_is_not_ready_and_one_that_cannot_say_is() -> None:
         assert await bench.instance.is_ready()
         assert "is_ready" not in bench.process.kinds()
 
-    run(scenario)
 
-
-def test_an_instance_says_its_state_in_one_line() -> None:
-    async def scenario(bench: Bench) -> None:
+async def test_an_instance_says_its_state_in_one_line() -> None:
+    async with running() as bench:
         assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=0 batches=0>"
         await bench.start()
         assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=0 batches=1>"
@@ -445,5 +403,3 @@ def test_an_instance_says_its_state_in_one_line() -> None:
         assert repr(bench.instance) == "<PythonInstance 'm_0' pid=0 waiting to restart restarts=0 batches=0>"
         await bench.restarted()
         assert repr(bench.instance) == "<PythonInstance 'm_0' pid=7 ready restarts=1 batches=0>"
-
-    run(scenario)

@@ -15,8 +15,6 @@ SIZE = INLINE_BYTES_MAX + 4096
 
 
 class End:
-    """One of two ends that share."""
-
     def __init__(self) -> None:
         self.mappings = Mappings(forwards=True)
         self.pool = RegionPool(self.mappings, forwards=True, names_own=True)

@@ -1,7 +1,7 @@
 """The calls of one instance: what is refused, who is said to call, when a call is given up."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 
 import pytest
 from tests.support.fake_engine import FakeTicket
@@ -55,8 +55,6 @@ class Models:
 
 
 class Sink:
-    """A batch that runs."""
-
     def __init__(self) -> None:
         self.its_frame = CallFrame("caller", "1", "caller_0")
 
@@ -76,8 +74,6 @@ class Sink:
 
 
 class Outcomes:
-    """What a call was answered with."""
-
     def __init__(self) -> None:
         self.all: list[tuple[Outcome, bool]] = []
 
@@ -93,10 +89,6 @@ class Outcomes:
         return outcome
 
 
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 20))
-
-
 def request(model: str = "plain", *, timeout_us: int = 0, deadline_ns: int = 0) -> InferRequest:
     return InferRequest(model, {}, timeout_us=timeout_us, deadline_ns=deadline_ns)
 
@@ -105,216 +97,171 @@ def answer() -> InferResponse:
     return InferResponse("plain", "1", "", [])
 
 
-def test_a_call_is_answered_and_over() -> None:
-    async def scenario() -> None:
-        models, outcomes, sink = Models(), Outcomes(), Sink()
-        calls = ModelCalls(models, OUTSIDE)
-        made = request()
-        calls.start(1, made, outcomes, work=Work(sink, [request()]))
-        assert len(calls) == 1
-        assert made.caller is sink.its_frame
-        models.tickets[0].answer(answer())
-        assert [final for _, final in outcomes.all] == [True]
-        assert len(calls) == 0
-        calls.cancel(1)
-
-    run(scenario)
+async def test_a_call_is_answered_and_over() -> None:
+    models, outcomes, sink = Models(), Outcomes(), Sink()
+    calls = ModelCalls(models, OUTSIDE)
+    made = request()
+    calls.start(1, made, outcomes, work=Work(sink, [request()]))
+    assert len(calls) == 1
+    assert made.caller is sink.its_frame
+    models.tickets[0].answer(answer())
+    assert [final for _, final in outcomes.all] == [True]
+    assert len(calls) == 0
+    calls.cancel(1)
 
 
-def test_a_call_may_be_answered_before_it_is_known() -> None:
-    async def scenario() -> None:
-        models, outcomes = Models(), Outcomes()
-        models.at_once = answer()
-        calls = ModelCalls(models, OUTSIDE)
-        calls.start(1, request(), outcomes)
-        assert len(outcomes.all) == 1
-        assert len(calls) == 0
-
-    run(scenario)
+async def test_a_call_may_be_answered_before_it_is_known() -> None:
+    models, outcomes = Models(), Outcomes()
+    models.at_once = answer()
+    calls = ModelCalls(models, OUTSIDE)
+    calls.start(1, request(), outcomes)
+    assert len(outcomes.all) == 1
+    assert len(calls) == 0
 
 
-def test_a_call_of_a_thread_of_the_models_own_occupies_nothing() -> None:
-    async def scenario() -> None:
-        models = Models()
-        made = request()
-        ModelCalls(models, OUTSIDE).start(1, made, Outcomes())
-        assert made.caller is OUTSIDE
-        assert made.deadline_ns == 0
-
-    run(scenario)
+async def test_a_call_of_a_thread_of_the_models_own_occupies_nothing() -> None:
+    models = Models()
+    made = request()
+    ModelCalls(models, OUTSIDE).start(1, made, Outcomes())
+    assert made.caller is OUTSIDE
+    assert made.deadline_ns == 0
 
 
-def test_a_call_belongs_to_the_flow_of_the_request_that_it_is_made_for() -> None:
-    async def scenario() -> None:
-        caused, made = request(), request()
-        caused.flow = Flow("acme", 2)
-        ModelCalls(Models(), OUTSIDE).start(1, made, Outcomes(), work=Work(Sink(), [caused]))
-        assert made.flow == caused.flow
-
-    run(scenario)
+async def test_a_call_belongs_to_the_flow_of_the_request_that_it_is_made_for() -> None:
+    caused, made = request(), request()
+    caused.flow = Flow("acme", 2)
+    ModelCalls(Models(), OUTSIDE).start(1, made, Outcomes(), work=Work(Sink(), [caused]))
+    assert made.flow == caused.flow
 
 
-def test_a_model_that_is_not_ready_is_named_with_the_reason() -> None:
-    async def scenario() -> None:
-        outcomes = Outcomes()
-        ModelCalls(Models(), OUTSIDE).start(1, request("nowhere"), outcomes)
-        assert outcomes.error.code is Code.NOT_FOUND
-        assert "Failed for execute the inference request. Model 'nowhere' is not ready." in outcomes.error.message
-        assert outcomes.error.hint
-
-    run(scenario)
+async def test_a_model_that_is_not_ready_is_named_with_the_reason() -> None:
+    outcomes = Outcomes()
+    ModelCalls(Models(), OUTSIDE).start(1, request("nowhere"), outcomes)
+    assert outcomes.error.code is Code.NOT_FOUND
+    assert "Failed for execute the inference request. Model 'nowhere' is not ready." in outcomes.error.message
+    assert outcomes.error.hint
 
 
-def test_a_model_that_is_loaded_on_demand_is_called() -> None:
-    async def scenario() -> None:
-        models, outcomes = Models(), Outcomes()
-        ModelCalls(models, OUTSIDE).start(1, request("unloaded"), outcomes)
-        models.tickets[0].answer(answer())
-        assert [final for _, final in outcomes.all] == [True]
-
-    run(scenario)
+async def test_a_model_that_is_loaded_on_demand_is_called() -> None:
+    models, outcomes = Models(), Outcomes()
+    ModelCalls(models, OUTSIDE).start(1, request("unloaded"), outcomes)
+    models.tickets[0].answer(answer())
+    assert [final for _, final in outcomes.all] == [True]
 
 
-def test_a_decoupled_model_needs_a_call_that_takes_any_number_of_responses() -> None:
-    async def scenario() -> None:
-        models, refused, outcomes = Models(), Outcomes(), Outcomes()
-        calls = ModelCalls(models, OUTSIDE)
-        calls.start(1, request("many"), refused)
-        assert refused.error.code is Code.UNSUPPORTED
-        assert "use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in refused.error.message
-        calls.start(1, request("many"), outcomes, allows_decoupled=True)
-        models.tickets[0].answer(answer(), False)
-        models.tickets[0].answer(None, True)
-        assert [final for _, final in outcomes.all] == [False, True]
-
-    run(scenario)
+async def test_a_decoupled_model_needs_a_call_that_takes_any_number_of_responses() -> None:
+    models, refused, outcomes = Models(), Outcomes(), Outcomes()
+    calls = ModelCalls(models, OUTSIDE)
+    calls.start(1, request("many"), refused)
+    assert refused.error.code is Code.UNSUPPORTED
+    assert "use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in refused.error.message
+    calls.start(1, request("many"), outcomes, allows_decoupled=True)
+    models.tickets[0].answer(answer(), False)
+    models.tickets[0].answer(None, True)
+    assert [final for _, final in outcomes.all] == [False, True]
 
 
-def test_without_other_models_there_is_nothing_to_call() -> None:
-    async def scenario() -> None:
-        outcomes = Outcomes()
-        ModelCalls(None, OUTSIDE).start(1, request(), outcomes)
-        assert outcomes.error.code is Code.UNSUPPORTED
-
-    run(scenario)
+async def test_without_other_models_there_is_nothing_to_call() -> None:
+    outcomes = Outcomes()
+    ModelCalls(None, OUTSIDE).start(1, request(), outcomes)
+    assert outcomes.error.code is Code.UNSUPPORTED
 
 
-def test_open_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "CALLS_OPEN_MAX", 2)
 
-    async def scenario() -> None:
-        models, outcomes = Models(), [Outcomes() for _ in range(4)]
-        calls = ModelCalls(models, OUTSIDE)
-        for key in range(3):
-            calls.start(key, request(), outcomes[key])
-        assert outcomes[2].error.code is Code.UNAVAILABLE
-        models.tickets[0].answer(answer())
-        calls.start(3, request(), outcomes[3])
-        assert outcomes[3].all == []
-
-    run(scenario)
+    models, outcomes = Models(), [Outcomes() for _ in range(4)]
+    calls = ModelCalls(models, OUTSIDE)
+    for key in range(3):
+        calls.start(key, request(), outcomes[key])
+    assert outcomes[2].error.code is Code.UNAVAILABLE
+    models.tickets[0].answer(answer())
+    calls.start(3, request(), outcomes[3])
+    assert outcomes[3].all == []
 
 
-def test_a_call_that_takes_too_long_fails_as_timed_out_and_is_cancelled() -> None:
-    async def scenario() -> None:
-        models, outcomes = Models(), Outcomes()
-        ModelCalls(models, OUTSIDE).start(1, request(timeout_us=20_000), outcomes)
-        while not outcomes.all:
-            await asyncio.sleep(0.005)
-        assert outcomes.error.code is Code.UNAVAILABLE
-        assert "Request timeout expired" in outcomes.error.message
-        assert models.tickets[0].cancelled
-
-    run(scenario)
+async def test_a_call_that_takes_too_long_fails_as_timed_out_and_is_cancelled() -> None:
+    models, outcomes = Models(), Outcomes()
+    ModelCalls(models, OUTSIDE).start(1, request(timeout_us=20_000), outcomes)
+    while not outcomes.all:
+        await asyncio.sleep(0.005)
+    assert outcomes.error.code is Code.UNAVAILABLE
+    assert "Request timeout expired" in outcomes.error.message
+    assert models.tickets[0].cancelled
 
 
 @pytest.mark.parametrize(
     ("deadlines_s", "timeout_s", "expected_s"),
     [([5, 9], 0, 9), ([5, 0], 0, 0), ([5], 2, 2), ([5], 60, 5), ([0], 2, 2)],
 )
-def test_a_call_ends_when_nobody_waits_for_its_batch_any_more_or_its_own_time_is_up(
+async def test_a_call_ends_when_nobody_waits_for_its_batch_any_more_or_its_own_time_is_up(
     deadlines_s: list[int], timeout_s: int, expected_s: int
 ) -> None:
-    async def scenario() -> None:
-        start = now_ns()
-        batch = [request(deadline_ns=start + s * 10**9 if s else 0) for s in deadlines_s]
-        made = request(timeout_us=timeout_s * 10**6)
-        calls = ModelCalls(Models(), OUTSIDE)
-        calls.start(1, made, Outcomes(), work=Work(Sink(), batch))
-        if expected_s:
-            assert abs(made.deadline_ns - start - expected_s * 10**9) < 10**9
-        else:
-            assert made.deadline_ns == 0
-        calls.cancel_all()
-
-    run(scenario)
+    start = now_ns()
+    batch = [request(deadline_ns=start + s * 10**9 if s else 0) for s in deadlines_s]
+    made = request(timeout_us=timeout_s * 10**6)
+    calls = ModelCalls(Models(), OUTSIDE)
+    calls.start(1, made, Outcomes(), work=Work(Sink(), batch))
+    if expected_s:
+        assert abs(made.deadline_ns - start - expected_s * 10**9) < 10**9
+    else:
+        assert made.deadline_ns == 0
+    calls.cancel_all()
 
 
-def test_a_call_is_not_over_before_the_caller_of_its_batch_was_told_that_time_is_up() -> None:
-    async def scenario() -> None:
-        models, outcomes, sink = Models(), Outcomes(), Sink()
-        calls = ModelCalls(models, OUTSIDE)
-        work = Work(sink, [request(deadline_ns=now_ns() + 10**6)])
-        calls.start(1, request(), outcomes, work=work)
-        await asyncio.sleep(0.05)
-        assert (outcomes.all, models.tickets[0].cancelled) == ([], False)
-        calls.cancel_batch(sink)
-        assert outcomes.error.code is Code.CANCELLED
-
-    run(scenario)
+async def test_a_call_is_not_over_before_the_caller_of_its_batch_was_told_that_time_is_up() -> None:
+    models, outcomes, sink = Models(), Outcomes(), Sink()
+    calls = ModelCalls(models, OUTSIDE)
+    work = Work(sink, [request(deadline_ns=now_ns() + 10**6)])
+    calls.start(1, request(), outcomes, work=work)
+    await asyncio.sleep(0.05)
+    assert (outcomes.all, models.tickets[0].cancelled) == ([], False)
+    calls.cancel_batch(sink)
+    assert outcomes.error.code is Code.CANCELLED
 
 
-def test_calls_are_given_up_alone_with_their_batch_or_all_at_once() -> None:
-    async def scenario() -> None:
-        models, sinks = Models(), [Sink(), Sink()]
-        calls = ModelCalls(models, OUTSIDE)
-        outcomes = [Outcomes() for _ in range(5)]
-        works = [Work(sinks[0], [request()]), Work(sinks[0], [request()]), Work(sinks[1], [request()]), None, None]
-        for key, work in enumerate(works):
-            calls.start(key, request(), outcomes[key], work=work)
-        calls.cancel(0)
-        assert [t.cancelled for t in models.tickets] == [True, False, False, False, False]
-        calls.cancel_batch(sinks[0])
-        assert [t.cancelled for t in models.tickets] == [True, True, False, False, False]
-        calls.cancel_all()
-        assert all(o.error.code is Code.CANCELLED for o in outcomes)
-        assert len(calls) == 0
-
-    run(scenario)
+async def test_calls_are_given_up_alone_with_their_batch_or_all_at_once() -> None:
+    models, sinks = Models(), [Sink(), Sink()]
+    calls = ModelCalls(models, OUTSIDE)
+    outcomes = [Outcomes() for _ in range(5)]
+    works = [Work(sinks[0], [request()]), Work(sinks[0], [request()]), Work(sinks[1], [request()]), None, None]
+    for key, work in enumerate(works):
+        calls.start(key, request(), outcomes[key], work=work)
+    calls.cancel(0)
+    assert [t.cancelled for t in models.tickets] == [True, False, False, False, False]
+    calls.cancel_batch(sinks[0])
+    assert [t.cancelled for t in models.tickets] == [True, True, False, False, False]
+    calls.cancel_all()
+    assert all(o.error.code is Code.CANCELLED for o in outcomes)
+    assert len(calls) == 0
 
 
-def test_a_call_that_is_given_up_ends_with_the_reason() -> None:
-    async def scenario() -> None:
-        models, outcomes = Models(), Outcomes()
-        calls = ModelCalls(models, OUTSIDE)
-        calls.start(1, request("many"), outcomes, allows_decoupled=True)
-        calls.fail(1, internal("too fast"))
-        calls.fail(1, internal("over"))
-        assert outcomes.error.message == "too fast"
-        assert models.tickets[0].cancelled
-
-    run(scenario)
+async def test_a_call_that_is_given_up_ends_with_the_reason() -> None:
+    models, outcomes = Models(), Outcomes()
+    calls = ModelCalls(models, OUTSIDE)
+    calls.start(1, request("many"), outcomes, allows_decoupled=True)
+    calls.fail(1, internal("too fast"))
+    calls.fail(1, internal("over"))
+    assert outcomes.error.message == "too fast"
+    assert models.tickets[0].cancelled
 
 
-def test_a_call_may_be_given_up_in_the_middle_of_its_first_response() -> None:
-    async def scenario() -> None:
-        models = Models()
-        calls = ModelCalls(models, OUTSIDE)
-        came: list[tuple[Outcome, bool]] = []
+async def test_a_call_may_be_given_up_in_the_middle_of_its_first_response() -> None:
+    models = Models()
+    calls = ModelCalls(models, OUTSIDE)
+    came: list[tuple[Outcome, bool]] = []
 
-        def reply(outcome: Outcome, final: bool) -> None:
-            came.append((outcome, final))
-            if not final:
-                calls.fail(1, internal("too fast"))
+    def reply(outcome: Outcome, final: bool) -> None:
+        came.append((outcome, final))
+        if not final:
+            calls.fail(1, internal("too fast"))
 
-        def infer(request: InferRequest, reply: Reply) -> FakeTicket:
-            ticket = FakeTicket(request, reply)
-            ticket.answer(answer(), False)
-            return ticket
+    def infer(request: InferRequest, reply: Reply) -> FakeTicket:
+        ticket = FakeTicket(request, reply)
+        ticket.answer(answer(), False)
+        return ticket
 
-        models.infer = infer  # type: ignore[method-assign] # this model answers at once
-        calls.start(1, request("many"), reply, allows_decoupled=True)
-        assert [final for _, final in came] == [False, True]
-        assert len(calls) == 0
-
-    run(scenario)
+    models.infer = infer  # type: ignore[method-assign] # this model answers at once
+    calls.start(1, request("many"), reply, allows_decoupled=True)
+    assert [final for _, final in came] == [False, True]
+    assert len(calls) == 0

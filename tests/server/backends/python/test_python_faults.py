@@ -30,58 +30,50 @@ class TritonPythonModel:
 
 
 class BrokenSink(StreamSink):
-    """The sink of a server with a fault in it."""
-
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         raise AttributeError("a fault")
 
 
 @pytest.mark.parametrize("mode", ["process", "thread"])
-def test_a_batch_whose_results_cannot_be_handed_on_fails_alone(
+async def test_a_batch_whose_results_cannot_be_handed_on_fails_alone(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
     monkeypatch.setattr(python_model, "default_mode", mode)
 
-    async def scenario() -> None:
-        loaded = await python_model.load(tmp_path, ECHO)
-        errors: list[ServingError | None] = []
+    loaded = await python_model.load(tmp_path, ECHO)
+    errors: list[ServingError | None] = []
 
-        class Broken(BrokenSink):
-            def finish(
-                self, input_end: int, output_start: int, error: ServingError | None = None, *, leaves_open: bool = False
-            ) -> None:
-                errors.append(error)
+    class Broken(BrokenSink):
+        def finish(
+            self, input_end: int, output_start: int, error: ServingError | None = None, *, leaves_open: bool = False
+        ) -> None:
+            errors.append(error)
 
-        loaded.start([python_model.request(np.ones(2, np.float32))], Broken(1))
-        (result,) = await loaded.run([python_model.request(np.ones(2, np.float32))])
-        assert not isinstance(result, ServingError)
-        (error,) = errors
-        assert error is not None
-        assert error.code is Code.INTERNAL
-        assert "fault of its own" in error.message
-        await loaded.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    loaded.start([python_model.request(np.ones(2, np.float32))], Broken(1))
+    (result,) = await loaded.run([python_model.request(np.ones(2, np.float32))])
+    assert not isinstance(result, ServingError)
+    (error,) = errors
+    assert error is not None
+    assert error.code is Code.INTERNAL
+    assert "fault of its own" in error.message
+    await loaded.close()
     assert "a fault" in caplog.text
 
 
-def test_a_worker_whose_message_meets_a_fault_of_the_server_is_ended_with_the_reason(
+async def test_a_worker_whose_message_meets_a_fault_of_the_server_is_ended_with_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def message(_: object) -> None:
-            raise AttributeError("a fault")
+    def message(_: object) -> None:
+        raise AttributeError("a fault")
 
-        process = WorkerProcess("m_0_0", on_message=message, on_end=ended.set_result)
-        assert repr(process) == f"<WorkerProcess 'm_0_0' pid={process.pid} running unsent=0>"
-        process.send(("initialize", "nowhere", "", "", {}, "m_0_0", {}))  # is answered that it failed
-        reason = await asyncio.wait_for(ended, 30)
-        assert reason.startswith("the server met a fault of its own with one of its messages: AttributeError: a fault")
-        assert repr(process).endswith("ended unsent=0>")
-
-    asyncio.run(scenario())
+    process = WorkerProcess("m_0_0", on_message=message, on_end=ended.set_result)
+    assert repr(process) == f"<WorkerProcess 'm_0_0' pid={process.pid} running unsent=0>"
+    process.send(("initialize", "nowhere", "", "", {}, "m_0_0", {}))  # is answered that it failed
+    reason = await asyncio.wait_for(ended, 30)
+    assert reason.startswith("the server met a fault of its own with one of its messages: AttributeError: a fault")
+    assert repr(process).endswith("ended unsent=0>")
     assert "a fault" in caplog.text
 
 

@@ -115,7 +115,7 @@ STRINGS = config(DataType.BYTES)
 
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("datatype", [d for d in DataType if d is not DataType.BYTES])
-def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: DataType) -> None:
+async def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: DataType) -> None:
     model = (
         IDENTITY
         if datatype is not DataType.BF16
@@ -123,74 +123,59 @@ def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype: Data
         + "\ndef rename(t):\n    t._name = 'OUT'\n    return t\n"
     )
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, model, config(datatype))
-        sent = np.arange(6).astype(datatype.numpy).reshape(2, 3)
-        (result,) = await loaded.run([request(sent, datatype)])
-        np.testing.assert_array_equal(array_of(result), sent)
-        assert array_of(result).dtype == datatype.numpy
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, model, config(datatype))
+    sent = np.arange(6).astype(datatype.numpy).reshape(2, 3)
+    (result,) = await loaded.run([request(sent, datatype)])
+    np.testing.assert_array_equal(array_of(result), sent)
+    assert array_of(result).dtype == datatype.numpy
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY, STRINGS)
-        sent = np.array([b"", b"plain", b"\x00\xff\x00", "träger".encode(), b"x" * 200_000], object)
-        (result,) = await loaded.run([request(sent, DataType.BYTES)])
-        assert array_of(result).tolist() == sent.tolist()
-        await loaded.close()
-
-    run(scenario)
+async def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> None:
+    loaded = await load(tmp_path, IDENTITY, STRINGS)
+    sent = np.array([b"", b"plain", b"\x00\xff\x00", "träger".encode(), b"x" * 200_000], object)
+    (result,) = await loaded.run([request(sent, DataType.BYTES)])
+    assert array_of(result).tolist() == sent.tolist()
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("count", [0, 1, INLINE_BYTES_MAX // 4, INLINE_BYTES_MAX // 4 + 1, 3_000_000])
-def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        sent = np.random.default_rng(0).random(count, "f4")
-        for _ in range(3):
-            (result,) = await loaded.run([request(sent)])
+async def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None:
+    loaded = await load(tmp_path, IDENTITY)
+    sent = np.random.default_rng(0).random(count, "f4")
+    for _ in range(3):
+        (result,) = await loaded.run([request(sent)])
+        np.testing.assert_array_equal(array_of(result), sent)
+    await loaded.close()
+
+
+@pytest.mark.usefixtures("execution_mode")
+async def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Path) -> None:
+    loaded = await load(tmp_path, IDENTITY)
+    kept = []
+    for i in range(8):
+        (result,) = await loaded.run([request(np.full(100_000, i, "<f4"))])
+        kept.append(array_of(result))
+    assert [set(array.tolist()) for array in kept] == [{float(i)} for i in range(8)]
+    await loaded.close()
+
+
+@pytest.mark.usefixtures("execution_mode")
+async def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path: Path) -> None:
+    loaded = await load(tmp_path, IDENTITY)
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        arrays = [rng.random(int(rng.integers(1, 60_000)), "f4") for _ in range(10)]
+        results = await loaded.run([request(a) for a in arrays])
+        for sent, result in zip(arrays, results, strict=True):
             np.testing.assert_array_equal(array_of(result), sent)
-        await loaded.close()
-
-    run(scenario)
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        kept = []
-        for i in range(8):
-            (result,) = await loaded.run([request(np.full(100_000, i, "<f4"))])
-            kept.append(array_of(result))
-        assert [set(array.tolist()) for array in kept] == [{float(i)} for i in range(8)]
-        await loaded.close()
-
-    run(scenario)
-
-
-@pytest.mark.usefixtures("execution_mode")
-def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        rng = np.random.default_rng(1)
-        for _ in range(20):
-            arrays = [rng.random(int(rng.integers(1, 60_000)), "f4") for _ in range(10)]
-            results = await loaded.run([request(a) for a in arrays])
-            for sent, result in zip(arrays, results, strict=True):
-                np.testing.assert_array_equal(array_of(result), sent)
-        await loaded.close()
-
-    run(scenario)
-
-
-@pytest.mark.usefixtures("execution_mode")
-def test_the_model_sees_what_the_request_carries(tmp_path: Path) -> None:
+async def test_the_model_sees_what_the_request_carries(tmp_path: Path) -> None:
     model = (
         HEAD
         + """
@@ -210,68 +195,62 @@ class TritonPythonModel:
 """
     )
 
-    async def scenario() -> None:
-        import json
+    import json
 
-        loaded = await load(tmp_path, model, STRINGS)
-        sent = request(
-            text("x"),
-            DataType.BYTES,
-            id="r",
-            correlation_id=7,
-            flags=1,
-            timeout_us=5,
-            priority=2,
-            parameters={"a": 1.5},
-        )
-        (result,) = await loaded.run([sent])
-        seen = json.loads(array_of(result)[0])
-        assert seen["args"] == [
-            "model_config",
-            "model_instance_device_id",
-            "model_instance_kind",
-            "model_instance_name",
-            "model_name",
-            "model_repository",
-            "model_version",
-        ]
-        del seen["args"]
-        assert seen == {
-            "id": "r",
-            "correlation": 7,
-            "flags": 1,
-            "timeout": 5,
-            "priority": 2,
-            "parameters": {"a": 1.5},
-            "outputs": ["OUT"],
-            "cancelled": False,
-            "name": "m_0_0",
-            "dir": "1",
-            "config": "m",
-        }
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, model, STRINGS)
+    sent = request(
+        text("x"),
+        DataType.BYTES,
+        id="r",
+        correlation_id=7,
+        flags=1,
+        timeout_us=5,
+        priority=2,
+        parameters={"a": 1.5},
+    )
+    (result,) = await loaded.run([sent])
+    seen = json.loads(array_of(result)[0])
+    assert seen["args"] == [
+        "model_config",
+        "model_instance_device_id",
+        "model_instance_kind",
+        "model_instance_name",
+        "model_name",
+        "model_repository",
+        "model_version",
+    ]
+    del seen["args"]
+    assert seen == {
+        "id": "r",
+        "correlation": 7,
+        "flags": 1,
+        "timeout": 5,
+        "priority": 2,
+        "parameters": {"a": 1.5},
+        "outputs": ["OUT"],
+        "cancelled": False,
+        "name": "m_0_0",
+        "dir": "1",
+        "config": "m",
+    }
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY.replace("    def execute", "    async def execute").replace(
-            "        return", "        import asyncio; await asyncio.sleep(0)\n        return"
-        )
-        loaded = await load(tmp_path, code)
-        for i in range(3):
-            (result,) = await loaded.run([request(np.array([i], "<f4"))])
-            assert array_of(result).tolist() == [i]
-        await loaded.close()
-
-    run(scenario)
+async def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
+    code = IDENTITY.replace("    def execute", "    async def execute").replace(
+        "        return", "        import asyncio; await asyncio.sleep(0)\n        return"
+    )
+    loaded = await load(tmp_path, code)
+    for i in range(3):
+        (result,) = await loaded.run([request(np.array([i], "<f4"))])
+        assert array_of(result).tolist() == [i]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_tasks_of_an_asynchronous_execute_answer_later(tmp_path: Path, decoupled: bool) -> None:
+async def test_tasks_of_an_asynchronous_execute_answer_later(tmp_path: Path, decoupled: bool) -> None:
     code = f"""{HEAD}
 import asyncio
 
@@ -287,22 +266,19 @@ class TritonPythonModel:
 """
     cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code, cfg)
-        sinks = [Sink(2), Sink(1)]
-        loaded.start([request(np.array([i], "<f4")) for i in (1, 2)], sinks[0])
-        loaded.start([request(np.array([3], "<f4"))], sinks[1])
-        while any(None in sink.results for sink in sinks):
-            await asyncio.sleep(0.005)
-        assert [array_of(r).tolist() for sink in sinks for r in sink.results if r is not None] == [[1], [2], [3]]
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, code, cfg)
+    sinks = [Sink(2), Sink(1)]
+    loaded.start([request(np.array([i], "<f4")) for i in (1, 2)], sinks[0])
+    loaded.start([request(np.array([3], "<f4"))], sinks[1])
+    while any(None in sink.results for sink in sinks):
+        await asyncio.sleep(0.005)
+    assert [array_of(r).tolist() for sink in sinks for r in sink.results if r is not None] == [[1], [2], [3]]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.loop_faults
-def test_a_task_that_exits_ends_its_request(tmp_path: Path) -> None:
+async def test_a_task_that_exits_ends_its_request(tmp_path: Path) -> None:
     code = f"""{HEAD}
 import asyncio
 
@@ -318,40 +294,34 @@ class TritonPythonModel:
         sys.exit("bye")
 """
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code)
-        sink = Sink(1)
-        loaded.start([request(np.array([-1], "<f4"))], sink)
-        while sink.results[0] is None:
-            await asyncio.sleep(0.005)
-        assert isinstance(sink.results[0], ServingError)
-        (result,) = await loaded.run([request(np.array([5], "<f4"))])
-        assert array_of(result).tolist() == [5]
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, code)
+    sink = Sink(1)
+    loaded.start([request(np.array([-1], "<f4"))], sink)
+    while sink.results[0] is None:
+        await asyncio.sleep(0.005)
+    assert isinstance(sink.results[0], ServingError)
+    (result,) = await loaded.run([request(np.array([5], "<f4"))])
+    assert array_of(result).tolist() == [5]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY.replace(
-            "[answer(value_of(r)) for r in requests]",
-            "[pb_utils.InferenceResponse([pb_utils.Tensor(n, value_of(r)) for n in ('OUT', 'OUT1', 'X')]) "
-            "for r in requests]",
-        )
-        loaded = await load(tmp_path, code, config(outputs=2))
-        results = await loaded.run([request(np.zeros(1, "<f4")), request(np.zeros(1, "<f4"), DataType.FP32, "OUT1")])
-        names = [[t.name for t in r.tensors] for r in results if isinstance(r, Outputs)]
-        assert names == [["OUT", "OUT1"], ["OUT1"]]
-        await loaded.close()
-
-    run(scenario)
+async def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> None:
+    code = IDENTITY.replace(
+        "[answer(value_of(r)) for r in requests]",
+        "[pb_utils.InferenceResponse([pb_utils.Tensor(n, value_of(r)) for n in ('OUT', 'OUT1', 'X')]) "
+        "for r in requests]",
+    )
+    loaded = await load(tmp_path, code, config(outputs=2))
+    results = await loaded.run([request(np.zeros(1, "<f4")), request(np.zeros(1, "<f4"), DataType.FP32, "OUT1")])
+    names = [[t.name for t in r.tensors] for r in results if isinstance(r, Outputs)]
+    assert names == [["OUT", "OUT1"], ["OUT1"]]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("how", ["return [answer]", "requests[0].get_response_sender().send(answer, flags=1)"])
-def test_a_model_may_leave_out_an_output_that_was_asked_for(tmp_path: Path, how: str) -> None:
+async def test_a_model_may_leave_out_an_output_that_was_asked_for(tmp_path: Path, how: str) -> None:
     code = f"""{HEAD}
 class TritonPythonModel:
     def execute(self, requests):
@@ -359,14 +329,11 @@ class TritonPythonModel:
         {how}
 """
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code, config(outputs=2))
-        (result,) = await loaded.run([request(np.zeros(1, "<f4"))])
-        assert isinstance(result, Outputs)
-        assert [tensor.name for tensor in result.tensors] == ["OUT1"]
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, code, config(outputs=2))
+    (result,) = await loaded.run([request(np.zeros(1, "<f4"))])
+    assert isinstance(result, Outputs)
+    assert [tensor.name for tensor in result.tensors] == ["OUT1"]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -382,19 +349,16 @@ class TritonPythonModel:
         ("misuse", Code.INTERNAL, "argument 'inputs' is missing"),
     ],
 )
-def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
+async def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
     tmp_path: Path, what: str, code: Code, expected: str
 ) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, MISCHIEF, STRINGS)
-        (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
-        assert error_of(failed).code is code
-        assert expected in str(failed)
-        (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
-        assert array_of(result).tolist() == [b"fine"]
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, MISCHIEF, STRINGS)
+    (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
+    assert error_of(failed).code is code
+    assert expected in str(failed)
+    (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
+    assert array_of(result).tolist() == [b"fine"]
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -433,76 +397,63 @@ def test_an_exception_is_in_the_log_however_the_model_executes(
         ("hang", "did not finish within 0.5 s"),
     ],
 )
-def test_a_worker_that_dies_or_hangs_fails_its_batch_and_comes_back(tmp_path: Path, what: str, expected: str) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, MISCHIEF, config(DataType.BYTES, EXECUTE_TIMEOUT_SECONDS="0.5"))
-        pid = loaded.instance.pid
-        (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
-        assert expected in str(error_of(failed))
-        (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
-        assert array_of(result).tolist() == [b"fine"]
-        assert loaded.instance.pid != pid
-        await loaded.close()
-
-    run(scenario)
-
-
-def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        for _ in range(2):
-            await killed(loaded)
-            (result,) = await loaded.run([request(np.ones(1, "<f4"))])
-            assert array_of(result).tolist() == [1]
-        await loaded.close()
-
-    run(scenario)
+async def test_a_worker_that_dies_or_hangs_fails_its_batch_and_comes_back(
+    tmp_path: Path, what: str, expected: str
+) -> None:
+    loaded = await load(tmp_path, MISCHIEF, config(DataType.BYTES, EXECUTE_TIMEOUT_SECONDS="0.5"))
+    pid = loaded.instance.pid
+    (failed,) = await loaded.run([request(text(what), DataType.BYTES)])
+    assert expected in str(error_of(failed))
+    (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
+    assert array_of(result).tolist() == [b"fine"]
+    assert loaded.instance.pid != pid
+    await loaded.close()
 
 
-def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        events: list[str] = []
-        sink = Sink(1)
-        sink.done.add_done_callback(lambda _: events.append("failed"))
-        loaded.instance.when_lost(lambda: events.append("lost"))
-        psutil.Process(loaded.instance.pid).kill()
-        loaded.start([request(np.ones(1, "<f4"))], sink)
-        await sink.done
-        await asyncio.sleep(0)
-        assert events == ["lost", "failed"]
-        await loaded.close()
-
-    run(scenario)
+async def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> None:
+    loaded = await load(tmp_path, IDENTITY)
+    for _ in range(2):
+        await killed(loaded)
+        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+        assert array_of(result).tolist() == [1]
+    await loaded.close()
 
 
-def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_run_it() -> None:
-    async def scenario() -> None:
-        batches = Batches("m_0_0", output_names=("OUT",), execute_s_max=0, is_decoupled=False, busy_poll=None)
-        sink = Sink(1)
-        batches.add(sink, [request(np.ones(1, "<f4"))])
-        batches.worker_ended(internal("it has ended"), fails_unsent=False)
-        assert not sink.done.done()
-        batches.worker_ended(internal("it has ended"), fails_unsent=True)
-        assert str(sink.done.result()) == "it has ended"
+async def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: Path) -> None:
+    loaded = await load(tmp_path, IDENTITY)
+    events: list[str] = []
+    sink = Sink(1)
+    sink.done.add_done_callback(lambda _: events.append("failed"))
+    loaded.instance.when_lost(lambda: events.append("lost"))
+    psutil.Process(loaded.instance.pid).kill()
+    loaded.start([request(np.ones(1, "<f4"))], sink)
+    await sink.done
+    await asyncio.sleep(0)
+    assert events == ["lost", "failed"]
+    await loaded.close()
 
-    run(scenario)
+
+async def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_run_it() -> None:
+    batches = Batches("m_0_0", output_names=("OUT",), execute_s_max=0, is_decoupled=False, busy_poll=None)
+    sink = Sink(1)
+    batches.add(sink, [request(np.ones(1, "<f4"))])
+    batches.worker_ended(internal("it has ended"), fails_unsent=False)
+    assert not sink.done.done()
+    batches.worker_ended(internal("it has ended"), fails_unsent=True)
+    assert str(sink.done.result()) == "it has ended"
 
 
-def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
+async def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches_module, "RESTART_WAIT_S_MAX", 0.3)
     monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 600.0)
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY)
-        await killed(loaded)
-        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
-        assert error_of(failed).code is Code.UNAVAILABLE
-        await loaded.close()
-
-    run(scenario)
+    loaded = await load(tmp_path, IDENTITY)
+    await killed(loaded)
+    (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+    assert error_of(failed).code is Code.UNAVAILABLE
+    await loaded.close()
 
 
 @pytest.mark.parametrize(
@@ -516,22 +467,16 @@ def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
         (IDENTITY + "\n    def initialize(self, args):\n        os._exit(7)", "exited with status 7"),
     ],
 )
-def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ServingError) as caught:
-            await load(tmp_path, code)
-        assert expected in str(caught.value)
-
-    run(scenario)
+async def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        await load(tmp_path, code)
+    assert expected in str(caught.value)
 
 
-def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY + "\n    def initialize(self, args):\n        time.sleep(60)"
-        with pytest.raises(ServingError, match=r"did not initialize within 0\.3 s"):
-            await load(tmp_path, code, config(INITIALIZE_TIMEOUT_SECONDS="0.3"))
-
-    run(scenario)
+async def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
+    code = IDENTITY + "\n    def initialize(self, args):\n        time.sleep(60)"
+    with pytest.raises(ServingError, match=r"did not initialize within 0\.3 s"):
+        await load(tmp_path, code, config(INITIALIZE_TIMEOUT_SECONDS="0.3"))
 
 
 @pytest.mark.parametrize(
@@ -542,43 +487,34 @@ def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
         (config(EXECUTION_ENV_PATH="/x.tar.gz"), "EXECUTION_ENV_PATH"),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused(tmp_path: Path, cfg: ModelConfig, expected: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ServingError, match=expected):
-            await load(tmp_path, IDENTITY, cfg)
-
-    run(scenario)
+async def test_settings_that_cannot_be_met_are_refused(tmp_path: Path, cfg: ModelConfig, expected: str) -> None:
+    with pytest.raises(ServingError, match=expected):
+        await load(tmp_path, IDENTITY, cfg)
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        write(tmp_path, "")
-        (tmp_path / "m" / "1" / "near.py").write_text("FACTOR = 3")
-        (tmp_path / "m" / "far.py").write_text("SUMMAND = 4")
-        code = "import near, far\nfrom .near import FACTOR\n" + IDENTITY.replace(
-            "answer(value_of(r))", "answer(value_of(r) * np.float32(FACTOR) + np.float32(far.SUMMAND))"
-        )
-        loaded = await load(tmp_path, code)
-        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
-        assert array_of(result).tolist() == [7]
-        await loaded.close()
-
-    run(scenario)
+async def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path: Path) -> None:
+    write(tmp_path, "")
+    (tmp_path / "m" / "1" / "near.py").write_text("FACTOR = 3")
+    (tmp_path / "m" / "far.py").write_text("SUMMAND = 4")
+    code = "import near, far\nfrom .near import FACTOR\n" + IDENTITY.replace(
+        "answer(value_of(r))", "answer(value_of(r) * np.float32(FACTOR) + np.float32(far.SUMMAND))"
+    )
+    loaded = await load(tmp_path, code)
+    (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+    assert array_of(result).tolist() == [7]
+    await loaded.close()
 
 
-def test_finalize_runs_and_the_process_ends(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY + "\n    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
-        loaded = await load(tmp_path, code)
-        pid = loaded.instance.pid
-        await loaded.close()
-        assert (tmp_path / "m" / "1" / "model.py.done").exists()
-        assert not psutil.pid_exists(pid)
-        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
-        assert error_of(failed).code is Code.UNAVAILABLE
-
-    run(scenario)
+async def test_finalize_runs_and_the_process_ends(tmp_path: Path) -> None:
+    code = IDENTITY + "\n    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
+    loaded = await load(tmp_path, code)
+    pid = loaded.instance.pid
+    await loaded.close()
+    assert (tmp_path / "m" / "1" / "model.py.done").exists()
+    assert not psutil.pid_exists(pid)
+    (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+    assert error_of(failed).code is Code.UNAVAILABLE
 
 
 def test_what_a_model_prints_and_logs_reaches_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -655,15 +591,10 @@ def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("code", [IDENTITY, AUTO_COMPLETE])
-def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) -> None:
-    async def scenario() -> None:
-        files = write(tmp_path, code)
-        notes = (
-            await PythonBackend().complete(files, ModelConfig(name="m", backend="python"), BackendSettings())
-        ).notes
-        assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
-
-    run(scenario)
+async def test_a_model_that_nobody_gave_tensors_is_noted(tmp_path: Path, code: str) -> None:
+    files = write(tmp_path, code)
+    notes = (await PythonBackend().complete(files, ModelConfig(name="m", backend="python"), BackendSettings())).notes
+    assert ("no input and no output" in " ".join(notes)) == (code is IDENTITY)
 
 
 def test_auto_complete_config_fills_in_tensors_that_the_configuration_begins(tmp_path: Path) -> None:
@@ -703,50 +634,41 @@ def test_a_wrong_auto_complete_config_is_explained(tmp_path: Path, body: str, ex
         complete(tmp_path, code, ModelConfig(name="m", backend="python", max_batch_size=4))
 
 
-def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        model = await PythonBackend().load(write(tmp_path, IDENTITY), config(), BackendSettings())
-        assert isinstance(model, PythonModel)
-        placements = [Placement(f"m_0_{i}", InstanceKind.KIND_CPU) for i in range(2)]
-        instances = await asyncio.gather(*(model.create_instance(p) for p in placements))
-        assert len({i.pid for i in instances if isinstance(i, PythonInstance)}) == 2
-        (usage,) = model.memory()
-        assert usage.byte_size > 10_000_000
-        for each in instances:
-            await each.aclose()
-        await model.aclose()
-
-    run(scenario)
+async def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: Path) -> None:
+    model = await PythonBackend().load(write(tmp_path, IDENTITY), config(), BackendSettings())
+    assert isinstance(model, PythonModel)
+    placements = [Placement(f"m_0_{i}", InstanceKind.KIND_CPU) for i in range(2)]
+    instances = await asyncio.gather(*(model.create_instance(p) for p in placements))
+    assert len({i.pid for i in instances if isinstance(i, PythonInstance)}) == 2
+    (usage,) = model.memory()
+    assert usage.byte_size > 10_000_000
+    for each in instances:
+        await each.aclose()
+    await model.aclose()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY.replace(
-            "[answer(value_of(r)) for r in requests]",
-            "[pb_utils.InferenceResponse([pb_utils.Tensor(np.str_('OUT'), value_of(r))], "
-            "parameters={np.str_('unit'): np.str_('mm'), 'sure': True, 'count': Level.TWO}) for r in requests]",
-        )
-        loaded = await load(tmp_path, "import enum\nclass Level(enum.IntEnum):\n    TWO = 2\n" + code)
-        (result,) = await loaded.run([request(np.ones(1, "<f4"))])
-        assert array_of(result).tolist() == [1]
-        assert isinstance(result, Outputs)
-        assert result.parameters == {"unit": "mm", "sure": True, "count": 2}
-        await loaded.close()
-
-    run(scenario)
+async def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path) -> None:
+    code = IDENTITY.replace(
+        "[answer(value_of(r)) for r in requests]",
+        "[pb_utils.InferenceResponse([pb_utils.Tensor(np.str_('OUT'), value_of(r))], "
+        "parameters={np.str_('unit'): np.str_('mm'), 'sure': True, 'count': Level.TWO}) for r in requests]",
+    )
+    loaded = await load(tmp_path, "import enum\nclass Level(enum.IntEnum):\n    TWO = 2\n" + code)
+    (result,) = await loaded.run([request(np.ones(1, "<f4"))])
+    assert array_of(result).tolist() == [1]
+    assert isinstance(result, Outputs)
+    assert result.parameters == {"unit": "mm", "sure": True, "count": 2}
+    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
-def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY.replace("        return", "        pb_utils.Logger.log('text', 9)\n        return")
-        loaded = await load(tmp_path, code)
-        (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
-        assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
-        await loaded.close()
-
-    run(scenario)
+async def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Path) -> None:
+    code = IDENTITY.replace("        return", "        pb_utils.Logger.log('text', 9)\n        return")
+    loaded = await load(tmp_path, code)
+    (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
+    assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
+    await loaded.close()
 
 
 def test_what_a_model_prints_in_finalize_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -54,8 +54,6 @@ def executing(body: str) -> str:
 
 
 class Sink:
-    """Collects what a batch is answered."""
-
     def __init__(self, count: int = 1) -> None:
         self.responses: list[list[Result | None]] = [[] for _ in range(count)]
         self.cancelled: set[int] = set()
@@ -174,31 +172,25 @@ def error_of(result: Result | None) -> ServingError:
 
 
 @pytest.mark.parametrize("datatype", [DataType.FP32, DataType.BYTES])
-def test_tensors_are_handed_over_without_a_copy(tmp_path: Path, datatype: DataType) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, IDENTITY, in_thread(datatype))
-        sent = np.array([b"a", b"b"], object) if datatype is DataType.BYTES else np.ones(2, np.float32)
+async def test_tensors_are_handed_over_without_a_copy(tmp_path: Path, datatype: DataType) -> None:
+    instance = await load(tmp_path, IDENTITY, in_thread(datatype))
+    sent = np.array([b"a", b"b"], object) if datatype is DataType.BYTES else np.ones(2, np.float32)
 
-        result = await run_one(instance, request(sent, datatype))
+    result = await run_one(instance, request(sent, datatype))
 
-        assert np.shares_memory(array_of(result), sent)
-        await instance.aclose()
-
-    run(scenario)
+    assert np.shares_memory(array_of(result), sent)
+    await instance.aclose()
 
 
-def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing("value_of(request)[0] = 7"))
-        sent = np.ones(2, np.float32)
+async def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_path: Path) -> None:
+    instance = await load(tmp_path, executing("value_of(request)[0] = 7"))
+    sent = np.ones(2, np.float32)
 
-        error = error_of(await run_one(instance, request(sent)))
+    error = error_of(await run_one(instance, request(sent)))
 
-        assert "read-only" in error.message
-        assert sent.tolist() == [1, 1]
-        await instance.aclose()
-
-    run(scenario)
+    assert "read-only" in error.message
+    assert sent.tolist() == [1, 1]
+    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -209,65 +201,53 @@ def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_path: Pat
         ("np.array([bytearray(b'x'), None], object)[:1]", [b"x"]),
     ],
 )
-def test_strings_are_sent_as_bytes(tmp_path: Path, expression: str, expected: list[bytes]) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing(f"return [answer({expression})]"), in_thread(DataType.BYTES))
+async def test_strings_are_sent_as_bytes(tmp_path: Path, expression: str, expected: list[bytes]) -> None:
+    instance = await load(tmp_path, executing(f"return [answer({expression})]"), in_thread(DataType.BYTES))
 
-        result = await run_one(instance, request(np.array([b""], object), DataType.BYTES))
+    result = await run_one(instance, request(np.array([b""], object), DataType.BYTES))
 
-        assert array_of(result).tolist() == expected
-        await instance.aclose()
-
-    run(scenario)
+    assert array_of(result).tolist() == expected
+    await instance.aclose()
 
 
-def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: Path) -> None:
+async def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: Path) -> None:
     code = HEAD + (
         "    def execute(self, requests):\n"
         "        return [answer(np.array([self], object)), answer(np.array([b'fine'], object))]\n"
         "    def __str__(self):\n        raise ValueError('no text')\n"
     )
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, code, in_thread(DataType.BYTES))
-        sink = Sink(2)
-        instance.start([request(np.array([b""], object), DataType.BYTES)] * 2, sink)
-        await sink.done.wait()
+    instance = await load(tmp_path, code, in_thread(DataType.BYTES))
+    sink = Sink(2)
+    instance.start([request(np.array([b""], object), DataType.BYTES)] * 2, sink)
+    await sink.done.wait()
 
-        assert "cannot be sent: no text" in error_of(sink.responses[0][0]).message
-        assert array_of(sink.responses[1][0]).tolist() == [b"fine"]
-        await instance.aclose()
-
-    run(scenario)
+    assert "cannot be sent: no text" in error_of(sink.responses[0][0]).message
+    assert array_of(sink.responses[1][0]).tolist() == [b"fine"]
+    await instance.aclose()
 
 
-def test_outputs_come_in_c_order(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing("return [answer(value_of(request)[::2])]"))
+async def test_outputs_come_in_c_order(tmp_path: Path) -> None:
+    instance = await load(tmp_path, executing("return [answer(value_of(request)[::2])]"))
 
-        array = array_of(await run_one(instance, request(np.arange(6, dtype=np.float32))))
+    array = array_of(await run_one(instance, request(np.arange(6, dtype=np.float32))))
 
-        assert array.flags.c_contiguous
-        assert array.tolist() == [0, 2, 4]
-        await instance.aclose()
-
-    run(scenario)
+    assert array.flags.c_contiguous
+    assert array.tolist() == [0, 2, 4]
+    await instance.aclose()
 
 
 # -- life
 
 
 @pytest.mark.parametrize("body", ["sys.exit('bye')", "raise KeyboardInterrupt('bye')", "raise GeneratorExit('bye')"])
-def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Path, body: str) -> None:
-    async def scenario() -> None:
-        code = executing(f"if value_of(request)[0]:\n    {body}\nreturn [answer(value_of(request))]")
-        instance = await load(tmp_path, code)
+async def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Path, body: str) -> None:
+    code = executing(f"if value_of(request)[0]:\n    {body}\nreturn [answer(value_of(request))]")
+    instance = await load(tmp_path, code)
 
-        assert "bye" in error_of(await run_one(instance, request(ONE))).message
-        assert array_of(await run_one(instance, request(ONE * 0))).tolist() == [0]
-        await instance.aclose()
-
-    run(scenario)
+    assert "bye" in error_of(await run_one(instance, request(ONE))).message
+    assert array_of(await run_one(instance, request(ONE * 0))).tolist() == [0]
+    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -279,50 +259,38 @@ def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Path, bo
         (IDENTITY + "    def initialize(self, args):\n        sys.exit('bye')", "SystemExit: bye"),
     ],
 )
-def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
-    async def scenario() -> None:
-        with pytest.raises(ServingError, match="instance 'm_0_0' failed to start") as caught:
-            await load(tmp_path, code)
-        assert expected in caught.value.message
-
-    run(scenario)
+async def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
+    with pytest.raises(ServingError, match="instance 'm_0_0' failed to start") as caught:
+        await load(tmp_path, code)
+    assert expected in caught.value.message
 
 
-def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        gate = tmp_path / "gate"
-        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
-        code = IDENTITY + "    def initialize(self, args):\n" + body
-        with pytest.raises(ServingError, match=r"did not initialize within 0\.1 s"):
-            await load(tmp_path, code, in_thread(INITIALIZE_TIMEOUT_SECONDS="0.1"))
-        gate.touch()
-
-    run(scenario)
+async def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+    code = IDENTITY + "    def initialize(self, args):\n" + body
+    with pytest.raises(ServingError, match=r"did not initialize within 0\.1 s"):
+        await load(tmp_path, code, in_thread(INITIALIZE_TIMEOUT_SECONDS="0.1"))
+    gate.touch()
 
 
-def test_finalize_runs_when_the_model_is_closed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = IDENTITY + "    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
-        instance = await load(tmp_path, code)
-        await run_one(instance, request(ONE))
+async def test_finalize_runs_when_the_model_is_closed(tmp_path: Path) -> None:
+    code = IDENTITY + "    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
+    instance = await load(tmp_path, code)
+    await run_one(instance, request(ONE))
 
-        await instance.aclose()
+    await instance.aclose()
 
-        assert (tmp_path / "m" / "1" / "model.py.done").exists()
-        sink = Sink()
-        instance.start([request(ONE)], sink)
-        assert sink.error is not None
-        assert sink.error.code is Code.UNAVAILABLE
-
-    run(scenario)
+    assert (tmp_path / "m" / "1" / "model.py.done").exists()
+    sink = Sink()
+    instance.start([request(ONE)], sink)
+    assert sink.error is not None
+    assert sink.error.code is Code.UNAVAILABLE
 
 
-def test_a_finalize_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n        raise ValueError('too late')")
-        await instance.aclose()
-
-    run(scenario)
+async def test_a_finalize_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n        raise ValueError('too late')")
+    await instance.aclose()
     assert "finalize of 'm_0_0' failed: ValueError: too late" in caplog.text
 
 
@@ -343,25 +311,22 @@ def test_a_model_that_does_not_end_is_left_to_itself(
     time.sleep(0.1)  # it ends without a trace
 
 
-def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        found = []
-        for name in ("a", "b"):
-            folder = tmp_path / name
-            write(folder, "")
-            (folder / "m" / "1" / "helper.py").write_text(f"LETTER = '{name}'")
-            code = "import helper\n" + executing("return [answer(np.array([helper.LETTER], object))]")
-            found.append(await load(folder, code, in_thread(DataType.BYTES)))
-        letters = [
-            array_of(await run_one(instance, request(np.array([b""], object), DataType.BYTES))).tolist()
-            for instance in found
-        ]
-        for instance in found:
-            await instance.aclose()
+async def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        write(folder, "")
+        (folder / "m" / "1" / "helper.py").write_text(f"LETTER = '{name}'")
+        code = "import helper\n" + executing("return [answer(np.array([helper.LETTER], object))]")
+        found.append(await load(folder, code, in_thread(DataType.BYTES)))
+    letters = [
+        array_of(await run_one(instance, request(np.array([b""], object), DataType.BYTES))).tolist()
+        for instance in found
+    ]
+    for instance in found:
+        await instance.aclose()
 
-        assert letters == [[b"a"], [b"b"]]
-
-    run(scenario)
+    assert letters == [[b"a"], [b"b"]]
 
 
 def test_what_a_model_logs_has_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -381,7 +346,7 @@ def test_what_a_model_logs_has_file_and_line(tmp_path: Path, caplog: pytest.LogC
 # -- senders and cancellation
 
 
-def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_path: Path) -> None:
+async def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_path: Path) -> None:
     code = (
         HEAD
         + """
@@ -397,83 +362,71 @@ def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_path: P
 """
     )
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, code, in_thread(decoupled=True))
-        sink = Sink()
-        instance.start([request(ONE)], sink)
+    instance = await load(tmp_path, code, in_thread(decoupled=True))
+    sink = Sink()
+    instance.start([request(ONE)], sink)
 
-        await sink.done.wait()
-        assert sink.leaves_open
-        await sink.is_final[0].wait()
+    await sink.done.wait()
+    assert sink.leaves_open
+    await sink.is_final[0].wait()
 
-        *responses, last = sink.responses[0]
-        assert [array_of(r).tolist() for r in responses] == [[0], [1], [2]]
-        assert last is None
-        await instance.aclose()
-
-    run(scenario)
+    *responses, last = sink.responses[0]
+    assert [array_of(r).tolist() for r in responses] == [[0], [1], [2]]
+    assert last is None
+    await instance.aclose()
 
 
-def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing("request.get_response_sender()"), in_thread(decoupled=True))
-        sink = Sink()
-        instance.start([request(ONE)], sink)
-        await sink.is_final[0].wait()
+async def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> None:
+    instance = await load(tmp_path, executing("request.get_response_sender()"), in_thread(decoupled=True))
+    sink = Sink()
+    instance.start([request(ONE)], sink)
+    await sink.is_final[0].wait()
 
-        assert "dropped the response sender" in error_of(sink.responses[0][0]).message
-        await instance.aclose()
-
-    run(scenario)
+    assert "dropped the response sender" in error_of(sink.responses[0][0]).message
+    await instance.aclose()
 
 
-def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
+async def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
     body = "while not request.is_cancelled():\n    time.sleep(0.01)\nreturn [answer(value_of(request))]"
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing(body))
-        running, queued = Sink(), Sink()
-        instance.start([request(ONE)], running)
-        instance.start([request(ONE)], queued)
-        for sink in (queued, running):
-            sink.cancelled.add(0)
-            instance.cancel(sink, 0)
-        instance.cancel(Sink(), 0)  # one that is not known
+    instance = await load(tmp_path, executing(body))
+    running, queued = Sink(), Sink()
+    instance.start([request(ONE)], running)
+    instance.start([request(ONE)], queued)
+    for sink in (queued, running):
+        sink.cancelled.add(0)
+        instance.cancel(sink, 0)
+    instance.cancel(Sink(), 0)  # one that is not known
 
-        await running.done.wait()
-        await queued.done.wait()
-        await instance.aclose()
-
-    run(scenario)
+    await running.done.wait()
+    await queued.done.wait()
+    await instance.aclose()
 
 
 # -- other models
 
 
-def test_a_model_calls_another_and_tensors_are_handed_over(tmp_path: Path) -> None:
+async def test_a_model_calls_another_and_tensors_are_handed_over(tmp_path: Path) -> None:
     models = FakeModels()
     body = """
 response = call(value_of(request), request_id="7", timeout=5_000_000, parameters={"a": True}).exec()
 return [answer(pb_utils.get_output_tensor_by_name(response, "Y").as_numpy() + np.float32(1))]
 """
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
-        sent = np.array([3], np.float32)
-        result = await run_one(instance, request(sent))
-        await instance.aclose()
+    instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+    sent = np.array([3], np.float32)
+    result = await run_one(instance, request(sent))
+    await instance.aclose()
 
-        assert array_of(result).tolist() == [7]
-        (made,) = models.requests
-        assert np.shares_memory(made.inputs["X"].array, sent)
-        assert (made.id, made.parameters, [o.name for o in made.outputs]) == ("7", {"a": True}, ["Y"])
-        assert made.caller is not None
-        assert made.deadline_ns > 0
-
-    run(scenario)
+    assert array_of(result).tolist() == [7]
+    (made,) = models.requests
+    assert np.shares_memory(made.inputs["X"].array, sent)
+    assert (made.id, made.parameters, [o.name for o in made.outputs]) == ("7", {"a": True}, ["Y"])
+    assert made.caller is not None
+    assert made.deadline_ns > 0
 
 
-def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path) -> None:
+async def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path) -> None:
     code = (
         HEAD
         + """
@@ -484,32 +437,26 @@ def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path) -> No
 """
     )
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, code, settings=BackendSettings(models=FakeModels()))
-        assert array_of(await run_one(instance, request(ONE))).tolist() == [6]
-        assert array_of(await run_one(instance, request(ONE * 2))).tolist() == [12]
-        await instance.aclose()
-
-    run(scenario)
+    instance = await load(tmp_path, code, settings=BackendSettings(models=FakeModels()))
+    assert array_of(await run_one(instance, request(ONE))).tolist() == [6]
+    assert array_of(await run_one(instance, request(ONE * 2))).tolist() == [12]
+    await instance.aclose()
 
 
-def test_a_model_takes_any_number_of_responses(tmp_path: Path) -> None:
+async def test_a_model_takes_any_number_of_responses(tmp_path: Path) -> None:
     body = """
 responses = call(value_of(request)).exec(decoupled=True)
 values = [t.as_numpy()[0] for r in responses for t in r.output_tensors()]
 return [answer(np.array([sum(values)], np.float32))]
 """
 
-    async def scenario() -> None:
-        models = FakeModels(responses=5, is_decoupled=True)
-        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
-        assert array_of(await run_one(instance, request(ONE))).tolist() == [10]
-        await instance.aclose()
-
-    run(scenario)
+    models = FakeModels(responses=5, is_decoupled=True)
+    instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+    assert array_of(await run_one(instance, request(ONE))).tolist() == [10]
+    await instance.aclose()
 
 
-def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "RESPONSES_UNREAD_MAX", 3)
     body = """
 responses = call(value_of(request)).exec(decoupled=True)
@@ -518,17 +465,16 @@ time.sleep(0.1)
 return [answer(np.array([last.error().message()], object))]
 """
 
-    async def scenario() -> None:
-        models = FakeModels(responses=10, is_decoupled=True)
-        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
-        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
-        assert text == b"the responses of model 'other' were not read fast enough"
-        await instance.aclose()
-
-    run(scenario)
+    models = FakeModels(responses=10, is_decoupled=True)
+    instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+    (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+    assert text == b"the responses of model 'other' were not read fast enough"
+    await instance.aclose()
 
 
-def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sender_waits_while_the_event_loop_has_much_to_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(thread_module, "RESPONSES_UNTAKEN_MAX", 2)
     code = (
         HEAD
@@ -543,20 +489,17 @@ def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, mo
 """
     )
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, code, in_thread(decoupled=True))
-        sink = Sink()
-        instance.start([request(ONE)], sink)
-        sent = tmp_path / "m" / "1" / "model.py.sent"
-        while not sent.exists() or sent.read_text().split() != ["0", "1"]:  # the event loop is held up
-            time.sleep(0.005)
-        time.sleep(0.05)
-        assert sent.read_text().split() == ["0", "1"]
-        await sink.is_final[0].wait()
-        assert len(sink.responses[0]) == 21
-        await instance.aclose()
-
-    run(scenario)
+    instance = await load(tmp_path, code, in_thread(decoupled=True))
+    sink = Sink()
+    instance.start([request(ONE)], sink)
+    sent = tmp_path / "m" / "1" / "model.py.sent"
+    while not sent.exists() or sent.read_text().split() != ["0", "1"]:  # the event loop is held up
+        time.sleep(0.005)
+    time.sleep(0.05)
+    assert sent.read_text().split() == ["0", "1"]
+    await sink.is_final[0].wait()
+    assert len(sink.responses[0]) == 21
+    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -566,41 +509,35 @@ def test_a_sender_waits_while_the_event_loop_has_much_to_take(tmp_path: Path, mo
         ("model_name='deaf', timeout=1000", "has not answered in time"),
     ],
 )
-def test_a_call_that_fails_is_a_response_with_an_error(tmp_path: Path, arguments: str, expected: str) -> None:
+async def test_a_call_that_fails_is_a_response_with_an_error(tmp_path: Path, arguments: str, expected: str) -> None:
     body = f"""
 error = call(value_of(request), {arguments}).exec().error()
 return [answer(np.array([str(error.code()) + ":" + error.message()], object))]
 """
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, executing(body), in_thread(DataType.FP32), BackendSettings(models=FakeModels()))
-        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
-        assert expected.removeprefix("3:") in text.decode()
-        await instance.aclose()
-
-    run(scenario)
+    instance = await load(tmp_path, executing(body), in_thread(DataType.FP32), BackendSettings(models=FakeModels()))
+    (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+    assert expected.removeprefix("3:") in text.decode()
+    await instance.aclose()
 
 
-def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> None:
+async def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> None:
     body = "call(value_of(request), model_name='deaf').exec()\nreturn [answer(value_of(request))]"
 
-    async def scenario() -> None:
-        models = FakeModels()
-        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
-        sink = Sink()
-        instance.start([request(ONE)], sink)
-        while not models.requests:
-            await asyncio.sleep(0.005)
-        sink.cancelled.add(0)
-        instance.cancel(sink, 0)
+    models = FakeModels()
+    instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+    sink = Sink()
+    instance.start([request(ONE)], sink)
+    while not models.requests:
+        await asyncio.sleep(0.005)
+    sink.cancelled.add(0)
+    instance.cancel(sink, 0)
 
-        await sink.done.wait()
-        await instance.aclose()
-
-    run(scenario)
+    await sink.done.wait()
+    await instance.aclose()
 
 
-def test_a_model_loads_unloads_and_asks_for_others(tmp_path: Path) -> None:
+async def test_a_model_loads_unloads_and_asks_for_others(tmp_path: Path) -> None:
     body = """
 pb_utils.load_model("other", config="{}", files={"file:1/x": b"content"})
 pb_utils.unload_model("other", unload_dependents=True)
@@ -611,18 +548,15 @@ except pb_utils.TritonModelException as error:
 return [answer(np.array([reason, str(pb_utils.is_model_ready("other")), str(pb_utils.is_model_ready("x"))], object))]
 """
 
-    async def scenario() -> None:
-        models = FakeModels()
-        instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
+    models = FakeModels()
+    instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
 
-        assert array_of(await run_one(instance, request(ONE))).tolist() == [b"it is broken", b"True", b"False"]
-        assert models.done[:2] == [("load", "other", "{}", {"1/x": b"content"}), ("unload", "other", True)]
-        await instance.aclose()
-
-    run(scenario)
+    assert array_of(await run_one(instance, request(ONE))).tolist() == [b"it is broken", b"True", b"False"]
+    assert models.done[:2] == [("load", "other", "{}", {"1/x": b"content"}), ("unload", "other", True)]
+    await instance.aclose()
 
 
-def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
+async def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
     code = (
         HEAD
         + """
@@ -640,20 +574,17 @@ def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
 """
     )
 
-    async def scenario() -> None:
-        metrics = CustomMetrics()
-        instance = await load(tmp_path, code, settings=BackendSettings(metrics=metrics))
+    metrics = CustomMetrics()
+    instance = await load(tmp_path, code, settings=BackendSettings(metrics=metrics))
 
-        (text,) = array_of(await run_one(instance, request(ONE))).tolist()
+    (text,) = array_of(await run_one(instance, request(ONE))).tolist()
 
-        assert b"'seen_total' exists with kind counter" in text
-        (family,) = metrics.families()
-        (metric,) = family.metrics.values()
-        assert (metric.labels, metric.value) == ((("a", "b"),), 1)
-        await instance.aclose()
-        assert list(metrics.families()) == []
-
-    run(scenario)
+    assert b"'seen_total' exists with kind counter" in text
+    (family,) = metrics.families()
+    (metric,) = family.metrics.values()
+    assert (metric.labels, metric.value) == ((("a", "b"),), 1)
+    await instance.aclose()
+    assert list(metrics.families()) == []
 
 
 @pytest.mark.parametrize(
@@ -665,39 +596,33 @@ def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
         ("def is_ready(self): sys.exit(3)", False, "SystemExit: 3"),
     ],
 )
-def test_a_model_says_whether_it_is_ready(
+async def test_a_model_says_whether_it_is_ready(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, expected: bool, logged: str
 ) -> None:
-    async def scenario() -> None:
-        instance = await load(tmp_path, f"{IDENTITY}    {body}\n")
-        assert await instance.is_ready() is expected
-        assert array_of(await run_one(instance, request(ONE))).tolist() == [1]
-        await instance.aclose()
-        assert not await instance.is_ready()
-
-    run(scenario)
+    instance = await load(tmp_path, f"{IDENTITY}    {body}\n")
+    assert await instance.is_ready() is expected
+    assert array_of(await run_one(instance, request(ONE))).tolist() == [1]
+    await instance.aclose()
+    assert not await instance.is_ready()
 
     assert logged in caplog.text
 
 
-def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path) -> None:
+async def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     body = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)\nreturn [answer(value_of(request))]"
     code = executing(body) + "    def is_ready(self): return True\n"
 
-    async def scenario() -> None:
-        instance = await load(tmp_path, code)
-        sink = Sink()
-        instance.start([request(ONE)], sink)
-        asking = asyncio.ensure_future(instance.is_ready())
-        await asyncio.sleep(0.05)
-        assert not asking.done()
-        gate.touch()
-        assert await asking
-        assert sink.done.is_set()
-        await instance.aclose()
-
-    run(scenario)
+    instance = await load(tmp_path, code)
+    sink = Sink()
+    instance.start([request(ONE)], sink)
+    asking = asyncio.ensure_future(instance.is_ready())
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    gate.touch()
+    assert await asking
+    assert sink.done.is_set()
+    await instance.aclose()
 
 
 # -- what cannot be

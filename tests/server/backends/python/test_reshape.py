@@ -1,6 +1,5 @@
 """Python models see the shapes of `reshape`, in worker processes and in threads."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,25 +60,20 @@ def arrays(result: Result | None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("mode", ["process", "thread"])
-def test_a_model_sees_and_answers_in_the_shapes_of_reshape(tmp_path: Path, mode: str) -> None:
-    async def main() -> None:
-        loaded = await python_model.load(tmp_path, CODE, replace(CONFIG, parameters={MODE: mode}))
-        sent = request()
-        plain, flat, wrong = await loaded.run([sent, request(1), request(0)])
-        await loaded.close()
+async def test_a_model_sees_and_answers_in_the_shapes_of_reshape(tmp_path: Path, mode: str) -> None:
+    loaded = await python_model.load(tmp_path, CODE, replace(CONFIG, parameters={MODE: mode}))
+    sent = request()
+    plain, flat, wrong = await loaded.run([sent, request(1), request(0)])
+    await loaded.close()
 
-        assert arrays(plain) == {"OUT": [[0, 1, 2, 3]], "SHAPE": [[1, 2, 2]]}
-        assert arrays(flat)["OUT"] == [[0, 1, 2, 3]]  # the shape of dims is understood, too
-        assert isinstance(wrong, ServingError)
-        assert "'OUT': expected an array of shape ['batch', 2, 2], got [1, 4, 1]" in wrong.message
-        assert sent.inputs["IN"].array.shape == (1, 4)
-
-    asyncio.run(main())
+    assert arrays(plain) == {"OUT": [[0, 1, 2, 3]], "SHAPE": [[1, 2, 2]]}
+    assert arrays(flat)["OUT"] == [[0, 1, 2, 3]]  # the shape of dims is understood, too
+    assert isinstance(wrong, ServingError)
+    assert "'OUT': expected an array of shape ['batch', 2, 2], got [1, 4, 1]" in wrong.message
+    assert sent.inputs["IN"].array.shape == (1, 4)
 
 
 class Kept:
-    """An instance that keeps what it is given."""
-
     def __init__(self) -> None:
         self.sinks: list[BatchSink] = []
         self.cancelled: list[int] = []
@@ -96,8 +90,6 @@ class Kept:
 
 
 class Sink:
-    """Notes what comes."""
-
     def __init__(self) -> None:
         self.responses: list[tuple[int, bool]] = []
         self.has_finished = False

@@ -32,7 +32,6 @@ class Worker:
         return _passed(data, self.server_pool, self._to_worker)
 
     def send(self, data: bytes | memoryview) -> tuple[memoryview, list[int]]:
-        """The same from the worker to the server."""
         return _passed(data, self.worker_pool, self._to_server)
 
     def close(self) -> None:

@@ -126,31 +126,25 @@ def test_the_end_of_a_fork_is_told_with_its_status_and_its_last_output(tmp_path:
     assert "its last words" in message
 
 
-def test_an_import_that_fails_is_an_error_with_the_reason_and_can_be_tried_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        template = WorkerTemplate("the library", ["late_library"], {"PYTHONPATH": str(tmp_path)})
-        try:
-            with pytest.raises(ServingError) as caught:
-                await template.acquire()
-            assert "the library cannot be imported: ModuleNotFoundError" in caught.value.message
-            (tmp_path / "late_library.py").write_text("")
+async def test_an_import_that_fails_is_an_error_with_the_reason_and_can_be_tried_again(tmp_path: Path) -> None:
+    template = WorkerTemplate("the library", ["late_library"], {"PYTHONPATH": str(tmp_path)})
+    try:
+        with pytest.raises(ServingError) as caught:
             await template.acquire()
-        finally:
-            await template.aclose()
+        assert "the library cannot be imported: ModuleNotFoundError" in caught.value.message
+        (tmp_path / "late_library.py").write_text("")
+        await template.acquire()
+    finally:
+        await template.aclose()
 
-    asyncio.run(test())
 
-
-def test_an_import_that_ends_the_process_is_an_error_with_its_last_output(tmp_path: Path) -> None:
+async def test_an_import_that_ends_the_process_is_an_error_with_its_last_output(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os\nprint('no such instruction', flush=True)\nos.abort()")
 
-    async def test() -> str:
-        with pytest.raises(ServingError) as caught:
-            async with running("deadly", PYTHONPATH=str(tmp_path)):
-                pass
-        return caught.value.message
-
-    message = asyncio.run(test())
+    with pytest.raises(ServingError) as caught:
+        async with running("deadly", PYTHONPATH=str(tmp_path)):
+            pass
+    message = caught.value.message
 
     assert f"the process ended with status -{signal.SIGABRT.value}" in message
     assert "no such instruction" in message
@@ -183,69 +177,60 @@ def test_an_import_that_does_not_finish_is_given_up(tmp_path: Path, monkeypatch:
     assert asyncio.run(test()) == "the import of the library did not finish within 0.2 s"
 
 
-def test_a_template_that_ends_is_started_again_and_its_workers_go_on(
+async def test_a_template_that_ends_is_started_again_and_its_workers_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        async with running() as template:
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            process = WorkerProcess(
-                "m", environment=Environment(template=template), on_message=lambda _: None, on_end=ended.set_result
+    async with running() as template:
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        process = WorkerProcess(
+            "m", environment=Environment(template=template), on_message=lambda _: None, on_end=ended.set_result
+        )
+        first = template.pid
+        os.kill(first, signal.SIGKILL)
+        while template.pid in (0, first):
+            await asyncio.sleep(0.01)
+        with pytest.raises(BlockingIOError, match="the library is being imported"):
+            WorkerProcess(
+                "n", environment=Environment(template=template), on_message=lambda _: None, on_end=lambda _: None
             )
-            first = template.pid
-            os.kill(first, signal.SIGKILL)
-            while template.pid in (0, first):
-                await asyncio.sleep(0.01)
-            with pytest.raises(BlockingIOError, match="the library is being imported"):
-                WorkerProcess(
-                    "n", environment=Environment(template=template), on_message=lambda _: None, on_end=lambda _: None
-                )
-            await template.acquire()
-            assert (await ask(template, tmp_path))["parent"] == template.pid
-            os.kill(process.pid, signal.SIGKILL)
-            reason = await asyncio.wait_for(ended, 30)
-            assert reason.startswith("the worker process closed its connection, and how it ended is not known")
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+        await template.acquire()
+        assert (await ask(template, tmp_path))["parent"] == template.pid
+        os.kill(process.pid, signal.SIGKILL)
+        reason = await asyncio.wait_for(ended, 30)
+        assert reason.startswith("the worker process closed its connection, and how it ended is not known")
     assert "the process that has imported the library has ended; its workers go on" in caplog.text
 
 
-def test_a_template_ends_a_while_after_it_was_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_ends_a_while_after_it_was_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_module, "IDLE_S", 0.1)
 
-    async def test() -> None:
-        async with running() as template:
-            pid = template.pid
-            await template.acquire()
-            template.release()
-            await asyncio.sleep(0.3)
-            assert template.pid == pid
-            template.release()
-            while template.pid:
-                await asyncio.sleep(0.01)
-            assert not Path(f"/proc/{pid}").exists()
-            await template.acquire()
-            assert template.pid not in (0, pid)
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    async with running() as template:
+        pid = template.pid
+        await template.acquire()
+        template.release()
+        await asyncio.sleep(0.3)
+        assert template.pid == pid
+        template.release()
+        while template.pid:
+            await asyncio.sleep(0.01)
+        assert not Path(f"/proc/{pid}").exists()
+        await template.acquire()
+        assert template.pid not in (0, pid)
 
 
-def test_a_template_that_hangs_is_given_up_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_that_hangs_is_given_up_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_module, "FORK_S_MAX", 0.2)
 
-    async def test() -> None:
-        async with running() as template:
-            hanging = template.pid
-            os.kill(hanging, signal.SIGSTOP)
-            with pytest.raises(OSError, match="timed out"):
-                WorkerProcess(
-                    "n", environment=Environment(template=template), on_message=lambda _: None, on_end=lambda _: None
-                )
-            assert not Path(f"/proc/{hanging}").exists()
-            await template.acquire()
-            assert (await ask(template, tmp_path))["parent"] == template.pid
-
-    asyncio.run(asyncio.wait_for(test(), 60))
+    async with running() as template:
+        hanging = template.pid
+        os.kill(hanging, signal.SIGSTOP)
+        with pytest.raises(OSError, match="timed out"):
+            WorkerProcess(
+                "n", environment=Environment(template=template), on_message=lambda _: None, on_end=lambda _: None
+            )
+        assert not Path(f"/proc/{hanging}").exists()
+        await template.acquire()
+        assert (await ask(template, tmp_path))["parent"] == template.pid
 
 
 def test_a_template_ends_with_the_server_that_it_works_for() -> None:

@@ -98,7 +98,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     return False
 
 
-def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
+async def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
@@ -106,60 +106,51 @@ def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
     threads = 'int(os.environ["MKL_NUM_THREADS"])'
     code = IDENTITY.replace("answer(value_of(r))", f"answer(np.array([{threads}], np.float32))")
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code)
-        (result,) = await loaded.run([request(ZERO)])
-        assert value_of(result) == 777
-        await loaded.close()
-
-    asyncio.run(scenario())
+    loaded = await load(tmp_path, code)
+    (result,) = await loaded.run([request(ZERO)])
+    assert value_of(result) == 777
+    await loaded.close()
 
 
-def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
+async def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
     code = IDENTITY.replace("return", "import ctypes; ctypes.string_at(0)  #")
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code)
-        (result,) = await loaded.run([request(ZERO)])
-        message = error_of(result).message
-        assert "ended by SIGSEGV; its last output:" in message
-        assert "Fatal Python error: Segmentation fault" in message
-        assert re.search(r'model\.py", line \d+ in execute', message)
-        await loaded.close()
-
-    asyncio.run(scenario())
+    loaded = await load(tmp_path, code)
+    (result,) = await loaded.run([request(ZERO)])
+    message = error_of(result).message
+    assert "ended by SIGSEGV; its last output:" in message
+    assert "Fatal Python error: Segmentation fault" in message
+    assert re.search(r'model\.py", line \d+ in execute', message)
+    await loaded.close()
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
-def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it(
+async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
 ) -> None:
     if not has_pidfd:
         monkeypatch.setattr(process_module, "_open_pidfd", lambda _: None)
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, PARENT)
-        (result,) = await loaded.run([request(ZERO)])
-        child = value_of(result)
-        assert is_running(child)
+    loaded = await load(tmp_path, PARENT)
+    (result,) = await loaded.run([request(ZERO)])
+    child = value_of(result)
+    assert is_running(child)
 
-        start = time.monotonic()
-        (result,) = await loaded.run([request(ONE)])
+    start = time.monotonic()
+    (result,) = await loaded.run([request(ONE)])
 
-        assert "exited with status 3" in error_of(result).message
-        assert time.monotonic() - start < 40  # the child would have gone on for a minute
-        if has_pidfd:
-            assert wait_until(lambda: not is_running(child))
-        else:
-            os.kill(child, signal.SIGKILL)
-        (result,) = await loaded.run([request(ZERO)])
-        last = value_of(result)
-        await loaded.close()
-        if is_running(last) and not has_pidfd:
-            os.kill(last, signal.SIGKILL)
-        assert wait_until(lambda: not is_running(last))
-
-    asyncio.run(scenario())
+    assert "exited with status 3" in error_of(result).message
+    assert time.monotonic() - start < 40  # the child would have gone on for a minute
+    if has_pidfd:
+        assert wait_until(lambda: not is_running(child))
+    else:
+        os.kill(child, signal.SIGKILL)
+    (result,) = await loaded.run([request(ZERO)])
+    last = value_of(result)
+    await loaded.close()
+    if is_running(last) and not has_pidfd:
+        os.kill(last, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(last))
 
 
 def test_what_a_forked_child_logs_reaches_the_log_as_output(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,31 +165,25 @@ def test_what_a_forked_child_logs_reaches_the_log_as_output(tmp_path: Path, capl
         asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        code = (
-            HEAD
-            + "class TritonPythonModel:\n    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
-        )
-        reaper.watch(0)  # so that it is there before, too
-        reaper.forget(0)
-        before = set(psutil.Process().children())
-        starting = asyncio.ensure_future(load(tmp_path, code))
-        while not set(psutil.Process().children()) > before:
-            await asyncio.sleep(0.01)
+async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
+    code = HEAD + "class TritonPythonModel:\n    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
+    reaper.watch(0)  # so that it is there before, too
+    reaper.forget(0)
+    before = set(psutil.Process().children())
+    starting = asyncio.ensure_future(load(tmp_path, code))
+    while not set(psutil.Process().children()) > before:
+        await asyncio.sleep(0.01)
 
-        start = time.monotonic()
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
+    start = time.monotonic()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
 
-        assert time.monotonic() - start < 40  # of a minute
-        assert set(psutil.Process().children()) == before
-
-    asyncio.run(scenario())
+    assert time.monotonic() - start < 40  # of a minute
+    assert set(psutil.Process().children()) == before
 
 
-def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: Path) -> None:
+async def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: Path) -> None:
     """None of them is ready before all have begun, and before the event loop has seen that."""
     code = (
         IDENTITY
@@ -211,21 +196,16 @@ def test_slow_models_start_side_by_side_while_the_event_loop_runs_on(tmp_path: P
 """
     )
 
-    async def scenario() -> None:
-        model = await PythonBackend().load(write(tmp_path, code), config(), BackendSettings())
-        assert isinstance(model, PythonModel)
-        starts = asyncio.gather(
-            *(model.create_instance(Placement(f"m_0_{i}", InstanceKind.KIND_CPU)) for i in range(3))
-        )
-        folder = tmp_path / "m" / "1"
-        while len(list(folder.glob("*.begun"))) < 3:
-            assert not starts.done()
-            await asyncio.sleep(0.005)
-        (folder / "seen").touch()
-        for instance in await starts:
-            await instance.aclose()
-
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    model = await PythonBackend().load(write(tmp_path, code), config(), BackendSettings())
+    assert isinstance(model, PythonModel)
+    starts = asyncio.gather(*(model.create_instance(Placement(f"m_0_{i}", InstanceKind.KIND_CPU)) for i in range(3)))
+    folder = tmp_path / "m" / "1"
+    while len(list(folder.glob("*.begun"))) < 3:
+        assert not starts.done()
+        await asyncio.sleep(0.005)
+    (folder / "seen").touch()
+    for instance in await starts:
+        await instance.aclose()
 
 
 def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_path: Path) -> None:
@@ -282,7 +262,7 @@ asyncio.run(main())
     assert wait_until(lambda: not any(is_running(pid) for pid in everything))
 
 
-def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) -> None:
+async def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) -> None:
     code = (
         HEAD
         + """
@@ -296,18 +276,15 @@ class TritonPythonModel:
 """
     )
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code)
-        (result,) = await loaded.run([request(ZERO)])
-        error = error_of(result)
-        assert error.code is Code.INTERNAL
-        assert "exited with status 7" in error.message
-        assert "line 199.\nhalf a line" in error.message
-        assert "line 150." in error.message
-        assert "line 149." not in error.message
-        await loaded.close()
-
-    asyncio.run(scenario())
+    loaded = await load(tmp_path, code)
+    (result,) = await loaded.run([request(ZERO)])
+    error = error_of(result)
+    assert error.code is Code.INTERNAL
+    assert "exited with status 7" in error.message
+    assert "line 199.\nhalf a line" in error.message
+    assert "line 150." in error.message
+    assert "line 149." not in error.message
+    await loaded.close()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

@@ -124,13 +124,6 @@ class TestCompletion:
         assert (config.max_batch_size, config.input, config.output) == (8, CONFIG.input, CONFIG.output)
         assert config.dynamic_batching is not None
 
-    def test_a_plan_of_fixed_shapes_does_not_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        tensors = {"x": ("INPUT", "HALF", (2, 4)), "y": ("OUTPUT", "HALF", (2, 4))}
-        config = Bench(tmp_path, plan_bytes(tensors=tensors, profiles=[{"x": ((2, 4),) * 3}])).complete()
-
-        assert (config.max_batch_size, config.dynamic_batching) == (0, None)
-        assert config.input == (ModelInput("x", DataType.FP16, dims=(2, 4)),)
-
     def test_the_batch_is_that_of_the_profiles_which_instances_use(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
         used = ModelConfig(name="m", instance_group=(InstanceGroup(profile=("0", "1")),))
@@ -164,13 +157,6 @@ class TestRuns:
         found = answers(instance, request(x=first), request(x=second))
 
         assert [answer["y"].tolist() for answer in found] == [(2 * x + 1).tolist() for x in (first, second)]
-
-    def test_only_outputs_that_are_asked_for_are_taken(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        tensors = {**WIDE, "y": ("OUTPUT", "FLOAT", (-1, 1)), "z": ("OUTPUT", "FLOAT", (-1, -1))}
-        bench = Bench(tmp_path, plan_bytes("rows", tensors=tensors, profiles=TWO_PROFILES))
-        config = replace(wide(), max_batch_size=4, output=(ModelOutput("y", FP32, dims=(1,)),))
-
-        assert answers(bench.instance(config), request(x=rows(2, 3)))[0]["y"].tolist() == [[3.0], [12.0]]
 
     def test_the_profile_that_fits_best_is_used(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
@@ -222,15 +208,6 @@ class TestRuns:
 
         assert (found["y"].shape, found["n"].tolist()) == ((2, 5), [2, 5])
 
-    def test_scalars_and_empty_tensors_are_passed(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        scalar = {"x": ("INPUT", "FLOAT", ()), "y": ("OUTPUT", "FLOAT", ())}
-        bench = Bench(tmp_path, plan_bytes(tensors=scalar, profiles=[{"x": ((), (), ())}]))
-        config = bench.complete()
-        assert answers(bench.instance(config), request(x=np.array([3.0], "<f4")))[0]["y"].tolist() == [7.0]
-
-        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=[{"x": ((0, 0), (1, 1), (4, 4))}]))
-        assert answers(bench.instance(replace(wide(), max_batch_size=4)), request(x=rows(2, 0)))[0]["y"].shape == (2, 0)
-
     def test_an_output_whose_shape_depends_on_data_has_the_shape_of_the_run(
         self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -258,13 +235,6 @@ class TestRuns:
         del found
         assert account.used_bytes == 0
 
-    def test_without_pinned_memory_copies_go_through_other_memory(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes())
-        bench.settings = BackendSettings(pinned=PinnedMemory(0))
-
-        assert answers(bench.instance(), request(x=rows(2, 4)))[0]["y"].tolist() == (2 * rows(2, 4) + 1).tolist()
-        assert cuda.pinned == 0
-
     def test_a_gpu_that_fails_is_an_error_of_the_request(
         self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -274,19 +244,16 @@ class TestRuns:
         with pytest.raises(ServingError, match="the GPU failed: cuStreamSynchronize failed with CUDA error 719"):
             instance.execute([request(x=rows(1, 4))])
 
-    def test_memory_is_that_of_each_plan_on_a_gpu_and_of_each_instance(
+    async def test_memory_is_that_of_each_plan_on_a_gpu_and_of_each_instance(
         self, cuda: StreamingCuda, tmp_path: Path
     ) -> None:
         bench = Bench(tmp_path, plan_bytes())
 
-        async def main() -> None:
-            model = await bench.backend.load(bench.files, CONFIG, bench.settings)
-            made = [await model.create_instance(Placement(f"m_{n}", InstanceKind.KIND_GPU)) for n in range(2)]
-            found = {usage.instance: usage.byte_size for usage in model.memory()}
-            assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
-            assert made[0].bytes == 1024 + 2 * 256  # activations, and 8 rows of 4 floats twice, aligned
-
-        asyncio.run(main())
+        model = await bench.backend.load(bench.files, CONFIG, bench.settings)
+        made = [await model.create_instance(Placement(f"m_{n}", InstanceKind.KIND_GPU)) for n in range(2)]
+        found = {usage.instance: usage.byte_size for usage in model.memory()}
+        assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
+        assert made[0].bytes == 1024 + 2 * 256  # activations, and 8 rows of 4 floats twice, aligned
 
     def test_the_priority_of_the_model_is_that_of_its_streams(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         optimization = Optimization(priority=ModelPriority.PRIORITY_MAX)
@@ -409,13 +376,6 @@ class TestRefusals:
 
         assert "TensorRT does not start: CUDA initialization failure with error: 35" in refused.message
         assert "driver new enough" in refused.hint
-
-    def test_the_oldest_package_is_accepted(
-        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sys.modules["tensorrt"], "__version__", "10.3.0")
-
-        assert answers(Bench(tmp_path, plan_bytes()).instance(), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
 
     def test_warnings_of_tensorrt_are_in_the_log_and_details_are_not(
         self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture

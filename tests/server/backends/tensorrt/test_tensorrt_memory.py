@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from tests.support.pretended_tensorrt import PROGRAMS, Program, StreamingCuda, plan_bytes, pretended
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import Cuda, InstanceGroup, ModelConfig, ModelInput, ModelOutput, Optimization
+from charonia.config.model import Cuda, ModelConfig, ModelInput, ModelOutput, Optimization
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
@@ -29,9 +28,6 @@ CONFIG = ModelConfig(
     input=(ModelInput("x", FP32, dims=(4,)),),
     output=(ModelOutput("y", FP32, dims=(4,)),),
 )
-ANY = replace(
-    CONFIG, max_batch_size=0, input=(ModelInput("x", FP32, dims=(-1,)),), output=(ModelOutput("y", FP32, (-1,)),)
-)
 GRAPHS = replace(CONFIG, optimization=Optimization(cuda=Cuda(graphs=True)))
 TENSORS = 2 * 256
 """What inputs and outputs take in a block."""
@@ -46,8 +42,6 @@ def cuda(tmp_path: Path) -> Iterator[StreamingCuda]:
 
 
 class Server:
-    """A backend with models."""
-
     def __init__(self, tmp_path: Path, **settings: str) -> None:
         self.folder = tmp_path
         self.settings = BackendSettings({key.replace("_", "-"): value for key, value in settings.items()})
@@ -113,19 +107,6 @@ def test_one_allocation_and_one_address_serve_a_thousand_batches(cuda: Streaming
     assert (1 << 20) + TENSORS <= cuda.device_bytes() <= ((1 << 20) + TENSORS) * 9 // 8
 
 
-def test_models_and_instances_share_a_block_when_they_run_one_after_the_other(
-    cuda: StreamingCuda, tmp_path: Path
-) -> None:
-    server = Server(tmp_path)
-    instances = [*server.load("a", instances=2, memory=[1 << 20]), *server.load("b", memory=[1 << 20])]
-
-    for _ in range(3):
-        assert all(works(instance, 3) for instance in instances)
-
-    assert cuda.allocations == 2  # the load of the second plan has freed the first block
-    assert server.account.idle_bytes == cuda.device_bytes() < 2 << 20
-
-
 def test_batches_that_run_at_the_same_time_have_a_block_each(
     cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,33 +122,6 @@ def test_batches_that_run_at_the_same_time_have_a_block_each(
     assert not errors
     assert server.account.used_bytes == 0
     assert (len(set(cuda.given)), 2 << 20 < cuda.device_bytes() < 3 << 20) == (2, True)
-
-
-def test_threads_take_blocks_and_give_them_back(cuda: StreamingCuda, tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    instances = [*server.load("a", instances=2, memory=[1 << 20]), *server.load("b", instances=2, memory=[1 << 20])]
-
-    with ThreadPoolExecutor(len(instances)) as threads:
-        right = threads.map(lambda instance: all(works(instance, 1 + n % 8) for n in range(100)), instances)
-
-    assert list(right) == [True] * 4
-    assert (server.account.used_bytes, server.account.idle_bytes) == (0, cuda.device_bytes())
-    assert cuda.allocations <= 1 + len(instances)  # the first is that of the load of `a`
-
-
-def test_contexts_of_an_instance_share_a_block_as_large_as_the_largest_needs(
-    cuda: StreamingCuda, tmp_path: Path
-) -> None:
-    server = Server(tmp_path)
-    profiles = [{"x": ((1, 4), (2, 4), (4, 4))}, {"x": ((1, 4), (6, 4), (8, 4))}]
-    config = replace(CONFIG, instance_group=(InstanceGroup("m", profile=("0", "1")),))
-    (instance,) = server.load("m", config, memory=[1 << 16, 1 << 20], profiles=profiles)
-
-    assert works(instance, 2)
-    assert works(instance, 7)
-    assert cuda.profiles == [0, 1]
-    assert instance.bytes == (1 << 20) + TENSORS
-    assert cuda.allocations == 1
 
 
 def test_unloading_gives_the_memory_back(cuda: StreamingCuda, tmp_path: Path) -> None:
@@ -238,15 +192,6 @@ def test_a_load_that_fails_keeps_no_block(cuda: StreamingCuda, tmp_path: Path, m
     assert (server.account.used_bytes, server.account.idle_bytes, cuda.left()) == (0, 0, 0)
 
 
-def test_a_load_first_frees_what_is_idle(cuda: StreamingCuda, tmp_path: Path) -> None:
-    cuda.memory_bytes = 3 << 20
-    server = Server(tmp_path)
-    (first,) = server.load("first", memory=[2 << 20])
-
-    server.load("second", weights=2 << 20)
-    assert works(first, 1)
-
-
 def test_a_graph_keeps_its_block(cuda: StreamingCuda, tmp_path: Path) -> None:
     server = Server(tmp_path)
     (graphs,) = server.load("graphs", GRAPHS)
@@ -260,31 +205,6 @@ def test_a_graph_keeps_its_block(cuda: StreamingCuda, tmp_path: Path) -> None:
         assert works(other, 3)
         assert (cuda.launches, server.account.used_bytes) == (launches, kept)
     assert (len(cuda.given), len(set(cuda.given))) == (2, 2)
-
-
-def test_an_output_whose_shape_depends_on_data_is_in_the_block_of_its_batch(
-    cuda: StreamingCuda, tmp_path: Path
-) -> None:
-    server = Server(tmp_path)
-    tensors = {"x": ("INPUT", "FLOAT", (-1,)), "y": ("OUTPUT", "FLOAT", (-1,))}
-    (instance,) = server.load("m", ANY, program="positive", tensors=tensors, profiles=[{"x": ((1,), (4,), (9,))}])
-    assert run(instance, np.array([1, -1, 3], "<f4")).tolist() == [1, 3]
-
-    server.backend._gpus.trim(0)  # type: ignore[union-attr] # as when another model is unloaded
-    held = np.empty(1 << 16)
-    assert run(instance, np.array([-1, 2], "<f4")).tolist() == [2]
-    assert held.size
-
-
-def test_an_error_keeps_no_block(cuda: StreamingCuda, tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    (instance,) = server.load("m")
-
-    with pytest.raises(ServingError, match="no optimization profile") as refused:
-        run(instance, np.zeros((9, 4), "<f4"))
-    server.unload("m", instance)
-    assert refused.value.__traceback__ is not None
-    assert cuda.left() == 0
 
 
 def test_a_limit_that_is_no_number_is_refused(cuda: StreamingCuda, tmp_path: Path) -> None:

@@ -88,13 +88,6 @@ def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted(
     assert json.loads(last["logprobs"][0]) == [{"1": {"logprob": -0.5, "rank": 1, "decoded_token": " two"}}]
 
 
-def test_each_of_several_choices_is_an_element() -> None:
-    asked = answered(Asked("one", excludes_input=True, sampling={"n": 2, "max_tokens": 1}))
-    assert asked.responses == [{"text_output": [b" one", b" one"]}]
-    assert asked.usage is not None
-    assert asked.usage["completion_tokens"] == 2
-
-
 def test_the_sum_of_log_probabilities_can_be_had_without_each_of_them() -> None:
     asked = answered(Asked("one", returns=frozenset({"cumulative_logprob"}), sampling={"max_tokens": 2}))
     assert asked.responses[0]["cumulative_logprob"] == [-1.0]
@@ -127,15 +120,6 @@ def test_a_wrong_request_for_an_embedding_is_named(given: object) -> None:
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_body_that_is_no_object_is_refused(text: str) -> None:
     assert refused(Asked(text, CHAT)).code == INVALID_ARG
-
-
-def test_null_is_the_default_of_a_sampling_parameter() -> None:
-    assert answered(Asked("one", sampling={"temperature": None, "max_tokens": 1})).responses
-
-
-def test_a_prompt_that_is_too_long_is_refused() -> None:
-    error = refused(Asked("word " * 100))
-    assert (str(error), error.code) == ("prompt: the prompt has 100 tokens", INVALID_ARG)
 
 
 def test_an_adapter_is_chosen_by_its_name() -> None:
@@ -217,19 +201,10 @@ def test_what_is_more_than_plain_text_is_left_to_vllm(more: dict[str, Any]) -> N
     assert not is_plain(CHAT, {"messages": MESSAGES, "stream": True, **more})
 
 
-def test_several_prompts_are_left_to_vllm() -> None:
-    assert not is_plain(COMPLETIONS, {"prompt": ["a", "b"], "stream": True})
-
-
 def test_vllms_application_answers_with_a_document() -> None:
     asked = answered(openai(CHAT, {"messages": MESSAGES}))
     assert asked.chunks()[0]["asked"]["model"] == "lm"
     assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}
-
-
-def test_vllms_application_is_asked_for_the_adapter() -> None:
-    asked = openai(CHAT, {"model": "lm:sql", "messages": MESSAGES}, parameters={"lora_name": "sql"})
-    assert answered(asked, loras={"sql": "weights"}).chunks()[0]["asked"]["model"] == "lm:sql"
 
 
 def test_events_of_vllms_application_pass_as_they_are() -> None:
@@ -364,15 +339,6 @@ def test_numbers_of_threads_that_would_replace_vllms_own_are_removed(monkeypatch
 
     async def use(engine: Engine) -> None:
         assert "MKL_NUM_THREADS" not in os.environ
-
-    with_engine(use)
-
-
-def test_cores_that_the_environment_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "5-7")
-
-    async def use(engine: Engine) -> None:
-        assert os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "5-7"
 
     with_engine(use)
 

@@ -158,8 +158,6 @@ def test_rows_of_failures_keep_their_columns() -> None:
 
 
 class Words:
-    """A tokenizer of words."""
-
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [len(text.split()) for text in texts]
 
