@@ -121,6 +121,21 @@ def test_knative_scales_by_requests_and_divides_traffic() -> None:
     }
 
 
+@pytest.mark.parametrize(("canary", "length"), [("", 51), ("s3://bucket/next", 46)])
+def test_services_of_the_longest_names_are_labels_of_dns(canary: str, length: int) -> None:
+    percent = 10 if canary else None
+    made = objects(name="a" * length, mode=Mode.STANDARD, canary_uri=canary, canary_percent=percent)
+
+    # KServe names the Services of predictors, transformers and canaries like this.
+    suffixes = ["predictor", "transformer", *(f"{each['predictor']['name']}-predictor" for each in canaries(made))]
+    assert max(len(f"{made['service']['metadata']['name']}-{suffix}") for suffix in suffixes) == 63
+
+
+def canaries(made: dict[str, Any]) -> list[Any]:
+    found: list[Any] = made["service"]["spec"].get("canary", [])
+    return found
+
+
 def test_a_canary_in_standard_mode_is_a_second_predictor_with_its_own_models() -> None:
     uri = "s3://bucket/next"
     service = objects(mode=Mode.STANDARD, canary_percent=10, canary_uri=uri, replicas_min=4, replicas_max=8)["service"]
@@ -265,7 +280,7 @@ def test_models_are_added_one_by_one() -> None:
 
     assert list(made) == ["runtime", "service", "model-a", "model-b"]
     assert made["runtime"]["spec"]["multiModel"] is True
-    assert "--model-control-mode=explicit" in container(made["runtime"])["args"]
+    assert {"--model-control-mode=explicit", "--strict-readiness=start"} <= {*container(made["runtime"])["args"]}
     served = made["service"]["spec"]["predictor"]["model"]
     assert "storageUri" not in served
     assert served["resources"] == container(made["runtime"])["resources"]  # KServe looks for the memory there
@@ -306,6 +321,12 @@ def test_names_of_folders_become_names_of_services() -> None:
         ({"storage_uri": ""}, "--storage-uri: expected where KServe finds the models"),
         ({"storage_uri": "models"}, "--storage-uri: expected a URI"),
         ({"name": "Iris"}, "--name: expected lower-case letters"),
+        ({"name": "a" * 52}, "--name: expected lower-case letters, digits and '-', a letter first, at most 51"),
+        ({"namespace": "a" * 64}, "--namespace: expected lower-case letters, digits and '-', at most 63"),
+        (
+            {"mode": Mode.STANDARD, "name": "a" * 47, "canary_uri": "s3://b/c", "canary_percent": 1},
+            "--canary-uri: expected a name of 46 characters at most",
+        ),
         ({"memory": "much"}, "--memory: expected a quantity"),
         ({"replicas_min": 3, "replicas_max": 2}, "--min-replicas 3 is more than --max-replicas 2"),
         ({"scale_target": 3}, "--scale-metric says what it is the target of"),

@@ -15,8 +15,7 @@ from tests.support.models import PYTHON_IDENTITY, write_model
 from tritonclient.grpc import service_pb2
 
 from charonia.ray import AppOptions, bridge
-from charonia.ray.bridge import answer_http, answer_stream, answer_unary
-from charonia.ray.grpc_services import METHODS
+from charonia.ray.bridge import METHODS, answer_http, answer_stream, answer_unary
 from charonia.server.app import InferenceServer
 from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.http.frontend import HttpFrontend

@@ -232,7 +232,10 @@ def test_replicas_follow_the_load_and_no_request_is_lost(application: Cluster, m
         before = found.statuses.total()
         wait_until(lambda: found.statuses.total() > before + 30, "requests to both")
     assert found.failures == []
+    wait_until(lambda: len(charonia.ray.addresses()) == 1, "one replica without any load")
 
+    with load(application.http, "slow", 8) as found:
+        wait_until(lambda: len(charonia.ray.addresses()) == 2, "a second replica")
     with load(application.http, "slow", 1) as found:
         wait_until(lambda: len(charonia.ray.addresses()) == 1, "one replica")
         before = found.statuses.total()

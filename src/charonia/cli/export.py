@@ -12,7 +12,7 @@ from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag, unknown
 from charonia.cli.values import choice, filled, integer
-from charonia.config.backends import ENSEMBLE, Form, formats, record_of
+from charonia.config.backends import ENSEMBLE, formats, record_of
 from charonia.config.model import ModelConfig
 from charonia.core.errors import not_found, unsupported
 from charonia.export.kserve import ExportedModels, Json, kserve_objects
@@ -77,10 +77,7 @@ Write a ServingRuntime and an InferenceService for a repository, or for one mode
 TRUST = "--trust"
 """Argument of `charonia serve` for pickles."""
 
-TARGETS = {"kserve": KSERVE}
-"""Command line by target of the export."""
-
-_USAGE = f"usage: charonia export {{{','.join(TARGETS)}}} [OPTIONS] PATH"
+_USAGE = "usage: charonia export {kserve} [OPTIONS] PATH"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -91,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
             print(f"{_USAGE}\n\nWrite models as resources of another system. `charonia export kserve --help` has more.")
             return 0
         case [name, *_]:
-            print(f"charonia export: {unknown('target', name, list(TARGETS))}", file=sys.stderr)
+            print(f"charonia export: {unknown('target', name, ['kserve'])}", file=sys.stderr)
     print(_USAGE, file=sys.stderr)
     return 2
 
@@ -102,12 +99,11 @@ def _kserve(given: KserveOptions) -> int:
     if not given.output:
         print("---\n".join(_yaml(each) for each in objects.values()), end="")
         return 0
-    folder = Path(given.output)
     for name, text in files_of(objects).items():
-        path = folder / name
+        path = Path(given.output, name)
         state = "unchanged" if path.is_file() and path.read_text(encoding="utf-8") == text else "written"
         if state == "written":
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         print(f"{path} {state}")
     return 0
@@ -137,13 +133,14 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
         raise not_found(f"there is nothing at '{path}'", hint="a repository, a model's folder, or its file")
     if given.files:
         file, form = given.files[0]
-        model = _of_form(file, form)
+        name = place.stem if place.is_file() else place.name
+        model = ModelConfig(name=name, backend=form.backend, default_model_filename=form.filename)
         if record_of(model.backend).trust_parameter and not is_trusted and not zipfile.is_zipfile(file):
             raise unsupported(
                 f"'{file}' is a pickle, which can run any code when it is read: the server would refuse it",
                 hint=f"if you made the file or trust who did: --argument={TRUST}",
             )
-        return ExportedModels(_stem(place), (model,), is_repository=False)
+        return ExportedModels(name, (model,), is_repository=False)
     is_repository = not (given.models or given.loose)
     folders = scan([place], fingerprints=False).models.values() if is_repository else [folder_at(place)]
     models = []
@@ -152,14 +149,6 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
         config = replace(config or ModelConfig(), name=folder.name)
         models.append(config if config.backend or config.platform else _with_backend(config, folder.path))
     return ExportedModels(place.name, tuple(models), is_repository)
-
-
-def _stem(path: Path) -> str:
-    return path.stem if path.is_file() else path.name
-
-
-def _of_form(path: Path, form: Form) -> ModelConfig:
-    return ModelConfig(name=_stem(path), backend=form.backend, default_model_filename=form.filename)
 
 
 def _with_backend(config: ModelConfig, folder: Path) -> ModelConfig:

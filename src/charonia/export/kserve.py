@@ -14,7 +14,16 @@ from pathlib import PurePosixPath
 from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid, unsupported
-from charonia.export.options import NAME, REQUESTS, KserveOptions, Mode, Protocol, RuntimeScope, ScaleMetric
+from charonia.export.options import (
+    CANARY_NAME_CHARS_MAX,
+    NAME,
+    REQUESTS,
+    KserveOptions,
+    Mode,
+    Protocol,
+    RuntimeScope,
+    ScaleMetric,
+)
 
 Json = dict[str, object]
 
@@ -87,6 +96,8 @@ def kserve_objects(exported: ExportedModels, options: KserveOptions) -> dict[str
             hint=f"upload it, then --storage-uri s3://BUCKET/{exported.name} or pvc://CLAIM/{exported.name}",
         )
     name = options.name or _name_of(exported.name)
+    if options.canary_uri and len(name) > CANARY_NAME_CHARS_MAX:
+        raise invalid(f"--canary-uri: expected a name of {CANARY_NAME_CHARS_MAX} characters at most, got '{name}'")
     # Each service has a runtime of its own by default: a shared one would change under the services that are there.
     options = replace(options, runtime=options.runtime or name)
     objects = {"runtime": _runtime(exported, options), "service": _service(name, exported, options)}
@@ -111,9 +122,10 @@ def _metadata(name: str, namespace: str = "", annotations: Json | None = None) -
 
 def _runtime(exported: ExportedModels, options: KserveOptions) -> Json:
     is_cluster = options.scope is RuntimeScope.CLUSTER
-    own = "--model-control-mode=explicit" if options.multi_model else "--model_name={{.Name}}"
-    arguments = [*_serve(options), own]
-    container = _container(options, arguments)
+    own = ["--model_name={{.Name}}"]
+    if options.multi_model:  # a model that is added later does not make pods unready while it loads, or when it fails
+        own = ["--model-control-mode=explicit", "--strict-readiness=start"]
+    container = _container(options, [*_serve(options), *own])
     container["readinessProbe"] = _probe("ready")
     spec: Json = {
         "annotations": {"prometheus.kserve.io/port": str(METRICS_PORT), "prometheus.kserve.io/path": "/metrics"},

@@ -7,8 +7,13 @@ from enum import Enum
 
 from charonia.core.errors import invalid
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,52}[a-z0-9])?")
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,49}[a-z0-9])?")
 """Names of services: KServe puts `-transformer` behind them, and a label of DNS has 63 characters."""
+
+CANARY_NAME_CHARS_MAX = 46
+"""The same beside a canary, whose Service has `-canary-predictor` behind the name."""
 
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]i?)?")
 PERCENT_MAX = 100
@@ -56,35 +61,7 @@ USED = (ScaleMetric.CPU, ScaleMetric.MEMORY, ScaleMetric.BUSY)
 
 @dataclass(frozen=True, slots=True)
 class KserveOptions:
-    """Options of `charonia export kserve`.
-
-    Attributes:
-        path: The repository, or the file or folder of a model.
-        output: Folder for the files, None for standard output.
-        name: Name of the service, "" for that of the path.
-        namespace: Its namespace, "" for that of kubectl's context.
-        storage_uri: Where KServe finds the models.
-        image: Image of the server.
-        scope: RuntimeScope of the runtime.
-        runtime: Name of the runtime, "" for that of the service.
-        mode: How KServe runs the service.
-        protocol: Protocol of clients.
-        replicas_min: Fewest replicas, 0 to scale to zero; None for KServe's default.
-        replicas_max: Most replicas; None for KServe's default.
-        scale_metric: What the number of replicas follows; None for KServe's default.
-        scale_target: Value of the metric that a replica should have; None for KServe's default.
-        prometheus: Where KEDA reads the busy share.
-        canary_percent: Share of the traffic for the latest revision, or for `canary_uri`; None for all of it.
-        canary_uri: In standard mode, where KServe finds the models of the canary.
-        cpu: Cores of a replica.
-        memory: Memory of a replica.
-        gpus: NVIDIA GPUs of a replica.
-        model_memory: Memory of each model that is added one by one, "" for equal shares of a replica's.
-        multi_model: Whether models are added to the running service one by one, as TrainedModels.
-        transformer: Whether an ensemble is divided into a transformer and a predictor.
-        predictor: The step of the ensemble that is the predictor, "" for the only one that computes.
-        arguments: Further arguments of `charonia serve`.
-    """
+    """Options of `charonia export kserve`. Its help says what each one means."""
 
     path: str = ""
     output: str = ""
@@ -123,9 +100,11 @@ class KserveOptions:
             raise invalid("\n".join(problems))
 
     def _problems(self) -> Iterator[str]:
-        for option, name in (("--name", self.name), ("--namespace", self.namespace), ("--runtime", self.runtime)):
-            if name and not NAME.fullmatch(name):
-                yield f"{option}: expected lower-case letters, digits and '-', a letter first, at most 54, got '{name}'"
+        if self.name and not NAME.fullmatch(self.name):
+            yield f"--name: expected lower-case letters, digits and '-', a letter first, at most 51, got '{self.name}'"
+        for option, name in (("--namespace", self.namespace), ("--runtime", self.runtime)):
+            if name and not LABEL.fullmatch(name):
+                yield f"{option}: expected lower-case letters, digits and '-', at most 63, got '{name}'"
         sizes = (("--cpu", self.cpu), ("--memory", self.memory), ("--model-memory", self.model_memory))
         for option, quantity in sizes:
             if quantity and not QUANTITY.fullmatch(quantity):

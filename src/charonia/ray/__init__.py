@@ -9,8 +9,8 @@ except ImportError as _error:
     raise _unsupported("charonia.ray needs the Python package ray[serve]", hint=_extra_hint("ray")) from _error
 
 from charonia.ray.application import app
-from charonia.ray.discovery import addresses
-from charonia.ray.grpc_services import add_grpc_services
+from charonia.ray.bridge import add_grpc_services
 from charonia.ray.options import AppOptions
+from charonia.ray.replica import addresses
 
 __all__ = ["AppOptions", "add_grpc_services", "addresses", "app"]

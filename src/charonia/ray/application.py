@@ -13,6 +13,9 @@ from charonia.ray.replica import RayReplica
 HEALTH_PERIOD_S = 5.0
 """Time between two health checks of a replica."""
 
+LOOK_BACK_MIN_S = 11.0
+"""Shortest time over which Ray averages requests in flight: it counts them every 10 s, and requires a longer time."""
+
 ON_RAYS_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """Makes Ray run a replica's code on the event loop of Ray's calls. By default Ray gives that code a thread, because it
 might block. A server does not block, and saves the round trip of each request to another thread."""
@@ -40,6 +43,10 @@ def app(options: AppOptions | None = None, /, **given: Any) -> Application:
                 "min_replicas": options.min_replicas,
                 "max_replicas": options.max_replicas,
                 "target_ongoing_requests": options.target_ongoing_requests,
+                # Ray averages over 30 s, so that idle replicas would stay 30 s longer than a short delay says.
+                "look_back_period_s": min(
+                    30.0, max(options.autoscaling.get("downscale_delay_s", 30.0), LOOK_BACK_MIN_S)
+                ),
                 **options.autoscaling,
             }
         }

@@ -1,4 +1,4 @@
-"""Requests of Ray's proxies, answered by the server's front ends in the same process.
+"""Requests of Ray's proxies, answered by the server's front ends in the same process, and their gRPC services.
 
 Bytes pass through unchanged: the front ends decode and encode them, as on connections of clients. All of it runs on the
 event loop on which Ray runs the deployment's code, where the server runs, too.
@@ -9,14 +9,19 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+import grpc
+
 from charonia.server.grpc.detached import DetachedCall
 from charonia.server.grpc.frontend import GrpcFrontend
-from charonia.server.grpc.methods import Method
+from charonia.server.grpc.methods import Method, method_table
 from charonia.server.http.asgi import Message, begin
 from charonia.server.http.frontend import HttpFrontend
 from charonia.wire.grpc_framing import PREFIX_BYTES
 from charonia.wire.grpc_headers import Header
 from charonia.wire.grpc_status import RpcError
+
+METHODS: dict[str, Method] = {method.name: method for method in method_table().values()}
+"""All methods by name. Ray's proxy calls the replica's method of that name."""
 
 UNTAKEN_BYTES_MAX = 1024 * 1024
 """Bytes of a streaming call's messages that may wait in the server before no more are read from its caller."""
@@ -25,6 +30,21 @@ ANSWER_TURNS = 0 if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else 64
 """Turns of the event loop that an answer waits for others, so that Ray sends more of them to its proxy together:
 most of the cost of a request is what proxy and replica do for each message. If the loop has nothing else to do, all
 turns take 0.1 ms. Where HAProxy takes the place of that proxy, answers go straight to their connections."""
+
+
+def add_grpc_services(servicer: object, server: Any) -> None:
+    """Add the inference, health and reflection services to Ray's gRPC proxy (`grpc_servicer_functions`).
+
+    Messages have no deserializer: the proxy passes them on as bytes.
+    """
+    by_service: dict[str, dict[str, Any]] = {}
+    for path, method in method_table().items():
+        _, service, name = path.decode().split("/")
+        handler = grpc.unary_unary_rpc_method_handler if method.run else grpc.stream_stream_rpc_method_handler
+        # Ray's proxy replaces this function by its own.
+        by_service.setdefault(service, {})[name] = handler(servicer)
+    for service, handlers in by_service.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 class _Last:

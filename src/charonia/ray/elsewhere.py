@@ -20,20 +20,8 @@ Failure = tuple[str, str, str]
 def sent(request: InferRequest) -> tuple[InferRequest, int]:
     """Return a request as it goes to another replica, and how long its caller waits, in ns; 0 for no limit."""
     left_ns = max(request.deadline_ns - time.monotonic_ns(), 1) if request.deadline_ns else 0
-    copy = InferRequest(
-        request.model_name,
-        request.inputs,
-        model_version=request.model_version,
-        id=request.id,
-        outputs=request.outputs,
-        parameters=request.parameters,
-        correlation_id=request.correlation_id,
-        flags=request.flags,
-        priority=request.priority,
-        timeout_us=request.timeout_us,
-        flow=request.flow,
-    )
-    return copy, left_ns
+    here = {"deadline_ns", "caller", "trace", "affinity"}  # what means nothing there
+    return InferRequest(**{name: getattr(request, name) for name in {*InferRequest.__slots__} - here}), left_ns
 
 
 def received(request: InferRequest, left_ns: int) -> InferRequest:

@@ -1,11 +1,11 @@
-"""A replica: a server, the methods that Ray's proxies call, and Ray's health checks."""
+"""A replica: a server, the methods that Ray's proxies call, addresses for clients that bypass them, health checks."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, TypedDict
 
 import grpc
 import ray.util
@@ -16,10 +16,8 @@ from starlette.responses import JSONResponse, Response
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
-from charonia.ray.bridge import answer_http, answer_stream, answer_unary
-from charonia.ray.discovery import ReplicaAddress, addresses_async
+from charonia.ray.bridge import METHODS, answer_http, answer_stream, answer_unary
 from charonia.ray.elsewhere import Failure, ModelsElsewhere, received
-from charonia.ray.grpc_services import METHODS
 from charonia.ray.options import AppOptions
 from charonia.server.app import InferenceServer
 from charonia.server.embedding import InProcessFrontend
@@ -34,6 +32,54 @@ from charonia.wire.json_text import encode_error
 
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; absent if the server requires keys."""
+
+
+class ReplicaAddress(TypedDict):
+    """Where one replica listens: `host:port` for each protocol.
+
+    Attributes:
+        replica: Name of the replica.
+        http: HTTP.
+        grpc: gRPC.
+        metrics: The metrics page.
+    """
+
+    replica: str
+    http: str
+    grpc: str
+    metrics: str
+
+
+def addresses(application: str = "default", *, timeout_s: float = 10.0) -> list[ReplicaAddress]:
+    """Return the addresses of each running replica of an application, by name of the replica.
+
+    A replica that does not answer, because it is being stopped, is left out.
+
+    Args:
+        application: Name of the application.
+        timeout_s: Longest time to wait for the replicas, in seconds.
+
+    Raises:
+        RayServeException: The application does not exist.
+        TimeoutError: Replicas did not answer in time.
+    """
+    handle = serve.get_app_handle(application)
+    if not handle.is_initialized:
+        # Its own would need an event loop here with RAY_SERVE_THROUGHPUT_OPTIMIZED. Ray has no public name for this.
+        handle._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
+    response = handle.broadcast("address")
+    return _listening(response.results(timeout_s=timeout_s, return_exceptions=True))
+
+
+async def addresses_async(handle: Any, *, timeout_s: float = 10.0) -> list[ReplicaAddress]:
+    """The same for the application of a handle, from an event loop."""
+    response = handle.broadcast("address")
+    return _listening(await response.results_async(timeout_s=timeout_s, return_exceptions=True))
+
+
+def _listening(found: list[Any]) -> list[ReplicaAddress]:
+    listening: list[ReplicaAddress] = [each for each in found if not isinstance(each, Exception)]
+    return sorted(listening, key=lambda each: each["replica"])
 
 
 class GrpcMessage:

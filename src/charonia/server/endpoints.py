@@ -72,7 +72,7 @@ class Endpoints:
         self._files = ExitStack()
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._certificates: list[Certificate] = []
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watcher: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
         """Check that the addresses are free. Raises as `start`."""
@@ -130,10 +130,8 @@ class Endpoints:
                 descriptors=options.http.descriptors,
             )
         await self._start_clouds(engine, services, access_log)
-        if self._keys is not None:
-            self._watchers.append(asyncio.create_task(self._keys.watch(self._keys_changed)))
-        if self._certificates:
-            self._watchers.append(asyncio.create_task(self._watch_certificates()))
+        if self._keys is not None or self._certificates:
+            self._watcher = asyncio.create_task(self._watch_files())
 
     async def _start_clouds(self, engine: Engine, services: Services, access_log: AccessLog | None) -> None:
         options, clouds = self._options, self._options.clouds
@@ -168,8 +166,8 @@ class Endpoints:
         return wanted or ready.pop()
 
     def stop_accepting(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         for front_end in self._front_ends():
             front_end.stop_accepting()
 
@@ -213,18 +211,17 @@ class Endpoints:
         self._certificates.append(Certificate(tls, prefix, alpn=alpn))
         return self._certificates[-1].context
 
-    async def _watch_certificates(self) -> None:
+    async def _watch_files(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             for certificate in self._certificates:
                 certificate.refresh()
+            if self._keys is not None and self._keys.refresh():
+                for front_end in self._front_ends():
+                    front_end.recheck()
 
     def _front_ends(self) -> list[HttpFrontend | GrpcFrontend]:
         return [*(front_end for front_end in (self.http, self.grpc) if front_end is not None), *self.clouds]
-
-    def _keys_changed(self) -> None:
-        for front_end in self._front_ends():
-            front_end.recheck()
 
     def _access_log(self, log: LogOptions) -> AccessLog | None:
         if log.access is AccessLogFormat.NONE:

@@ -29,6 +29,7 @@ from tests.support.kubernetes_tools import tool
 
 HERE = Path(__file__).parent
 VALUES = sorted((HERE / "values").glob("*.yaml"))
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 SITUATIONS = [path for path in VALUES if path.stem.startswith("situation-")]
 
 
@@ -158,6 +159,70 @@ def test_one_value_sets_the_families_of_addresses(name: str, host: bool, fields:
     for service in of_kind(made(name), "Service"):
         assert {key: value for key, value in service["spec"].items() if key.startswith("ipFamil")} == fields
     assert ("--host=*" in pod_of_server(name)["containers"][0]["args"]) == host
+
+
+EXPECTED_BY_OPERATORS: dict[str, Any] = {
+    "commonLabels": {"team": "search"},
+    "annotations": {"reloader": "true"},
+    "service": {
+        "type": "LoadBalancer",
+        "ipFamilyPolicy": "RequireDualStack",
+        "ipFamilies": ["IPv6", "IPv4"],
+        "loadBalancerClass": "example.org/internal",
+        "externalTrafficPolicy": "Local",
+    },
+    "schedulerName": "volcano",
+    "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
+    "hostAliases": [{"ip": "10.0.0.10", "hostnames": ["minio"]}],
+    "minReadySeconds": 0,
+    "revisionHistoryLimit": 0,
+    "podDisruptionBudget": {"minAvailable": "50%"},
+    "autoscaling": {"type": "keda", "keda": {"authenticationRef": {"name": "token"}, "pollingInterval": 30}},
+    "models": {"type": "pvc", "pvc": {"create": True, "labels": {"a": "b"}}},
+    "cache": {"size": "7Gi", "persistent": True, "labels": {"a": "b"}, "retention": {"whenScaled": "Delete"}},
+    "tmpSize": "3Gi",
+    "server": {"grpcMaxConnectionAgeSeconds": 300},
+    "networkPolicy": {"enabled": True, "egress": [], "identity": True},
+}
+
+
+def test_what_operators_expect_is_where_kubernetes_reads_it() -> None:
+    manifests = objects_of(EXPECTED_BY_OPERATORS | {"kind": "StatefulSet"})
+    server, (scaler,) = server_of(manifests), of_kind(manifests, "ScaledObject")
+    spec, pod = server["spec"], server["spec"]["template"]["spec"]
+    service, headless = of_kind(manifests, "Service")
+    (claim,) = of_kind(manifests, "PersistentVolumeClaim")
+    (policy,) = of_kind(manifests, "NetworkPolicy")
+    (budget,) = of_kind(manifests, "PodDisruptionBudget")
+
+    assert {manifest["metadata"]["labels"]["team"] for manifest in manifests} == {"search"}
+    assert spec["template"]["metadata"]["labels"]["team"] == "search"
+    assert server["metadata"]["annotations"] == {"reloader": "true"}
+    assert service["spec"].items() >= EXPECTED_BY_OPERATORS["service"].items()
+    assert headless["spec"]["ipFamilies"] == ["IPv6", "IPv4"]
+    for key in ("schedulerName", "dnsConfig", "hostAliases"):
+        assert pod[key] == EXPECTED_BY_OPERATORS[key]
+    assert (spec["minReadySeconds"], spec["revisionHistoryLimit"]) == (0, 0)
+    assert budget["spec"]["minAvailable"] == "50%"
+    assert "maxUnavailable" not in budget["spec"]
+    assert scaler["spec"]["pollingInterval"] == 30
+    assert {trigger["authenticationRef"]["name"] for trigger in scaler["spec"]["triggers"]} == {"token"}
+    assert claim["metadata"]["labels"]["a"] == spec["volumeClaimTemplates"][0]["metadata"]["labels"]["a"] == "b"
+    assert spec["persistentVolumeClaimRetentionPolicy"] == {"whenScaled": "Delete"}
+    assert {"name": "tmp", "emptyDir": {"sizeLimit": "3Gi"}} in pod["volumes"]
+    assert pod["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "1Gi"
+    assert "--grpc-max-connection-age=300000" in pod["containers"][0]["args"]
+    assert "cache,tmp" in server["spec"]["template"]["metadata"]["annotations"][SAFE_TO_EVICT]
+    names, identity = policy["spec"]["egress"]
+    assert {port["port"] for port in names["ports"]} == {53, 5353}
+    endpoints = {to["ipBlock"]["cidr"] for to in identity["to"]}
+    assert {"169.254.169.254/32", "169.254.169.252/32", "169.254.170.23/32"} < endpoints
+
+
+def test_a_cache_that_is_not_kept_has_a_size() -> None:
+    pod = server_of(objects_of({"cache": {"size": "7Gi"}}))["spec"]["template"]["spec"]
+
+    assert {"name": "cache", "emptyDir": {"sizeLimit": "7Gi"}} in pod["volumes"]
 
 
 def test_every_port_says_what_it_speaks() -> None:

@@ -1,6 +1,5 @@
 """The file of API keys, read anew when it changes."""
 
-import asyncio
 import errno
 import logging
 import os
@@ -44,19 +43,6 @@ def test_a_change_counts_at_the_next_look(path: Path) -> None:
 
     assert not knows(file, FIRST)
     assert knows(file, SECOND)
-
-
-async def test_looks_are_repeated(path: Path) -> None:
-    file = KeyFile(str(path))
-
-    changes: list[None] = []
-
-    task = asyncio.create_task(file.watch(lambda: changes.append(None), 0.001))
-    write(path, SECOND)
-    while not knows(file, SECOND):
-        await asyncio.sleep(0.001)
-    task.cancel()
-    assert len(changes) == 1
 
 
 def test_good_lines_hold_and_bad_ones_are_reported_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:

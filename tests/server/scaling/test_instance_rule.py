@@ -19,11 +19,8 @@ from charonia.server.scaling.rule import (
     STEADY_FACTOR,
     Change,
     ChangeReason,
-    Closed,
     InstanceRule,
     InstanceSample,
-    Started,
-    StartFailed,
 )
 
 S = 1_000_000_000
@@ -62,24 +59,24 @@ class Simulation:
         if self._ready_ns is not None and self.now_ns >= self._ready_ns:
             self._ready_ns = None
             if self.failure:
-                self.rule.handle(StartFailed(self.failure), self.now_ns)
+                self.rule.failed(self.failure, self.now_ns)
             else:
                 self._changed(self.count + 1)
-                self.rule.handle(Started(self.start_ns), self.now_ns)
+                self.rule.started(self.start_ns, self.now_ns)
         waits = wanted > self.count
         self._waits_since_ns = (
             (self.now_ns if self._waits_since_ns is None else self._waits_since_ns) if waits else None
         )
         waited_ns = self.now_ns - self._waits_since_ns + 1 if self._waits_since_ns is not None else 0
         sample = InstanceSample(self.count, max(0, self.count - wanted), waited_ns, self.obstacle if waits else "")
-        change = self.rule.handle(sample, self.now_ns)
+        change = self.rule.decide(sample, self.now_ns)
         if change is Change.ADD:
             assert self._ready_ns is None, "two at a time"
             self.attempts.append(self.now_ns)
             self._ready_ns = self.now_ns + self.start_ns
         elif change is Change.CLOSE:
             self._changed(self.count - 1)
-            self.rule.handle(Closed(), self.now_ns)
+            self.rule.closed(self.now_ns)
 
     def _changed(self, count: int) -> None:
         self.count = count
@@ -239,7 +236,7 @@ def test_the_story_says_when_and_why_the_number_changed() -> None:
 
 def test_a_close_that_could_not_be_carried_out_is_asked_for_again() -> None:
     rule = InstanceRule(InstanceBounds(1, 2))
-    answers = [rule.handle(InstanceSample(2, 1), at) for at in range(0, SHRINK_AFTER_NS + 3 * SAMPLE_NS, SAMPLE_NS)]
+    answers = [rule.decide(InstanceSample(2, 1), at) for at in range(0, SHRINK_AFTER_NS + 3 * SAMPLE_NS, SAMPLE_NS)]
 
     assert answers[-3:] == [Change.CLOSE] * 3
     assert set(answers[:-3]) == {None}

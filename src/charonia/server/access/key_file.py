@@ -1,10 +1,8 @@
 """The file of API keys, which is reloaded when it changes."""
 
-import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 from charonia.core.errors import invalid
@@ -53,13 +51,6 @@ class KeyFile:
             raise invalid(f"--api-keys: '{path}': {'; '.join(lines.problems[:PROBLEMS_SHOWN])}", hint=KEY_LINE)
         self.ring = KeyRing(lines.keys, secrets.token_bytes(32))
         self._report(lines)
-
-    async def watch(self, changed: Callable[[], None], interval_s: float = LOOK_S) -> None:
-        """Check the file periodically, until cancelled, and call `changed` when there are other keys."""
-        while True:
-            await asyncio.sleep(interval_s)
-            if self.refresh():
-                changed()
 
     def refresh(self) -> bool:
         """Reload the file if it has changed, and return whether it has."""

@@ -141,7 +141,7 @@ def usable_cores(given: int = 0, *, process: Path = Path("/proc/self"), groups: 
     if given:
         return given
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _group_folders(process, groups) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in control_groups("cpu", process, groups) if (quota := _quota(folder)) is not None]
     return max(1, int(min([float(cores), *quotas])))
 
 
@@ -158,8 +158,8 @@ def share(cores: int, instances: int) -> int:
     return max(1, cores // max(1, instances))
 
 
-def _group_folders(process: Path, groups: Path) -> Iterator[Path]:
-    """Yield the folders of this process's CPU control group and of its parent groups, versions 1 and 2."""
+def control_groups(controller: str, process: Path, groups: Path) -> Iterator[Path]:
+    """Yield the folders of a process's control group for "cpu" or "memory" and of its parents, versions 1 and 2."""
     try:
         lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -169,8 +169,8 @@ def _group_folders(process: Path, groups: Path) -> Iterator[Path]:
         controllers, _, path = rest.partition(":")
         if number == "0":
             mounts = [groups, groups / "unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [groups / "cpu", groups / controllers]
+        elif controller in controllers.split(","):
+            mounts = [groups / controller, groups / controllers]
         else:
             continue
         # Inside a container the path may be the host's, of which only the mount's own folder exists here.

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from charonia.server.machine.cores import control_groups
+
 MEMORY_S = 1.0
 """Interval of checks of memory limits."""
 
@@ -162,7 +164,7 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
         groups: Mount point of control groups.
     """
     limits = [int(psutil.virtual_memory().total)]
-    for folder in _groups_of(process, groups):
+    for folder in control_groups("memory", process, groups):
         limits += [limit for name in _LIMITS if (limit := _number(folder / name)) is not None]
     return min(limits)
 
@@ -170,7 +172,7 @@ def usable_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/
 def available_memory(process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the bytes that this process and others of its control group may still take. Arguments as above."""
     free = [int(psutil.virtual_memory().available)]
-    for folder in _groups_of(process, groups):
+    for folder in control_groups("memory", process, groups):
         for limit_name, used_name in zip(_LIMITS, _USES, strict=True):
             limit, used = _number(folder / limit_name), _number(folder / used_name)
             if limit is not None and used is not None:
@@ -183,25 +185,12 @@ def limit_before_kill_mib(process: Path = Path("/proc/self"), groups: Path = Pat
 
     Kubernetes sets `memory.oom.group` for containers under cgroup v2. Arguments as above.
     """
-    is_group = any(_number(folder / "memory.oom.group") == 1 for folder in _groups_of(process, groups))
+    is_group = any(_number(folder / "memory.oom.group") == 1 for folder in control_groups("memory", process, groups))
     return usable_memory(process, groups) * 9 // 10 // 2**20 if is_group else 0
 
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _USES = ("memory.current", "memory.usage_in_bytes")
-
-
-def _groups_of(process: Path, groups: Path) -> list[Path]:
-    try:
-        lines = (process / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    folders = [groups, groups / "memory"]
-    for line in lines:
-        _, _, path = line.rpartition(":")
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        folders += [top.joinpath(*parts) for top in (groups, groups / "memory")]
-    return folders
 
 
 def _number(path: Path) -> int | None:

@@ -20,13 +20,10 @@ from charonia.server.scaling.rule import (
     SAMPLE_NS,
     Change,
     ChangeReason,
-    Closed,
     Demand,
     InstanceRule,
     InstanceSample,
     Room,
-    Started,
-    StartFailed,
     idle_cores,
     obstacle,
     threads_of,
@@ -82,7 +79,7 @@ class ScaledInstances:
         waited = 0 if free else self._runner.waited_ns(now)
         left = room() if waited else Room(0)
         reason = obstacle(left, self._what_one_takes()) if waited else ""
-        change = self.rule.handle(InstanceSample(self.count, free, waited, reason), now)
+        change = self.rule.decide(InstanceSample(self.count, free, waited, reason), now)
         if change is Change.ADD:
             self._starting = asyncio.create_task(self._add(threads_of(left.idle_cores, self._threads)))
         elif change is Change.CLOSE:
@@ -109,20 +106,20 @@ class ScaledInstances:
             executor = await self._make(number, threads)
         except Exception as error:
             reason = error.message if isinstance(error, ServingError) else f"{type(error).__name__}: {error}"
-            self.rule.handle(StartFailed(reason), now_ns())
+            self.rule.failed(reason, now_ns())
             _log.warning("'%s' version %s: one more instance failed to start: %s", config.name, runner.version, reason)
             return
         finally:
             self._starting = None
         runner.add_instance(number, executor)
-        self.rule.handle(Started(now_ns() - began_ns), now_ns())
+        self.rule.started(now_ns() - began_ns, now_ns())
         _log.info("'%s' version %s: %s", config.name, runner.version, self.rule.story(now_ns()))
 
     def _close(self) -> None:
         executor = self._runner.give_up_instance()
         if executor is None:  # a request has just arrived: the rule decides again later
             return
-        self.rule.handle(Closed(), now_ns())
+        self.rule.closed(now_ns())
         _log.info("'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.story(now_ns()))
         task = asyncio.create_task(self._aclose(executor))
         self._closing.add(task)

@@ -67,25 +67,6 @@ class InstanceSample:
     obstacle: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The added instance is ready, `took_ns` after the decision."""
-
-    took_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The instance that was to be added could not be made."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The closing instance gets no more batches."""
-
-
 class Change(Enum):
     """A decision."""
 
@@ -134,19 +115,6 @@ class InstanceRule:
         """Return when to send the next sample, None for immediately."""
         return None if self._sampled_ns is None else self._sampled_ns + SAMPLE_NS
 
-    def handle(self, event: InstanceSample | Started | StartFailed | Closed, now_ns: int) -> Change | None:
-        """Take in one event at this monotonic time and return the decision, None for no change."""
-        match event:
-            case InstanceSample():
-                return self._sample(event, now_ns)
-            case Started():
-                self._started(event, now_ns)
-            case StartFailed():
-                self._failed(event.reason, now_ns)
-            case Closed():
-                self._ended(now_ns)
-        return None
-
     def story(self, now_ns: int) -> str:
         """Return the number of instances and why it is that, in words."""
         bounds = self.bounds
@@ -169,7 +137,8 @@ class InstanceRule:
         assert self._base_ns <= self.idle_for_ns <= max(self._base_ns, SHRINK_AFTER_NS_MAX)
         assert self._waiting_since_ns is None or self._spare_since_ns is None
 
-    def _sample(self, sample: InstanceSample, now_ns: int) -> Change | None:
+    def decide(self, sample: InstanceSample, now_ns: int) -> Change | None:
+        """Return the decision at this monotonic time, None for no change."""
         self._sampled_ns = now_ns
         self._count = sample.count
         waits = bool(sample.waited_ns) and not sample.free
@@ -202,7 +171,8 @@ class InstanceRule:
             self._closed_ns = None  # this one has been counted
         return Change.ADD
 
-    def _ended(self, now_ns: int) -> None:
+    def closed(self, now_ns: int) -> None:
+        """The closing instance gets no more batches."""
         idle_ns = now_ns - self._spare_since_ns if self._spare_since_ns is not None else 0
         if self._closed_ns is not None and now_ns - self._closed_ns > STEADY_FACTOR * self.idle_for_ns:
             self.idle_for_ns = self._base_ns
@@ -213,17 +183,19 @@ class InstanceRule:
         self._failure = ""
         self._count -= 1
 
-    def _started(self, event: Started, now_ns: int) -> None:
+    def started(self, took_ns: int, now_ns: int) -> None:
+        """The added instance is ready, `took_ns` after the decision."""
         self._count += 1
         self._failures, self._failure = 0, ""
         self.changes[ChangeReason.WAITING] += 1
         said = f"a {_ordinal(self._count)} was added {{ago}} because requests waited {_time(self._waited_ns)}"
         self._last = said, now_ns
-        self._base_ns = max(SHRINK_AFTER_NS, START_FACTOR * event.took_ns)
+        self._base_ns = max(SHRINK_AFTER_NS, START_FACTOR * took_ns)
         self.idle_for_ns = max(self.idle_for_ns, self._base_ns)
         self._begin_again()
 
-    def _failed(self, reason: str, now_ns: int) -> None:
+    def failed(self, reason: str, now_ns: int) -> None:
+        """The instance that was to be added could not be made."""
         self._failures += 1
         self._failure = reason
         self._retry_ns = now_ns + min(BACK_OFF_NS << min(self._failures - 1, 32), BACK_OFF_NS_MAX)

@@ -9,8 +9,7 @@ from tests.support.kserve_sdk import needs_sdk, through_the_models
 from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.kserve.objects import kserve_prepared, kserve_problem, kserve_rendered
-from charonia.platform.targets.kserve.view import as_workload, note
+from charonia.platform.targets.kserve.objects import as_workload, kserve_prepared, kserve_problem, kserve_rendered, note
 from charonia.platform.targets.kubernetes.marks import annotations
 from charonia.platform.targets.kubernetes.records import RevisionRecord
 from charonia.platform.targets.kubernetes.rollout import RolloutState, Sight, rollout

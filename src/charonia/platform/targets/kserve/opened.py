@@ -6,8 +6,14 @@ from typing import ClassVar
 
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.settings import KubernetesSettings
-from charonia.platform.targets.kserve.objects import kserve_prepared, kserve_problem, kserve_rendered
-from charonia.platform.targets.kserve.view import NOTE, as_workload, note
+from charonia.platform.targets.kserve.objects import (
+    NOTE,
+    as_workload,
+    kserve_prepared,
+    kserve_problem,
+    kserve_rendered,
+    note,
+)
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.marks import INFERENCE_SERVICE, RECORD, SECRET, ObjectKind, reference
 from charonia.platform.targets.kubernetes.opened import owner_of
