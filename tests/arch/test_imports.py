@@ -70,7 +70,7 @@ INTERNAL = {
         "server.lifecycle.in_front",
         "server.lifecycle.loader",
         "server.machine.gauges",
-        "server.rate_limiter.overview",
+        "server.rate_limiter.limiter",
         "server.response_cache.runner",
         "wire.orca",
     },

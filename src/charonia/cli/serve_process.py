@@ -23,10 +23,9 @@ from charonia.server.app import new_event_loop
 from charonia.server.files.given import sort_given
 from charonia.server.front_ends.children import (
     ENGINE,
-    EngineReport,
     ErrorRecord,
-    FrontEndReport,
     NewEngine,
+    ProcessReport,
     ServeCommand,
     forget_report,
     options_of,
@@ -63,14 +62,14 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
         options = read_options(folder) if order is None else _new_options(order, read_options(folder))
         log = logs.configure(options.log)
     except ServingError as error:
-        write_report(folder, name, EngineReport(ErrorRecord(*encode_error(error))))
+        write_report(folder, name, ProcessReport(ErrorRecord(*encode_error(error))))
         return 1
     if order is not None:
         write_options(folder, options, name)
     options = with_descriptors(options, [word for word in further if "=" in word])
     socket = next((word for word in further if "=" not in word), SOCKET_NAME)
 
-    def report(found: EngineReport | FrontEndReport) -> None:
+    def report(found: ProcessReport) -> None:
         write_report(folder, name, found)
         if found.error is None:
             notifier.send(notify.READY)
@@ -80,10 +79,10 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
         if name.startswith(ENGINE):
             place = EnginePlace(folder, socket, is_new=order is not None)
             return await serve_engine(options, log, place, report, lambda: notifier.send(notify.HANDED_OVER))
-        ready, leaving = lambda: report(FrontEndReport()), lambda: notifier.send(notify.STOPPING)
+        ready, leaving = lambda: report(ProcessReport()), lambda: notifier.send(notify.STOPPING)
         return await serve_front_end(options, log, folder, name, ready, leaving)
     except ServingError as error:
-        report(FrontEndReport(ErrorRecord(*encode_error(error))))
+        report(ProcessReport(ErrorRecord(*encode_error(error))))
         return 1
     finally:
         pings.cancel()

@@ -51,8 +51,7 @@ from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
 from charonia.server.model_options import AutoOptions, ControlMode, StoreSettings
 from charonia.server.options import MetricsOptions, ServerOptions
-from charonia.server.rate_limiter.limiter import RateLimits
-from charonia.server.rate_limiter.overview import families, view_json
+from charonia.server.rate_limiter.limiter import RateLimits, families, view_json
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from charonia.server.explain.activity import MARKS_MAX, Activity, Counts, History, counts_of
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
-from charonia.server.rate_limiter.overview import Shortage
+from charonia.server.rate_limiter.limiter import Shortage
 from charonia.server.scheduling.api import CloseReason
 
 S = 1_000_000_000

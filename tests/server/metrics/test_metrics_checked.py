@@ -3,7 +3,13 @@
 import pytest
 
 from charonia.config.model import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetricsConfig
-from charonia.server.metrics.options import BUCKETS_MAX, bucket_problems, chosen_buckets, tag_problems, unknown_families
+from charonia.server.metrics.metric_families import (
+    BUCKETS_MAX,
+    bucket_problems,
+    chosen_buckets,
+    tag_problems,
+    unknown_families,
+)
 
 REQUESTS = "charonia_request_duration_seconds"
 

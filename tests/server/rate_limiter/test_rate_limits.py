@@ -10,9 +10,8 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame
 from charonia.server.backends.api import Placement
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
-from charonia.server.rate_limiter.limiter import Claim, RateLimits
+from charonia.server.rate_limiter.limiter import Claim, RateLimits, Shortage, families, view_json
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.overview import Shortage, families, view_json
 from charonia.server.scheduling.api import BatchPolicy, Run, SlotIdle, Submit, Tick
 from charonia.server.scheduling.dynamic import DynamicBatcher
 

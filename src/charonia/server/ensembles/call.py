@@ -40,8 +40,8 @@ from charonia.server.ensembles.plan import EnsemblePlan, StepRoute, TensorRoute
 from charonia.server.execution.admission import Admission, with_request_id
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.tracing import begin
+from charonia.server.metrics.metric_families import chosen_buckets
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
-from charonia.server.metrics.options import chosen_buckets
 
 _log = logging.getLogger(__name__)
 

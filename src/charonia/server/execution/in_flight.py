@@ -29,8 +29,8 @@ from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector, WaitingRequest
 from charonia.server.execution.executor import Executor
+from charonia.server.metrics.metric_families import chosen_buckets
 from charonia.server.metrics.model_metrics import BatchNote, FailureReason, ModelMetrics
-from charonia.server.metrics.options import chosen_buckets
 from charonia.server.metrics.tokens import TokenMetrics, TokenStream
 from charonia.server.scheduling.api import CloseReason, DropReason
 

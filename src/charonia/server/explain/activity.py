@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
-from charonia.server.rate_limiter.overview import NO_SHORTAGE, Shortage
+from charonia.server.rate_limiter.limiter import NO_SHORTAGE, Shortage
 from charonia.server.scheduling.api import CloseReason
 
 MARKS_MAX = 61

@@ -19,7 +19,7 @@ from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
 from charonia.server.metrics.processes import ProcessRecord
-from charonia.server.rate_limiter.overview import NO_SHORTAGE
+from charonia.server.rate_limiter.limiter import NO_SHORTAGE
 
 _QUANTILES = ((0.5, "p50"), (0.99, "p99"))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
@@ -171,30 +171,20 @@ class ErrorRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReport:
-    """The engine's report that it has started, or failed to.
+class ProcessReport:
+    """A process's report that it has started, or failed to.
 
     Attributes:
         error: Why it cannot start, None when it has.
-        models: Every model with the state of its versions.
-        configs: Configuration of each model that is ready.
-        version: Its release.
+        models: Of an engine, every model with the state of its versions.
+        configs: Of an engine, the configuration of each model that is ready.
+        version: Release of an engine.
     """
 
     error: ErrorRecord | None = None
     models: tuple[ModelIndexEntry, ...] = ()
     configs: Mapping[str, ModelConfig] = field(default_factory=dict)
     version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndReport:
-    """A front end's report that it listens (`error` is None), or failed to."""
-
-    error: ErrorRecord | None = None
-
-
-Report = TypeVar("Report", EngineReport, FrontEndReport)
 
 
 def process_spec(
@@ -263,7 +253,7 @@ def number_of(name: str) -> int:
     return 0 if name.startswith(ENGINE) else int(name.split("_")[2])
 
 
-def write_report(folder: Path, name: str, report: EngineReport | FrontEndReport) -> None:
+def write_report(folder: Path, name: str, report: ProcessReport) -> None:
     (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
 
 
@@ -272,10 +262,10 @@ def forget_report(folder: Path, name: str) -> None:
     (folder / f"{name}.report").unlink(missing_ok=True)
 
 
-def read_report(folder: Path, name: str, kind: type[Report]) -> Report | None:
+def read_report(folder: Path, name: str) -> ProcessReport | None:
     """Return the report of a child, None if it has written none."""
     try:
-        return record(kind, marshal.loads((folder / f"{name}.report").read_bytes()))
+        return record(ProcessReport, marshal.loads((folder / f"{name}.report").read_bytes()))
     except FileNotFoundError:
         return None
 
@@ -298,9 +288,5 @@ def read_options(folder: Path) -> ServerOptions:
 
 def error_of(folder: Path, name: str) -> ServingError | None:
     """Return why a child could not start, by its own report; None without a report."""
-    report: EngineReport | FrontEndReport | None
-    if name.startswith(ENGINE):
-        report = read_report(folder, name, EngineReport)
-    else:
-        report = read_report(folder, name, FrontEndReport)
+    report = read_report(folder, name)
     return decode_error(tuple(report.error)) if report is not None and report.error is not None else None

@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
 from charonia.server.execution.busy_poll import Neighbours
 from charonia.server.facade import LogControl
-from charonia.server.front_ends.children import ENGINE, EngineReport, ErrorRecord, number_of, read_order
+from charonia.server.front_ends.children import ENGINE, ErrorRecord, ProcessReport, number_of, read_order
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
@@ -46,7 +46,7 @@ async def serve_engine(
     options: ServerOptions,
     log: LogControl | None,
     place: EnginePlace,
-    report: Callable[[EngineReport], None],
+    report: Callable[[ProcessReport], None],
     handed_over: Callable[[], None],
 ) -> int:
     """Run the engine until a signal arrives, or until it has handed over and finished; return the exit status.
@@ -72,7 +72,7 @@ async def serve_engine(
         neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
         server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
     except ServingError as error:
-        report(EngineReport(ErrorRecord(*encode_error(error))))
+        report(ProcessReport(ErrorRecord(*encode_error(error))))
         return 1
     starting = asyncio.ensure_future(server.start())
     stopping = asyncio.ensure_future(stopped.wait())
@@ -87,19 +87,19 @@ async def serve_engine(
         if not isinstance(failure, ServingError):
             _log.error("the engine cannot start", exc_info=failure)
             failure = internal(f"the engine cannot start: {type(failure).__name__}: {failure}")
-        report(EngineReport(ErrorRecord(*encode_error(failure)), tuple(server.models())))
+        report(ProcessReport(ErrorRecord(*encode_error(failure)), tuple(server.models())))
     else:
         collect_less_often()
         directory = server.engine.directory()
         configs = {name: config for (name, version), config in directory.configs.items() if not version}
-        report(EngineReport(models=tuple(server.models()), configs=configs, version=__version__))
+        report(ProcessReport(models=tuple(server.models()), configs=configs, version=__version__))
         giving_back = asyncio.create_task(give_back_idle_memory())
         handing = asyncio.create_task(_hand_over(server, port, folder, handing_over, handed_over))
         ends: set[asyncio.Future[Any]] = {stopping, handing, port.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if port.failed.done():
             status = 1
-            report(EngineReport(ErrorRecord(*encode_error(port.failed.result())), tuple(server.models())))
+            report(ProcessReport(ErrorRecord(*encode_error(port.failed.result())), tuple(server.models())))
         handing.cancel()
         giving_back.cancel()
     stopping.cancel()

@@ -4,7 +4,7 @@ The parent binds the listening sockets and runs the guard, which starts the engi
 processes that exit. It holds no request. A child
 
 - inherits its listening sockets, and reads the server's options from the private folder;
-- writes its report there, `EngineReport` or `FrontEndReport`, and then tells the guard that it is ready, or exits with
+- writes its report there, `ProcessReport`, and then tells the guard that it is ready, or exits with
   status 1;
 - finishes its requests on SIGTERM and then exits with status 0. When the server stops, the guard signals the front ends
   first. A signal to the engine alone also stops its front ends; a signal to a front end alone replaces it.
@@ -41,7 +41,7 @@ from charonia.core.errors import ServingError, internal, invalid, unavailable
 from charonia.core.metadata import ModelIndexEntry
 from charonia.server.front_ends.children import (
     ENGINE,
-    EngineReport,
+    ProcessReport,
     Sockets,
     error_of,
     process_specs,
@@ -183,7 +183,7 @@ class ServerProcesses:
         self._arguments = arguments
         self._notifier = notifier or Notifier()
         self._upgrades: Upgrades | None = None
-        self._report = EngineReport()
+        self._report = ProcessReport()
         self._guard: Supervisor | None = None
         self._watching: asyncio.Task[None] | None = None
         self._cleanup = ExitStack()
@@ -214,10 +214,10 @@ class ServerProcesses:
         )
         self._cleanup.callback(guard.close)
         if not await guard.start():
-            self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
+            self._report = read_report(folder, ENGINE) or ProcessReport()
             raise self._failure(specs, guard.ended.result())
         self._watching = asyncio.create_task(self._watch(guard))
-        self._report = read_report(folder, ENGINE, EngineReport) or EngineReport()
+        self._report = read_report(folder, ENGINE) or ProcessReport()
         self.http, self.grpc = (_port_of((shared or front_ends)[0], endpoint) for endpoint in ("http", "grpc"))
         self.metrics = _port_of(engine, "metrics")
         if shared:

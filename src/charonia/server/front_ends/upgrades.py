@@ -18,7 +18,6 @@ from pathlib import Path
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.server.front_ends.children import (
     ENGINE,
-    EngineReport,
     HandOverOrder,
     NewEngine,
     ServeCommand,
@@ -292,7 +291,7 @@ class Upgrades:
                 (self._folder / _socket_of(self._name)).replace(self._folder / SOCKET_NAME)
 
     def _version(self) -> str:
-        report = read_report(self._folder, self._name, EngineReport)
+        report = read_report(self._folder, self._name)
         return report.version if report is not None else ""
 
 

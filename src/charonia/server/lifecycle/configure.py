@@ -26,7 +26,7 @@ from charonia.server.lifecycle.repository.model_folder import (
 )
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder
 from charonia.server.lifecycle.validation import unsupported, validate
-from charonia.server.metrics.options import HISTOGRAM_UNITS, unknown_families
+from charonia.server.metrics.metric_families import HISTOGRAM_UNITS, unknown_families
 from charonia.server.scheduling.configuration import idle_settings
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
 from charonia.server.ensembles.configuration import ensemble_problems
 from charonia.server.lifecycle.in_front import front_end_problems
-from charonia.server.metrics.options import bucket_problems, tag_problems
+from charonia.server.metrics.metric_families import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scaling.rule import scaling_problems
 from charonia.server.scheduling.configuration import scheduling_problems

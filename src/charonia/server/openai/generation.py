@@ -21,9 +21,8 @@ from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.statistics import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsage
 from charonia.core.tensor import Tensor
 from charonia.server.http.exchange import Exchange
-from charonia.server.openai.events import EventStream
+from charonia.server.openai.events import EventStream, text_of
 from charonia.server.openai.model_files import ModelText
-from charonia.server.openai.pass_through import text_of
 from charonia.wire.json_text import dump
 from charonia.wire.openai_answer import AnswerHead, StopCutter
 from charonia.wire.openai_request import IMAGE_INPUT, Prompt, TextRequest

@@ -25,10 +25,9 @@ from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Reshaped, 
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Handler, Route, RouteTarget, route_hint
 from charonia.server.openai.embeddings import Embedder
-from charonia.server.openai.events import DONE, EventStream, EventTurns
+from charonia.server.openai.events import DONE, EventStream, EventTurns, StreamedAnswer, WholeAnswer, engine_request
 from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
 from charonia.server.openai.model_files import ModelTexts
-from charonia.server.openai.pass_through import StreamedAnswer, WholeAnswer, engine_request
 from charonia.wire.json_text import Object, dump, kind_of, parse_object
 from charonia.wire.openai_answer import decode_embeddings_request, encode_embeddings
 from charonia.wire.openai_models import (
