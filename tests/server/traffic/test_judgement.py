@@ -14,18 +14,15 @@ def window(requests: int, errors: int = 0, latencies: object = ()) -> RequestWin
 
 def bet(canary: int, stable: int, errors: int, canary_errors: int, odds: float) -> float:
     """What a stake becomes, by the definition: the ratio of the chances with these odds and with equal ones."""
-    chances = {
-        k: comb(canary, k) * comb(stable, errors - k) for k in range(errors + 1) if k <= canary and errors - k <= stable
-    }
-    whole = sum(chances.values())
-    tilted = sum(chance * odds**k for k, chance in chances.items())
-    return odds**canary_errors * whole / tilted
+    share = canary / (canary + stable)
+    tilted = odds * share / (1 - share + odds * share)
+    return float((tilted / share) ** canary_errors * ((1 - tilted) / (1 - share)) ** (errors - canary_errors))
 
 
 @pytest.mark.parametrize(
     ("canary", "stable", "errors"), [((10, 3), (90, 2), 5), ((5, 5), (5, 0), 5), ((3, 0), (4, 4), 4)]
 )
-def test_the_bet_on_errors_is_fair(canary: tuple[int, int], stable: tuple[int, int], errors: int) -> None:
+def test_the_bet_on_errors_is_binomial(canary: tuple[int, int], stable: tuple[int, int], errors: int) -> None:
     test = ErrorTest()
 
     test.add(window(*canary), window(*stable))
@@ -34,7 +31,7 @@ def test_the_bet_on_errors_is_fair(canary: tuple[int, int], stable: tuple[int, i
     assert test.evidence == pytest.approx(0.5 + 0.5 * expected)  # half of the stake is bet
 
 
-def test_a_bet_has_the_mean_of_one_if_the_canary_is_as_good() -> None:
+def test_a_bet_has_a_mean_of_one_at_most_if_the_canary_is_as_good() -> None:
     canary, stable, errors = 8, 12, 6
     mean = 0.0
     for k in range(errors + 1):
@@ -42,7 +39,7 @@ def test_a_bet_has_the_mean_of_one_if_the_canary_is_as_good() -> None:
         test.add(window(canary, k), window(stable, errors - k))
         mean += comb(canary, k) * comb(stable, errors - k) / comb(canary + stable, errors) * test.evidence
 
-    assert mean == pytest.approx(1.0)
+    assert 0.5 < mean <= 1.0
 
 
 def test_windows_without_errors_or_without_one_of_the_versions_say_nothing() -> None:

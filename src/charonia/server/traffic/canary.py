@@ -7,20 +7,22 @@ compare with.
 Errors and differences are tested after every window, latency whenever the sample has doubled. All tests hold for any
 number of looks: a canary that is as good fails each with at most the probability that the test is given.
 
-- Errors: given the requests of both versions in a window and how many of all failed, the errors of a canary that is as
-  good follow Fisher's distribution, whatever the rate is. A bet on more of them, at fair odds, is an e-process: it
-  multiplies its stake by x with probability 1/x at most, ever. Where requests are few, windows are joined until both
-  versions can be expected to have some. That must not depend on which version got them: windows that end when both
-  have some are not fair bets.
-- Differences: the same with the binomial distribution at the highest rate that is permitted.
+- A bet that more than a share of the events are of one kind, at the odds of the binomial distribution, is an e-process:
+  it multiplies its stake by x with probability 1/x at most, ever, if they are not.
+- Differences: of the compared answers, the share that is permitted.
+- Errors: of the errors in a window, the canary's share of its requests, whatever the error rate is. Drawn without
+  replacement, they vary less than the binomial distribution says, so the odds are no better than fair (Hoeffding).
+  Where requests are few, windows are joined until both versions can be expected to have some. That must not depend on
+  which version got them: windows that end when both have some are not fair bets.
 - As long as a canary is good, bets lose. A part of the stake is kept back and bet anew when the previous bet is nearly
   lost, so a canary that turns bad after a day is found as one that is bad from the beginning, only later by
   some errors.
 - Latency: a bound of each p99 from the ranks of the sample, which needs no assumption on how latencies are distributed.
   The looks share the probability, 1/2, 1/6, 1/12 and so on of it.
 
-Sources: J. Ville, Étude critique de la notion de collectif, 1939 (the limit of a fair bet); R. A. Fisher, exact test;
-H. A. David and H. N. Nagaraja, Order Statistics, section 7.1 (ranks as bounds of quantiles).
+Sources: J. Ville, Étude critique de la notion de collectif, 1939 (the limit of a fair bet); W. Hoeffding,
+Probability inequalities for sums of bounded random variables, 1963, section 6 (draws without replacement); H. A. David
+and H. N. Nagaraja, Order Statistics, section 7.1 (ranks as bounds of quantiles).
 """
 
 from collections import deque
@@ -207,9 +209,11 @@ class _Stake:
         """Its present value, with the part kept back: by mere chance, x or more with probability 1/x at most."""
         return _mean(self._bets) + 1 / (self._parts + 1)
 
-    def multiply(self, logarithms: Sequence[float]) -> None:
-        """Multiply each bet; the factors, given as logarithms, have the mean 1 if the canary is as good."""
-        self._bets = [bet + each for bet, each in zip(self._bets, logarithms, strict=True)]
+    def bet(self, count: int, hits: int, rate: float) -> None:
+        """Bet that more than this share, above 0 and below 1, of `count` events were hits."""
+        rates = [odds * rate / (1 - rate + odds * rate) for odds in ODDS]
+        gains = [hits * log(each / rate) + (count - hits) * (log1p(-each) - log1p(-rate)) for each in rates]
+        self._bets = [bet + gain for bet, gain in zip(self._bets, gains, strict=True)]
         part = 1 / ((self._parts + 1) * (self._parts + 2))
         if _mean(self._bets) < LOST * part:
             self._parts += 1
@@ -244,15 +248,8 @@ class ErrorTest:
     def _judge(self) -> None:
         (ours, failed), (theirs, also) = self._canary, self._stable
         self._canary = self._stable = (0, 0)
-        errors = failed + also
-        if not errors or not ours or not theirs:
-            return
-        counts = np.arange(max(0, errors - theirs), min(errors, ours) + 1, dtype=np.float64)
-        before = counts[:-1]
-        steps = np.log((errors - before) * (ours - before)) - np.log((before + 1) * (theirs - errors + before + 1))
-        chances = np.concatenate(([0.0], np.cumsum(steps)))
-        whole = _log_sum(chances)
-        self._stake.multiply([failed * log(odds) - _log_sum(chances + counts * log(odds)) + whole for odds in ODDS])
+        if ours and theirs:
+            self._stake.bet(failed + also, failed, ours / (ours + theirs))
 
 
 class RateTest:
@@ -270,13 +267,10 @@ class RateTest:
 
     def add(self, count: int, different: int) -> None:
         """Take in how many were compared, and how many of them were different."""
-        rate = self._rate_max
-        if not rate:
+        if self._rate_max:
+            self._stake.bet(count, different, self._rate_max)
+        else:
             self._is_over = self._is_over or different > 0
-            return
-        bets = [odds * rate / (1 - rate + odds * rate) for odds in ODDS]
-        same = count - different
-        self._stake.multiply([different * log(bet / rate) + same * (log1p(-bet) - log1p(-rate)) for bet in bets])
 
 
 class LatencyTest:
@@ -353,11 +347,6 @@ def _mean(logarithms: Sequence[float]) -> float:
     top = max(logarithms)
     mean = top + log(sum(exp(each - top) for each in logarithms) / len(logarithms))
     return exp(mean) if mean < 700 else inf
-
-
-def _log_sum(logarithms: NDArray[np.float64]) -> float:
-    top = float(logarithms.max())
-    return top + log(float(np.exp(logarithms - top).sum()))
 
 
 LOOK_NS = 1_000_000_000
