@@ -48,7 +48,7 @@ INTERNAL = {
     "server.metrics": {"core", "config", "server.scheduling.api"},
     "server.machine": {"core", "config", "server.metrics"},
     "server.access": {"core"},
-    "server.tracing": {"core", "config", "install_hint", "wire.trace_settings"},
+    "server.tracing": {"core", "config", "install_hint", "wire.trace_settings", "server.writer_thread"},
     "server.backends": {
         "core",
         "config",
@@ -149,7 +149,7 @@ INTERNAL = {
     },
     "server.doctor": {"version", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.lifecycle", "server.machine"},
-    "server": {"version", "core", "config", "wire", "server"},
+    "server": {"version", "core", "config", "wire", "stores", "server"},
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},

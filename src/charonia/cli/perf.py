@@ -91,9 +91,11 @@ def run(arguments: Sequence[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     # Imported late, because the help and invalid arguments do not need it.
     from charonia.cli.perf_run import measure, served
+    from charonia.tools.perf.data.recording import with_model
 
     try:
         with served(parsed.options) as options:
+            options = with_model(options)
             parsed = replace(parsed, options=options)
             measured = measure(options, parsed.settings)
     except ServingError as error:
@@ -297,6 +299,11 @@ MEASUREMENT = (
 DATA = (
     Option("--input-data", "data.sources", read.data_source, "random|zero|FOLDER|FILE",
            "Input data: generated, a folder with a file per input, or a JSON file; JSON files are repeatable", tuple),
+    Option("--replay", "data.replay", read.present_place, "FILE|FOLDER",
+           "Send the requests of a request log of `charonia serve --request-log` again, at their times", default="none",
+           rank=1),
+    Option("--replay-speed", "data.replay_speed", number(0, above=True), "FACTOR",
+           "Factor by which the requests of --replay follow each other faster", rank=1),
     Option("--shape", "data.shapes", read.shape, "NAME:D1,D2,...",
            "Shape of an input with variable dimensions, without the batch dimension; repeatable", tuple),
     Option("--string-length", "data.string_length", integer(1, 2**24), "N", "Characters of generated strings"),

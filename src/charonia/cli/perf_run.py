@@ -33,6 +33,7 @@ from charonia.tools.perf.api import (
     WindowDone,
 )
 from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.recording import read_recording
 from charonia.tools.perf.data.spec import from_bfloat, model_spec
 from charonia.tools.perf.language.load import language_run
 from charonia.tools.perf.options import (
@@ -132,6 +133,13 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
             language = language_run(options, subject)
             source, replies = language.source, language.replies
             settings = language.settings(settings)
+        elif options.data.replay:
+            source = recording = read_recording(options)
+            settings = recording.settings(settings, options.data.replay_speed)
+            if recording.left_out_count:
+                print(
+                    f"note: {recording.left_out_count} requests have values left out and are not sent", file=sys.stderr
+                )
         else:
             source = load_inputs(model_spec(subject.metadata, subject.config, options.target.version), options)
         out = _text_output(options)

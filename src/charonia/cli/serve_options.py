@@ -21,6 +21,7 @@ from charonia.cli.values import (
     choice,
     filled,
     integer,
+    names,
     number,
     path_or_none,
     path_text,
@@ -349,6 +350,7 @@ def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 _HTTP_INPUT_BYTES_MAX = 2**40
+_REQUEST_LOG_BYTES_MIN = 8 * 1024
 _CLIENT_SHM_BYTES_MAX = 2**50
 _RESPONSES_STORED_MAX = 100_000
 _KEEP_ALIVE_S_MAX = 3600
@@ -656,6 +658,7 @@ METRICS = (
 )
 # fmt: on
 
+# fmt: off
 LOGS = (
     Option("--log-verbose", "log.verbose", verbosity, "LEVEL", "Level of verbose messages, 0 for none"),
     Option("--log-info", "log.info", boolean, _BOOL, "Write informational messages"),
@@ -672,9 +675,20 @@ LOGS = (
         "File to append to; needs --access-log",
         default="stderr",
     ),
+    Option("--request-log", "request_log.target", path_or_none, "FOLDER|STORE",
+           "Write requests with their answers as JSON lines, for `charonia perf --replay`", default="none"),
+    Option("--request-log-sample", "request_log.sample", number(0, 1, above=True), "SHARE",
+           "Share of the requests that are written, above 0 and at most 1"),
+    Option("--request-log-bytes", "request_log.bytes_max", integer(_REQUEST_LOG_BYTES_MIN), "BYTES",
+           "Size of all files in the folder; the oldest ones are removed"),
+    Option("--request-log-header", "request_log.headers", names, "NAME[,NAME]", "Headers to write; repeatable", joined,
+           default="none"),
+    Option("--request-log-redact", "request_log.redact", names, "NAME[,NAME]",
+           "Inputs, outputs and parameters whose values are left out; repeatable", joined, default="none"),
+    Option("--request-log-hook", "request_log.hook", path_or_none, "FILE.py:FUNCTION",
+           "Function that gets each record and returns the one to write, or None", default="none"),
 )
 
-# fmt: off
 TRACING = (
     Option("--trace-file", "trace.file", path_or_none, "PATH", "Old form of --trace-config triton,file", default="",
            instead="--trace-config triton,file=PATH"),

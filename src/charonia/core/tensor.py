@@ -82,6 +82,11 @@ class DeviceTensor(Tensor):
         return f"DeviceTensor({self.name!r}, {self.datatype.wire}, {list(self.shape)})"
 
 
+def array_bytes(array: Array) -> int:
+    """Return the size of the elements in bytes, of strings without their lengths."""
+    return sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind == "O" else array.nbytes
+
+
 def to_bfloat16(array: Array) -> Array:
     """Return the bit patterns, as uint16, of numbers rounded to BF16 (to the nearest, ties to even)."""
     bits = np.asarray(array, np.float32, order="C").view(np.uint32)

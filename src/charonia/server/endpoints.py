@@ -21,6 +21,7 @@ from charonia.server.log_file import LogFile
 from charonia.server.metrics.processes import Traffic
 from charonia.server.model_options import ControlMode
 from charonia.server.options import EndpointTls, HttpOptions, ModelOptions, ServerOptions
+from charonia.server.request_log import RequestRecorder
 from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
 
@@ -70,6 +71,7 @@ class Endpoints:
         self.clouds: list[HttpFrontend] = []
         self._options = options
         self._files = ExitStack()
+        self._request_log: RequestRecorder | None = None
         self._keys = KeyFile(options.api_keys) if options.api_keys else None
         self._certificates: list[Certificate] = []
         self._watcher: asyncio.Task[None] | None = None
@@ -91,9 +93,13 @@ class Endpoints:
         """
         options = self._options
         access_log = self._access_log(options.log)
+        self._request_log = (
+            await asyncio.to_thread(RequestRecorder, options.request_log) if options.request_log.target else None
+        )
         keys = self._keys.ring if self._keys is not None else None
         services = replace(
             services,
+            request_log=self._request_log,
             http_gate=http_gate(options.http.access, keys),
             allowed_hosts=allowed_hosts(options, options.http.address, has_keys=keys is not None),
             grpc_gate=grpc_gate(options.grpc.access, keys),
@@ -204,6 +210,8 @@ class Endpoints:
         for front_end in self._front_ends():
             await front_end.close()
         self._files.close()
+        if self._request_log is not None:
+            await asyncio.to_thread(self._request_log.close)
 
     def _tls(self, tls: EndpointTls, prefix: str, *, alpn: str) -> ssl.SSLContext | None:
         if not tls.active:

@@ -19,6 +19,7 @@ from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import ModelStatistics, TokenUsage
 from charonia.server.access.options import HeaderForward
 from charonia.server.access.rules import Gate
+from charonia.server.request_log import RequestRecorder
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
 from charonia.wire.log_settings import LogOptions
@@ -86,6 +87,7 @@ class Services:
     Attributes:
         regions: Shared memory of clients.
         tracing: Traces of requests.
+        request_log: Samples of requests with their answers.
         log: The server's log.
         http_gate: Permits or refuses calls over HTTP; None where every client may make every call.
         grpc_gate: The same for gRPC.
@@ -117,6 +119,7 @@ class Services:
 
     regions: RegionRegistry | None = None
     tracing: Tracing | None = None
+    request_log: RequestRecorder | None = None
     log: LogControl | None = None
     http_gate: Gate | None = None
     grpc_gate: Gate | None = None

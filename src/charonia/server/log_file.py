@@ -13,10 +13,10 @@ class LogFile:
     buffered, so a full disk loses only the text that it refuses.
     """
 
-    def __init__(self, path: str) -> None:
-        """Open the file. Raises OSError."""
-        self._path = path
-        self._file = _open(path)
+    def __init__(self, path: str, mode: int = 0o666) -> None:
+        """Open the file; a new one gets these permissions, as far as the umask leaves them. Raises OSError."""
+        self._path, self._mode = path, mode
+        self._file = _open(path, mode)
         self._is_cut_off = False
 
     def write(self, text: str) -> None:
@@ -26,7 +26,7 @@ class LogFile:
             OSError: The text, or the rest of it, is lost.
         """
         if not self._is_current():
-            file = _open(self._path)
+            file = _open(self._path, self._mode)
             os.close(self._file)
             self._file = file
             self._is_cut_off = False
@@ -51,5 +51,5 @@ class LogFile:
             return False
 
 
-def _open(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+def _open(path: str, mode: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)

@@ -285,6 +285,31 @@ CLIENT_SHM_BYTES = 16 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLogOptions:
+    """The request log.
+
+    Attributes:
+        target: Folder, or address of an object store; "" for none.
+        sample: Share of the requests that are logged.
+        bytes_max: Size of all files in the folder; the oldest ones are removed.
+        headers: Names of the headers that are written.
+        redact: Names of inputs, outputs and parameters whose values are left out.
+        hook: `FILE.py:FUNCTION` that gets each record and returns the one to write, "" for none.
+    """
+
+    target: str = ""
+    sample: float = 1.0
+    bytes_max: int = 1024 * 1024 * 1024
+    headers: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    hook: str = ""
+
+    def problems(self) -> Iterator[str]:
+        if not self.target and self != RequestLogOptions():
+            yield "--request-log-...: expected --request-log=FOLDER, too; nothing is logged"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """All options of `charonia serve`.
 
@@ -299,6 +324,7 @@ class ServerOptions:
         grpc: gRPC endpoint.
         clouds: Endpoints for clouds.
         metrics: Metrics endpoint.
+        request_log: The request log.
         trace: Tracing of requests.
         cache: Response cache.
         backends: Settings by backend name and key; the backend name "" holds those for every backend.
@@ -333,6 +359,7 @@ class ServerOptions:
     clouds: CloudOptions = CloudOptions()
     metrics: MetricsOptions = MetricsOptions()
     log: LogOptions = field(default_factory=LogOptions)
+    request_log: RequestLogOptions = RequestLogOptions()
     trace: TraceOptions = field(default_factory=TraceOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     rate_limit: RateLimitOptions = field(default_factory=RateLimitOptions)
@@ -360,7 +387,13 @@ class ServerOptions:
         if self.http.responses_stored_max and self.front_ends not in (0, 1):
             found.append("--stored-responses: expected --front-ends=1 at most, each front end would store its own")
         found += self._guard_problems()
-        found += [*self.trace.problems(), *self.cache.problems(), *self.rate_limit.problems(), *self._port_collisions()]
+        found += [
+            *self.request_log.problems(),
+            *self.trace.problems(),
+            *self.cache.problems(),
+            *self.rate_limit.problems(),
+            *self._port_collisions(),
+        ]
         if self.log.access_file and self.log.access is AccessLogFormat.NONE:
             found.append("--access-log-file: expected --access-log=text or --access-log=json, too; nothing is logged")
         found += self.http.access.problems("--http-restricted-api", "--http-header-forward-pattern")

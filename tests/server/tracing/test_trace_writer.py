@@ -66,9 +66,9 @@ def tree(tensor: Tensor | None = None) -> TraceTree:
 def test_everything_is_written_in_order_before_the_end() -> None:
     sink = Blocked()
     made = TraceWriter(sink)
-    made.put(SAMPLING, tree())
+    made.add(SAMPLING, tree())
     made.retire(Sampling(TraceSettings(), allows_remote=False))
-    made.put(SAMPLING, tree())
+    made.add(SAMPLING, tree())
     sink.may_go.set()
 
     made.close()
@@ -85,7 +85,7 @@ def test_what_was_collected_is_written_while_traces_go_on_coming(monkeypatch: py
 
     until_s = time.monotonic() + 10
     while not sink.flushed.is_set() and time.monotonic() < until_s:
-        made.put(SAMPLING, tree())
+        made.add(SAMPLING, tree())
         time.sleep(0.001)
     made.close()
 
@@ -104,7 +104,7 @@ def test_traces_that_wait_when_their_setting_is_over_stay_together(tmp_path: Pat
     for _ in range(5):
         one = tree()
         one.root.model_name, one.root.model_version = "m", "1"
-        made.put(setting, one)
+        made.add(setting, one)
     made.retire(setting)
     blocked.may_go.set()
     made.close()
@@ -120,7 +120,7 @@ def test_traces_that_come_faster_than_they_are_written_are_dropped(
     made = TraceWriter(sink)
 
     for _ in range(20):
-        made.put(SAMPLING, tree())
+        made.add(SAMPLING, tree())
     sink.may_go.set()
     made.close()
 
@@ -141,8 +141,8 @@ def test_tensors_that_wait_have_a_limit(monkeypatch: pytest.MonkeyPatch, tensor:
     monkeypatch.setattr(files, "QUEUE_TENSOR_BYTES_MAX", 100)
     sink = Blocked()
     made = TraceWriter(sink)
-    made.put(SAMPLING, tree(tensor))
-    made.put(SAMPLING, tree(tensor))
+    made.add(SAMPLING, tree(tensor))
+    made.add(SAMPLING, tree(tensor))
     sink.may_go.set()
     made.close()
 
@@ -153,20 +153,20 @@ def test_a_trace_that_cannot_be_written_does_not_stop_the_others(caplog: pytest.
     sink = Blocked(fails=True)
     sink.may_go.set()
     made = TraceWriter(sink)
-    made.put(SAMPLING, tree())
-    made.put(SAMPLING, tree())
+    made.add(SAMPLING, tree())
+    made.add(SAMPLING, tree())
 
     made.close()
 
     assert sink.seen == ["trace", "trace", "closed"]
-    assert caplog.text.count("a trace could not be written") == 2
+    assert caplog.text.count("one of the traces could not be written") == 2
 
 
 def test_the_end_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(files, "CLOSE_S_MAX", 0.01)
     sink = Blocked()
     made = TraceWriter(sink)
-    made.put(SAMPLING, tree())
+    made.add(SAMPLING, tree())
 
     made.close()
 

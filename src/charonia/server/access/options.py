@@ -53,7 +53,7 @@ class HeaderForward:
         """
         found: dict[str, str] = {}
         for name, value in headers:
-            if self._is_match(name):
+            if self.is_match(name):
                 key = name.decode("latin-1")
                 if key.lower() in RESERVED or key.lower().startswith("triton_"):
                     raise invalid(
@@ -63,7 +63,8 @@ class HeaderForward:
                 found[key] = value.decode("utf-8", "replace")
         return found
 
-    def _is_match(self, name: bytes) -> bool:
+    def is_match(self, name: bytes) -> bool:
+        """Return whether a header of this name is forwarded."""
         known = self._matches.get(name)
         if known is None:
             known = (

@@ -239,6 +239,8 @@ class UnaryCall(GrpcCall):
         request.flow = self.flow()
         self.request = request
         reply: Reply = self._reply
+        if services.request_log is not None:
+            reply = services.request_log.begin("grpc", request, reply, self.head.header, services.grpc_headers)
         if tracer is not None:
             reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=self.head.header)
         ticket = engine.infer(request, reply)

@@ -236,6 +236,8 @@ class InferStream:
             turn.reply(problem, True)
             return
         reply: Reply = turn.reply
+        if services.request_log is not None:
+            reply = services.request_log.begin("grpc", request, reply, call.head.header, services.grpc_headers)
         if tracer is not None:
             reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
         ticket = engine.infer(request, reply)

@@ -437,7 +437,7 @@ class Submitter:
 
     def __init__(self, engine: Engine, services: Services) -> None:
         self._engine = engine
-        self._tracer = services.tracer
+        self._tracer, self._request_log = services.tracer, services.request_log
         self._forward = services.http_headers
         self._services = services
         self._traffic = services.traffic
@@ -472,6 +472,9 @@ class Submitter:
         if self._names_flows:
             request.flow = self._services.flow(request.flow, self._services.http_gate, exchange.request.headers.get)
         exchange.request_id = request.id
+        if self._request_log is not None:
+            header = exchange.request.headers.get
+            reply = self._request_log.begin("http", request, reply, header, self._forward)
         if self._tracer is not None:
             headers = exchange.request.headers.get
             reply = begin(self._tracer, request, reply, names=TRACED, received_ns=exchange.begun_ns, headers=headers)

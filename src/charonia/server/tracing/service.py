@@ -138,6 +138,6 @@ class TracingService:
 
     def _done(self, sampling: Sampling, tree: TraceTree) -> None:
         if self._writer is not None:
-            self._writer.put(sampling, tree)
+            self._writer.add(sampling, tree)
         if not sampling.count_left:
             self._refresh()

@@ -21,7 +21,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
-from charonia.core.tensor import Array, DeviceTensor, Tensor
+from charonia.core.tensor import Array, DeviceTensor, Tensor, array_bytes
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.sequences.runner import SequenceRunner
@@ -190,8 +190,7 @@ def _size_of(tensors: Iterable[Tensor]) -> int | None:
     for tensor in tensors:
         if isinstance(tensor, DeviceTensor):
             return None
-        array = tensor.array
-        size += sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind == "O" else array.nbytes
+        size += array_bytes(tensor.array)
     return size
 
 

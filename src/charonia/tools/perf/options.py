@@ -89,9 +89,11 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """The input data of the requests."""
+    """The input data of the requests; `replay` is a request log, a file or a folder, "" for none."""
 
     sources: tuple[str, ...] = ("random",)
+    replay: str = ""
+    replay_speed: float = 1.0
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     string_length: int = 128
     string_data: str = ""
@@ -207,6 +209,13 @@ def run_settings(
     )
 
 
+def replayed(settings: RunSettings, gaps_ns: tuple[int, ...]) -> RunSettings:
+    """Return the settings of a run that sends each request one time, after its gap."""
+    processes = min(settings.load.process_count_max, len(gaps_ns))  # each sends at least one
+    load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns, process_count_max=processes)
+    return replace(settings, load=load, measure=replace(settings.measure, request_count=len(gaps_ns)))
+
+
 def is_sequence(config: Mapping[str, Any]) -> bool:
     return "sequence_batching" in config
 
@@ -236,7 +245,7 @@ def _metrics_url(options: PerfOptions) -> str:
 def _target_problems(options: PerfOptions) -> list[str]:
     target = options.target
     problems = []
-    if not target.model and not target.serve:
+    if not (target.model or target.serve or options.data.replay):
         problems.append("-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)")
     if target.serve and target.url:
         problems.append(f"--url: expected none, as '{target.serve}' is served for the measurement")
@@ -310,6 +319,19 @@ def _sequence_problems(options: PerfOptions) -> list[str]:
 
 def _data_problems(options: PerfOptions) -> list[str]:
     sources = options.data.sources
+    if options.data.replay:
+        generated, load = DataOptions(replay=options.data.replay, replay_speed=options.data.replay_speed), options.load
+        rules = {
+            "--replay: expected no other input data with it": options.data == generated,
+            "--replay: expected neither another load nor --request-count with it": load.mode is LoadMode.CONCURRENCY
+            and load.end == 1
+            and not options.measure.request_count,
+            "--replay: expected no -b with it: requests are sent as they were": options.target.batch_size == 1,
+            "--replay: expected --prompts in its place with --llm": not options.is_language,
+        }
+        return [rule for rule, holds in rules.items() if not holds]
+    if options.data.replay_speed != 1:
+        return ["--replay-speed: expected --replay with it, got none"]
     others = [source for source in sources if source in GENERATED or Path(source).suffix.lower() != ".json"]
     if len(sources) > 1 and others:
         return [f"--input-data: expected JSON files where there is more than one, got {others[0]}"]

@@ -7,7 +7,7 @@ n-th arrival, so that the load does not depend on the number of workers.
 """
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -55,6 +55,23 @@ def intervals(gaps_ns: tuple[int, ...]) -> Iterator[int]:
         for gap in gaps_ns:
             at += gap
             yield at
+
+
+def gaps_between(times_s: Sequence[float], option: str) -> tuple[int, ...]:
+    """Return the time in nanoseconds before each request of a replay; the first is sent immediately.
+
+    Args:
+        times_s: Times of the requests in seconds, ascending.
+        option: Option that replays, for the error.
+
+    Raises:
+        ServingError: INVALID_ARG if all have the same time, which does not define a rate.
+    """
+    if times_s[-1] == times_s[0]:
+        raise invalid(f"{option}: expected requests at different times, got one time only")
+    return tuple(
+        round((time - last) * SECOND_NS) for last, time in zip((times_s[0], *times_s[:-1]), times_s, strict=True)
+    )
 
 
 def interval_rate(gaps_ns: tuple[int, ...]) -> float:

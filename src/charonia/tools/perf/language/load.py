@@ -30,9 +30,9 @@ from charonia.tools.perf.language.requests import (
     generated,
     output_tokens,
 )
-from charonia.tools.perf.options import PerfOptions, WireProtocol
+from charonia.tools.perf.options import PerfOptions, WireProtocol, replayed
 from charonia.tools.perf.run import Subject
-from charonia.tools.results.records import LoadMode
+from charonia.tools.perf.schedule import gaps_between
 
 LINES_MAX = 1_000_000
 """Limit of lines of a file."""
@@ -203,12 +203,8 @@ class LanguageRun:
             settings = replace(settings, sequences=SequencePlan(length_from_data=True))
         if not self._is_replay:
             return settings
-        gaps_ns = replay_gaps(self._dialogues)
-        # Each process sends at least one.
-        processes = min(settings.load.process_count_max, len(gaps_ns))
-        load = replace(settings.load, mode=LoadMode.INTERVALS, intervals_ns=gaps_ns, process_count_max=processes)
-        measure = replace(settings.measure, request_count=len(gaps_ns))
-        return replace(settings, load=load, measure=measure)
+        times_s = [(dialogue.at_ms or 0.0) / 1000 for dialogue in self._dialogues]
+        return replayed(settings, gaps_between(times_s, "--fixed-schedule"))
 
 
 def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
@@ -222,19 +218,6 @@ def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
     prompts = replace(options.prompts, fields=given.parameters)
     is_grpc = given.protocol is WireProtocol.GRPC
     return LanguageRun((given.model, given.version), plan, prompts, options.load.seed, inputs, is_grpc)
-
-
-def replay_gaps(dialogues: list[Dialogue]) -> tuple[int, ...]:
-    """Return the time before each dialogue of a replay in nanoseconds; the first is sent immediately.
-
-    Raises:
-        ServingError: INVALID_ARG if all have the same time, which does not define a rate.
-    """
-    times = [dialogue.at_ms or 0.0 for dialogue in dialogues]
-    before = [times[0], *times[:-1]]
-    if times[-1] == times[0]:
-        raise invalid(f"--fixed-schedule: expected different timestamps, got {times[0]:g} only")
-    return tuple(round((time - last) * 1e6) for last, time in zip(before, times, strict=True))
 
 
 def model_inputs(plan: LanguagePlan, metadata: ModelMetadata, config: Mapping[str, Any]) -> ModelInputs:
