@@ -116,7 +116,7 @@ INTERNAL = {
     | {"stores", "server.scaling", "server.traffic"},
     "server.shared_memory": {"core", "wire", "server.channel.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
-    | {"server.shared_memory.registry", "server.page", "server.openai.routes"},
+    | {"server.shared_memory.registry", "server.page", "server.openai.routes", "server.machine.private_folder"},
     "server.openai": {"core", "config", "wire", "server", "install_hint", "server.http"},
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},

@@ -100,6 +100,7 @@ class Endpoints:
         services = replace(
             services,
             request_log=self._request_log,
+            keeps_results=not options.replica_port,
             http_gate=http_gate(options.http.access, keys),
             allowed_hosts=allowed_hosts(options, options.http.address, has_keys=keys is not None),
             grpc_gate=grpc_gate(options.grpc.access, keys),

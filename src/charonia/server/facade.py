@@ -9,7 +9,7 @@ the engine can answer are awaited.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid
@@ -113,7 +113,8 @@ class Services:
         mlflow_model: Model that MLflow's `/invocations` runs, "" for none.
         has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
-        keeps_results: Whether all requests reach this process, so that it can keep results for later.
+        keeps_results: Whether results can be kept for later: no other server shares the address.
+        result_elsewhere: Asks other front ends for a result, with HTTP method, id and owner; None where there are none.
         mounts: Sockets of the applications beside the models, by path.
     """
 
@@ -145,6 +146,7 @@ class Services:
     has_health_documents: bool = False
     fairness_header: bytes = b""
     keeps_results: bool = True
+    result_elsewhere: Callable[[str, str, str], Awaitable[list[Any] | None]] | None = None
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -3,13 +3,18 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
 
-from charonia.core.errors import unavailable
+from charonia.config.parameters import HTTP_REQUEST, RECEIVED
+from charonia.core.dtypes import DataType
+from charonia.core.errors import ServingError, unavailable
 from charonia.server.access.rules import Gate, KeyRing, parse_keys
+from charonia.server.backends.python.worker.service import Request
 from charonia.server.facade import Services
 from charonia.server.http import results
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
@@ -113,8 +118,101 @@ def test_only_the_key_of_the_request_reads_its_result() -> None:
     assert [answer.status for answer in talk(FakeEngine(), script, services)] == [401, 404, 404, 200]
 
 
-def test_a_front_end_of_several_has_no_results() -> None:
+def test_a_server_that_shares_its_address_has_no_results() -> None:
     (answer,) = talk(FakeEngine(), lambda ask: [ask(INFER, "POST", BODY, LATER)], Services(keeps_results=False))
 
     assert answer.status == 501
-    assert "needs a server of one process" in json.loads(answer.body)["error"]
+    assert "needs an address that no other server shares" in json.loads(answer.body)["error"]
+
+
+def test_progress_is_part_of_the_state_while_the_function_runs() -> None:
+    described = identity_config(datatype=DataType.FP32)
+    engine = FakeEngine(hold=True, models={"identity": replace(described, parameters={HTTP_REQUEST: "true"})})
+
+    def script(ask: Ask) -> list[Response]:
+        body = json.dumps({"INPUT0": [[1] * 16]}).encode()
+        url = ask("/v2/models/identity/generate", "POST", body, LATER).headers["location"]
+        function = Request({}, json.loads(str(engine.tickets[0].request.parameters[RECEIVED])))
+        before = ask(url)
+        function.progress(0.25, "one of four")
+        running = ask(url)
+        with pytest.raises(ValueError, match="expected a number from 0 to 1, got 2"):
+            function.progress(2)
+        engine.release(0)
+        function.progress(1)  # too late
+        return [before, running, ask(url)]
+
+    before, running, done = talk(engine, script)
+
+    assert "progress" not in json.loads(before.body)
+    assert json.loads(running.body)["progress"] == 0.25
+    assert json.loads(running.body)["message"] == "one of four"
+    assert "progress" not in json.loads(done.body)
+
+
+def test_progress_without_a_client_that_polls_has_no_effect() -> None:
+    Request({}, {}).progress(0.5, "nobody asks")
+
+
+def test_the_files_of_progress_are_removed() -> None:
+    engine = FakeEngine(hold=True)
+
+    async def main() -> tuple[int, int, bool]:
+        endpoint = HttpFrontend(engine, HttpLimits())
+        MemoryClient(endpoint).send(request(INFER, method="POST", body=BODY, headers=LATER))
+        folder = endpoint.results._folder
+        assert folder is not None
+        counts = [len(list(folder.path.iterdir()))]
+        engine.release(0)
+        counts.append(len(list(folder.path.iterdir())))
+        await endpoint.close()
+        return counts[0], counts[1], folder.path.exists()
+
+    assert asyncio.run(main()) == (1, 0, False)
+
+
+def test_a_front_end_asks_the_others_for_a_result() -> None:
+    engine = FakeEngine(hold=True)
+
+    async def main() -> list[tuple[int, str]]:
+        first = HttpFrontend(engine, HttpLimits())
+
+        async def elsewhere(method: str, id: str, owner: str) -> list[Any] | None:
+            return first.results.relayed(method, id, owner)
+
+        second = HttpFrontend(engine, HttpLimits(), services=Services(result_elsewhere=elsewhere))
+        found: list[tuple[int, str]] = []
+
+        async def ask(method: str = "GET", url: str = "") -> None:
+            client = MemoryClient(second)
+            client.send(request(url, method=method))
+            while not client.responses:
+                await asyncio.sleep(0)
+            (answer,) = client.responses
+            found.append((answer.status, json.loads(answer.body).get("status", "")))
+
+        urls = []
+        for _ in range(2):
+            (accepted,) = MemoryClient(first).send(request(INFER, method="POST", body=BODY, headers=LATER))
+            urls.append(accepted.headers["location"])
+        await ask(url=urls[0])
+        engine.release(0)
+        await ask(url=urls[0])
+        await ask("DELETE", urls[1])
+        await ask(url=urls[1])
+        return found
+
+    assert asyncio.run(main()) == [(202, "running"), (200, ""), (200, "cancelled"), (404, "")]
+    assert engine.tickets[1].cancelled
+
+
+def test_what_one_front_end_gets_from_another_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RELAYED_BYTES_MAX", 10)
+
+    async def main() -> None:
+        endpoint = HttpFrontend(FakeEngine(), HttpLimits())
+        (accepted,) = MemoryClient(endpoint).send(request(INFER, method="POST", body=BODY, headers=LATER))
+        with pytest.raises(ServingError, match="front ends pass on at most 10"):
+            endpoint.results.relayed("GET", accepted.headers["location"].rpartition("/")[2], "")
+
+    asyncio.run(main())

@@ -180,6 +180,10 @@ class EnginePort:
         if question == "collect":
             await self.collect()
             return None
+        if question == "result":
+            others = [each for each in self._peers if each is not peer and each.is_welcome]
+            found = await asyncio.gather(*(each.ask(question, *arguments) for each in others))
+            return next((each for each in found if each is not None), None)
         call, services = CALLS.get(question), self.services
         owners: dict[type, object] = {
             Engine: self.engine,

@@ -319,6 +319,9 @@ class FrontEnd:
                 return await self._drain(float(str(arguments[0])))
             case "traffic":
                 return plain(await self.endpoints.collect(front_end_name(self._number)))
+            case "result":
+                http = self.endpoints.http
+                return http.results.relayed(*map(str, arguments)) if http is not None else None
             case "meet" | "move" | "pause" | "sequence" | "part":
                 await self._upgrade(change, arguments)
             case "LogControl.change" if self._log is not None:

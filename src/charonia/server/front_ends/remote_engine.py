@@ -252,6 +252,9 @@ def services_of(
     """
     load = service(engine, "demand")
 
+    async def result_elsewhere(method: str, id: str, owner: str) -> list[Any] | None:
+        return cast(list[Any] | None, await engine.ask("result", method, id, owner))
+
     def demand(name: str, version: str) -> Awaitable[None] | None:
         configs = engine.state.directory.configs
         return None if (name, "") in configs or (name, version) in configs else load(name, version)
@@ -260,7 +263,7 @@ def services_of(
         return service(engine, name) if name in offers else None
 
     return Services(
-        keeps_results=False,
+        result_elsewhere=result_elsewhere,
         regions=regions,
         tracing=RemoteTracing(engine, can_trace="tracer" in offers) if "tracing" in offers else None,
         log=log,

@@ -103,6 +103,7 @@ class Exchange:
         keep_alive: Whether the connection stays open afterwards.
         load_line: Returns the header line with the server's load; None if the request needs none.
         receive: Gets what arrives after the request, None for nothing: of a request that changes the protocol.
+        progress_file: Where a function reports its progress, "" for nowhere.
         reshape: Changes the response before it is sent; None for no change.
         response: Parts of the complete response, None until it is ready; of a streamed response, the rest.
         is_open: Whether the client still waits for the response, or the rest of it.
@@ -142,6 +143,7 @@ class Exchange:
         "load_line",
         "model",
         "outcome",
+        "progress_file",
         "receive",
         "received_ns",
         "request",
@@ -166,6 +168,7 @@ class Exchange:
         self.load_line: Callable[[], bytes] | None = None
         self.receive: Callable[[bytes], None] | None = None
         self.reshape: Callable[[Reshaped], Reshaped] | None = None
+        self.progress_file = ""
         self.has_begun = False
         self.is_kserve = False
         self.is_open = True
@@ -428,6 +431,7 @@ def _described(exchange: Exchange, hidden: Set[bytes]) -> str:
         "query": dict(parse_qsl(query, keep_blank_values=True)),
         "headers": {k.decode("latin-1"): v.decode("latin-1") for k, v in request.headers.items() if k not in hidden},
         "client": exchange.peer.name,
+        "progress_file": exchange.progress_file,
     }
     return dump(found).decode()
 

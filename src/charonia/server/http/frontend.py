@@ -218,7 +218,11 @@ def _call_soon(callback: Callable[[], None]) -> asyncio.Handle:
 
 
 class HttpFrontend(HttpEndpoint):
-    """The KServe v2 protocol over HTTP/1.1."""
+    """The KServe v2 protocol over HTTP/1.1.
+
+    Attributes:
+        results: Results of requests that were answered before they ran.
+    """
 
     def __init__(
         self,
@@ -232,7 +236,7 @@ class HttpFrontend(HttpEndpoint):
         gate = services.http_gate
         hidden = gate.singular if gate is not None else frozenset[bytes]()
         mounts = Mounts(services.mounts, hidden, services.page_scheme or "http", tasks)
-        results = Results(gate, services.keeps_results)
+        self.results = results = Results(services, tasks)
         models_at = InferenceHandlers(engine, limits, services, tasks, results).at_path
         super().__init__(
             protocol_routes(engine, limits, services, results),
@@ -251,6 +255,10 @@ class HttpFrontend(HttpEndpoint):
         self.lend = services.lend
         self._router.load = services.load
 
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.to_thread(self.results.close)
+
 
 def _ready_versions(engine: Engine, model: str) -> Sequence[str]:
     try:
@@ -264,7 +272,7 @@ def protocol_routes(
 ) -> list[Route]:
     """Return the routes of the KServe v2 protocol, its extensions, OpenAI's API and KServe's v1 protocol."""
     tasks = Tasks(limits.body_bytes_max)
-    results = results or Results(services.http_gate, services.keeps_results)
+    results = results or Results(services, tasks)
     openai = OpenaiHandlers(engine, limits, services, tasks).routes() if services.has_openai else []
     routes = [
         *InferenceHandlers(engine, limits, services, tasks, results).routes(),

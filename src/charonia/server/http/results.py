@@ -1,18 +1,25 @@
 """Long requests: with `Prefer: respond-async` the answer is 202 at once, with an address of the result to come.
 
-Results are in the memory of this process, for a while. Whoever polls or cancels needs the permission of inference, and
-the key that the request had. Source: RFC 7240, section 4.1.
+Results are in the memory of the process that received the request, for a while. With several front ends, one that does
+not know a result asks the others through the engine. Whoever polls or cancels needs the permission of inference, and
+the key that the request had. A function reports its progress in a file, whose path is part of its HTTP request.
+Source: RFC 7240, section 4.1.
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from charonia.core.errors import ServingError, not_found, unavailable, unsupported
 from charonia.core.request import Flow
-from charonia.server.access.rules import Gate
-from charonia.server.http.exchange import RETRY_AFTER_S, Exchange, Reshaped
+from charonia.server.facade import Services
+from charonia.server.http.exchange import JSON_TYPE, RETRY_AFTER_S, Exchange, Reshaped, Tasks
 from charonia.server.http.routes import Route, RouteTarget
+from charonia.server.machine.private_folder import PrivateFolder
 from charonia.wire.json_text import dump
 
 PATH = "/v2/results/"
@@ -28,6 +35,12 @@ RESULTS_BYTES_MAX = 256 * 1024 * 1024
 
 EXPIRY_S = 600.0
 """Time for which a result can be fetched, from when it is there."""
+
+RELAYED_BYTES_MAX = 32 * 1024 * 1024
+"""Largest result that one front end gets from another."""
+
+PROGRESS_BYTES_MAX = 16 * 1024
+"""What is read of a report of progress."""
 
 _ERRORS = 400
 _APPLIED = b"Preference-Applied: respond-async\r\n"
@@ -51,6 +64,12 @@ class _Result:
         self.exchange.reshape = self._take
         self._results = results
 
+    def progress(self) -> dict[str, Any]:
+        """Return the last progress that the function has reported."""
+        with suppress(OSError, ValueError), open(self.exchange.progress_file, "rb") as file:
+            return {**json.loads(file.read(PROGRESS_BYTES_MAX))}  # nothing yet is a ValueError
+        return {}
+
     @property
     def size(self) -> int:
         return sum(map(len, self.response.body)) if self.response is not None else 0
@@ -73,18 +92,26 @@ class Results:
     """The results of an endpoint.
 
     Args:
-        gate: The gate of the endpoint.
-        is_possible: Whether all requests reach this process.
+        services: Services of the endpoint.
+        tasks: Tasks of its requests.
     """
 
-    def __init__(self, gate: Gate | None, is_possible: bool) -> None:
-        self._gate = gate
-        self._is_possible = is_possible
+    def __init__(self, services: Services, tasks: Tasks) -> None:
+        self._gate = services.http_gate
+        self._is_possible = services.keeps_results
+        self._elsewhere = services.result_elsewhere
+        self._tasks = tasks
+        self._folder: PrivateFolder | None = None
         self._results: dict[str, _Result] = {}
         self._bytes = 0
 
     def routes(self) -> list[Route]:
-        return [Route(PATH + "{result}", {b"GET": self._get, b"DELETE": self._delete})]
+        return [Route(PATH + "{result}", {b"GET": self._asked, b"DELETE": self._asked})]
+
+    def close(self) -> None:
+        """Remove the files of progress."""
+        if self._folder is not None:
+            self._folder.remove()
 
     def run(self, exchange: Exchange, submit: Callable[[Exchange], None]) -> None:
         """Run a model, and answer with its response, or that there will be one if the client prefers that.
@@ -94,20 +121,25 @@ class Results:
             submit: Passes the request to the engine; its exchange gets the response.
 
         Raises:
-            ServingError: There are too many results, or the server has front ends in other processes.
+            ServingError: There are too many results, or several servers share the address.
         """
         if RESPOND_ASYNC not in exchange.request.headers.get(b"prefer", b""):
             submit(exchange)
             return
         if not self._is_possible:
             raise unsupported(
-                "'Prefer: respond-async' needs a server of one process: results are in its memory",
-                hint="--front-ends=0, or a request without this field",
+                "'Prefer: respond-async' needs an address that no other server shares: results are in its memory",
+                hint="a server without --replica-port, or a request without this field",
             )
         if len(self._results) >= RESULTS_MAX:
             raise unavailable(f"there are {RESULTS_MAX} results", hint="cancel the ones not needed, or retry later")
         result = _Result(exchange, self._key(exchange), self)
         self._results[result.id] = result
+        if self._folder is None:
+            self._folder = PrivateFolder()
+        file = self._folder.path / result.id
+        file.touch()  # while it is there, a function writes to it
+        result.exchange.progress_file = str(file)
         try:
             submit(result.exchange)
         except ServingError:
@@ -128,6 +160,7 @@ class Results:
             return
         self._results[result.id] = result  # in the order in which they are there
         result.exchange.request.body = b""
+        _remove(result)
         self._bytes += result.size
         for other in list(self._results.values()):
             if self._bytes <= RESULTS_BYTES_MAX:
@@ -136,33 +169,67 @@ class Results:
                 self._drop(other)
         asyncio.get_running_loop().call_later(EXPIRY_S, self._drop, result)
 
-    def _get(self, exchange: Exchange, target: RouteTarget) -> None:
-        result = self._find(exchange, target.model)
-        if result.response is not None:
-            exchange.respond(*result.response)
-            return
-        fields = b"Retry-After: %d\r\n" % RETRY_AFTER_S
-        exchange.respond(202, [dump({"id": result.id, "status": "running"})], extra=fields)
-
-    def _delete(self, exchange: Exchange, target: RouteTarget) -> None:
-        result = self._find(exchange, target.model)
-        self._drop(result)
-        result.exchange.abandon()
-        exchange.respond(200, [dump({"id": result.id, "status": "cancelled"})])
-
-    def _find(self, exchange: Exchange, id: str) -> _Result:
+    def answer(self, method: str, id: str, owner: str) -> Reshaped | None:
+        """Return the response to a poll or a cancellation, None if the result is not in this process."""
         result = self._results.get(id)
-        if result is None or result.owner != self._key(exchange):
+        if result is None or result.owner != owner:
+            return None
+        if method == "DELETE":
+            self._drop(result)
+            result.exchange.abandon()
+            return _state(200, id, "cancelled")
+        if result.response is not None:
+            return result.response
+        return _state(202, id, "running", result.progress(), b"Retry-After: %d\r\n" % RETRY_AFTER_S)
+
+    def relayed(self, method: str, id: str, owner: str) -> list[Any] | None:
+        """Return `answer` for another process."""
+        answer = self.answer(method, id, owner)
+        if answer is None:
+            return None
+        body = b"".join(answer.body)
+        if len(body) > RELAYED_BYTES_MAX:
+            raise unavailable(
+                f"the result has {len(body)} bytes, and front ends pass on at most {RELAYED_BYTES_MAX}",
+                hint="poll on the connection of the request, or serve with --front-ends=0",
+            )
+        return [answer.status, body, answer.content_type, answer.extra]
+
+    def _asked(self, exchange: Exchange, target: RouteTarget) -> None:
+        question = exchange.request.method.decode(), target.model, self._key(exchange)
+        answer = self.answer(*question)
+        if answer is not None:
+            exchange.respond(*answer)
+        elif self._elsewhere is not None:
+            self._tasks.start(exchange, self._ask(exchange, *question))
+        else:
+            raise _unknown(target.model)
+
+    async def _ask(self, exchange: Exchange, method: str, id: str, owner: str) -> None:
+        assert self._elsewhere is not None
+        answer = await self._elsewhere(method, id, owner)
+        if answer is None:
             raise _unknown(id)
-        return result
+        status, body, content_type, extra = answer
+        exchange.respond(status, [body], content_type, extra)
 
     def _drop(self, result: _Result) -> None:
         if self._results.pop(result.id, None) is not None:
             self._bytes -= result.size
+            _remove(result)
 
     def _key(self, exchange: Exchange) -> str:
         flow = self._gate.flow(exchange.request.headers.get) if self._gate is not None else None
         return flow.name if flow is not None else ""
+
+
+def _state(status: int, id: str, state: str, more: dict[str, Any] | None = None, extra: bytes = b"") -> Reshaped:
+    return Reshaped(status, [dump({"id": id, "status": state, **(more or {})})], JSON_TYPE, extra)
+
+
+def _remove(result: _Result) -> None:
+    with suppress(OSError):
+        Path(result.exchange.progress_file).unlink(missing_ok=True)
 
 
 def _unknown(id: str) -> ServingError:

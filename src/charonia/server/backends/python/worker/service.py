@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import sys
+import threading
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypedDict, TypeVar, overload
 
@@ -44,6 +46,9 @@ OBJECT_BATCH_SIZE = 256
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 """HTTP methods of a model's own path."""
 
+MESSAGE_CHARS_MAX = 1000
+"""Longest message of a report of progress."""
+
 _MARK = "__charonia_method__"
 
 T = TypeVar("T")
@@ -75,6 +80,23 @@ class Request:
         self.headers: dict[str, str] = received.get("headers", {})
         self.client: str = received.get("client", "")
         self.parameters = parameters
+        self._progress_file: str = received.get("progress_file", "")
+
+    def progress(self, share: float, message: str = "") -> None:
+        """Report progress, which a client that polls for the result gets; without effect where none does.
+
+        Args:
+            share: The part that is done, from 0 to 1.
+            message: What is being done, at most 1000 characters.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"progress: expected a number from 0 to 1, got {share!r}")
+        if os.path.exists(self._progress_file):
+            own = f"{self._progress_file}.{threading.get_ident()}"
+            with contextlib.suppress(OSError):  # the server has ended
+                with open(own, "w", encoding="utf-8") as file:
+                    json.dump({"progress": float(share), "message": str(message)[:MESSAGE_CHARS_MAX]}, file)
+                os.replace(own, self._progress_file)
 
 
 class Response:
