@@ -1,6 +1,7 @@
 """A template of workers that lasts longer than an event loop, so that several tests do with one import."""
 
 import asyncio
+import json
 import marshal
 import os
 import socket
@@ -23,7 +24,8 @@ class StandingTemplate(WorkerTemplate):
         super().__init__(", ".join(modules), modules, variables)
         self._standing, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid()), *modules]
+            imported = json.dumps([modules, []])
+            command = [sys.executable, str(SCRIPT), str(theirs.fileno()), str(os.getpid()), imported]
             environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), **variables}
             self._kept = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
         (kind, *reasons) = marshal.loads(self._standing.recv(_BYTES_MAX) or marshal.dumps(("ended",)))

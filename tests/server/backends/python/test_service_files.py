@@ -977,3 +977,17 @@ import PIL.Image
     (answer,) = service.answers() if answers == [None] else answers
 
     assert answer["output"][0].startswith(f"data:image/{form};base64,".encode())
+
+
+def test_a_function_that_shares_memory_has_its_own_processes(tmp_path: Path) -> None:
+    code = """
+@model(share_memory=True)
+def f(x: int) -> int:
+    return x
+
+@model
+def g(x: int) -> int:
+    return x
+"""
+    assert "SHARED_PROCESS" not in Service(tmp_path, code).config["parameters"]
+    assert Service(tmp_path, code).config["parameters"]["SHARE_MEMORY"] == {"string_value": "true"}

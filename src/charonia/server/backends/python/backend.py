@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -36,6 +37,7 @@ from charonia.server.backends.python.reaper import reaper
 from charonia.server.backends.python.reshape import reshaped
 from charonia.server.backends.python.services import ServerServices
 from charonia.server.backends.python.shared_process import SharedProcess, SharedProcesses, Start
+from charonia.server.backends.python.template import WorkerTemplate
 from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.cuda_driver import is_usable
@@ -55,6 +57,8 @@ SERVICE_PATH = "SERVICE_PATH"
 SHARED = "SHARED_PROCESS"
 """Model parameter: "true" if the model runs in one process with the others of its file that have it."""
 
+SHARE_MEMORY = "SHARE_MEMORY"
+
 MODE = "EXECUTION_MODE"
 PROCESS = "process"
 THREAD = "thread"
@@ -67,6 +71,8 @@ PARAMETERS = Params(
     Param(START_SECONDS, "time limit of `initialize`", float, 600.0, "600", ge=0),
     Param(MODE, "`thread`: instances are threads of the server, see below", {PROCESS: PROCESS, THREAD: THREAD},
           PROCESS),
+    Param(SHARE_MEMORY, "`true`: instances are forked from a process with the imported file, see below", bool, False,
+          "`false`"),
     Param(CPU_INPUTS, "`no`: inputs in GPU memory stay there, see below", bool, True, "`yes`"),
 )
 # fmt: on
@@ -135,6 +141,9 @@ class PythonBackend:
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
+        if PARAMETERS.checked(config)[SHARE_MEMORY]:
+            template = await _template(files, config, path, environment)
+            return PythonModel(files, config, path, replace(environment, template=template), server, template=template)
         shared = self._processes if config.parameters.get(SHARED) == "true" and sys.platform == "linux" else None
         return PythonModel(files, config, path, environment, server, processes=shared)
 
@@ -167,6 +176,7 @@ class PythonModel:
         server: Services of the server.
         arguments: Returns arguments of `initialize` for an instance, in addition to those of every model.
         processes: Processes for several models of a file, None where each instance has its own.
+        template: The process that its instances are forked from, which ends with it; None for none of its own.
     """
 
     def __init__(
@@ -179,7 +189,9 @@ class PythonModel:
         arguments: Callable[[Placement], Mapping[str, str]] = lambda _: {},
         *,
         processes: SharedProcesses | None = None,
+        template: WorkerTemplate | None = None,
     ) -> None:
+        self._template = template
         self._processes = processes
         self._arguments = arguments
         self._files = files
@@ -192,6 +204,11 @@ class PythonModel:
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
         """Start a worker and initialize the model in it."""
+        if self._template is not None and placement.kind is InstanceKind.KIND_GPU:
+            raise unsupported(
+                f"model '{self._config.name}': parameter {SHARE_MEMORY} cannot be met on a GPU, which forks cannot use",
+                hint="instances on CPUs (KIND_CPU), or leave it out",
+            )
         processes = self._processes
         which = (placement.name.removeprefix(self._config.name), placement.kind, placement.device_id)
         key = (self._path, _state_beside(self._path), self._environment.python, which)
@@ -253,8 +270,11 @@ class PythonModel:
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))
 
     async def aclose(self) -> None:
-        """Do nothing more: the instances are closed."""
+        """End the process that instances were forked from; they are closed."""
         self._instances.clear()
+        if self._template is not None:
+            self._template.release()
+            await self._template.aclose()
 
 
 class ThreadedPythonModel:
@@ -326,6 +346,30 @@ def _service_path(files: ModelFiles, config: ModelConfig) -> Path:
     return path
 
 
+async def _template(files: ModelFiles, config: ModelConfig, path: Path, environment: Environment) -> WorkerTemplate:
+    """Start the process that the instances of a model are forked from.
+
+    Raises:
+        ServingError: The model cannot be imported, or forked afterwards.
+    """
+    if not WorkerTemplate.is_possible():
+        raise unsupported(f"model '{config.name}': parameter {SHARE_MEMORY} needs Linux 5.3 or newer")
+    template = WorkerTemplate(
+        f"model '{config.name}'",
+        (),
+        {"PYTHONUNBUFFERED": "1"},
+        model=(str(path), str(files.version_dir), str(files.model_dir), config.name),
+        python=(environment.python, *environment.flags),
+        inherited=environment.variables(os.environ),
+    )
+    try:
+        await template.acquire()
+    except BaseException:
+        await template.aclose()
+        raise
+    return template
+
+
 async def _environment(
     files: ModelFiles, config: ModelConfig, settings: BackendSettings, source: Path, backend_dir: Path | None
 ) -> Environment | None:
@@ -339,6 +383,7 @@ async def _environment(
     for parameter, reason in (
         (ENVIRONMENT, "a thread of the server has the server's packages"),
         (EXECUTE_SECONDS, "a thread that hangs cannot be ended"),
+        (SHARE_MEMORY, "threads share it anyway"),
     ):
         if parameter in config.parameters:
             raise unsupported(

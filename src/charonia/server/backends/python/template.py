@@ -1,6 +1,6 @@
-"""A template, as the server sees it: a process that has imported a library, and that workers are forked from.
+"""A template, as the server sees it: a process with an imported library or model, which workers are forked from.
 
-The first model that needs the library starts the template and waits for the import; each worker after that is there in
+The first model that needs it starts the template and waits for the import; each worker after that is there in
 milliseconds, and shares the memory of the import with the others. A worker is still a process of its own: threads and
 other settings of the library are those of its model, and when it ends, no other does. The workers outlive a template
 that ends; another one is started then, as long as there are models that need it.
@@ -8,6 +8,7 @@ that ends; another one is started then, as long as there are models that need it
 
 import asyncio
 import contextlib
+import json
 import logging
 import marshal
 import os
@@ -81,9 +82,24 @@ class WorkerTemplate:
         name: What it is a template for, for messages.
         modules: What it imports.
         variables: Its environment variables, in addition to those of this process.
+        model: File, folder of the version, folder and name of a model to import, empty for none.
+        python: Its interpreter, with flags.
+        inherited: Environment variables in place of those of this process.
     """
 
-    def __init__(self, name: str, modules: Sequence[str], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        modules: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        model: Sequence[str] = (),
+        python: Sequence[str] = (sys.executable, "-P"),
+        inherited: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model = tuple(model)
+        self._python = tuple(python)
+        self._inherited = inherited
         self._name = name
         self._modules = tuple(modules)
         self._variables = dict(variables)
@@ -205,15 +221,20 @@ class WorkerTemplate:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(FORK_S_MAX)
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 # closed when the process has ended
+        imported = json.dumps([self._modules, self._model])
         with theirs:
             # Not in a thread pool: the template is killed when the thread that forked it ends.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(SCRIPT), str(theirs.fileno()), str(os.getpid()), *self._modules],
+                [*self._python, str(SCRIPT), str(theirs.fileno()), str(os.getpid()), imported],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), **self._variables},
+                env={
+                    **(os.environ if self._inherited is None else self._inherited),
+                    **dict.fromkeys(THREAD_VARIABLES, "1"),
+                    **self._variables,
+                },
                 start_new_session=True,
             )
         self._connection = ours

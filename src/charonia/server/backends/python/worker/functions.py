@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 END_S_MAX = 5.0
 """Time that coroutines have to end when the instance does."""
 
-SHARED_PROCESS = "SHARED_PROCESS"
-"""Model parameter: "true" for a model that shares its process with others of its file."""
+SHARED_PROCESS, SHARE_MEMORY = "SHARED_PROCESS", "SHARE_MEMORY"
+"""Model parameters: "true" for a model that shares its process with others of its file; for one whose instances are
+forked."""
 
 _DEVICES = {"GPU": "cuda:{}"}
 
@@ -71,7 +72,9 @@ class FunctionModel:
         """Complete the configuration from the annotations."""
         definition = cls.named(config.as_dict().get("name", ""))
         Function(definition).complete(config)
-        if sum(not each.own_process for each in cls.definitions) > 1 and not definition.own_process:
+        if definition.share_memory:
+            config.as_dict()["parameters"].setdefault(SHARE_MEMORY, {"string_value": "true"})
+        elif sum(not each.own_process for each in cls.definitions) > 1 and not definition.own_process:
             config.as_dict()["parameters"].setdefault(SHARED_PROCESS, {"string_value": "true"})
         return config
 
@@ -230,8 +233,8 @@ class Made:
 
     @classmethod
     def of(cls, target: Any, device: str, *, is_shared: bool) -> Made:
-        """Return an object of a class for a user, made for the first of those that share it."""
-        if not is_shared:
+        """Return an object of a class for a user, made for the first of those that share it, or before a fork."""
+        if not is_shared and (target, device) not in cls._shared:
             return Made(target, device)
         with cls._making:
             made = cls._shared.get((target, device))
@@ -261,6 +264,13 @@ class Made:
         close = getattr(self.target, "close", None)
         if callable(close):
             close()
+
+
+def make_object(definitions: Sequence[Definition], name: str) -> None:
+    """Make the object of a model whose instances are forked from this process."""
+    for each in definitions:
+        if (each.name == name or len(definitions) == 1) and inspect.isclass(each.target) and not each.is_object:
+            Made.of(each.target, "cpu", is_shared=True)
 
 
 class _Batches:

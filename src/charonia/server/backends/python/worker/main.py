@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .connection import WorkerConnection
 from .errors import describe
 from .reader import Disconnected
-from .runner import PythonModelRunner
+from .runner import runner_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class Worker:
 
     def __init__(self, receiving: socket.socket, sending: socket.socket) -> None:
         self.connection = WorkerConnection(receiving, sending)
-        self._runner = PythonModelRunner(self.connection)
+        self._runner = runner_for(self.connection)
 
     def run(self) -> None:
         """Do what the server says until it says to finalize, or is gone."""

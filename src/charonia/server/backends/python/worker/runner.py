@@ -28,6 +28,29 @@ if TYPE_CHECKING:
     from .tensor import Tensor
 
 
+_preloaded: PythonModelRunner | None = None
+
+
+def preload(path: str, version_dir: str, model_dir: str, name: str) -> None:
+    """Import a model in a process that its workers are forked from, and make the object of a function's class."""
+    global _preloaded
+    runner = PythonModelRunner(None)  # type: ignore[arg-type] # each worker has its own, see `runner_for`
+    runner._loaded = loaded = runner._make_imports(version_dir, model_dir).load(path)
+    if isinstance(loaded, list):
+        from .functions import make_object
+
+        make_object(loaded, name)
+    _preloaded = runner
+
+
+def runner_for(host: Host) -> PythonModelRunner:
+    """Return the runner of a process that has one model: the preloaded one, if it was forked from it."""
+    if _preloaded is None:
+        return PythonModelRunner(host)
+    _preloaded._host = _preloaded._binding.host = host
+    return _preloaded
+
+
 class PythonModelRunner:
     """One instance of a model. All methods are called in one thread, the one that runs the model.
 
@@ -43,6 +66,7 @@ class PythonModelRunner:
         self._pb_utils = pb_utils.bound_to(self._binding)
         self._request_class: type[InferenceRequest] = self._pb_utils.InferenceRequest
         self._imports: ModelImports | None = None
+        self._loaded: Any = None  # by `preload`
         self._model: Any = None
         self._retries_alone = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,7 +235,7 @@ class PythonModelRunner:
         return results, output_start
 
     def _load(self, imports: ModelImports, path: str, app: str = "") -> Any:
-        loaded = imports.load(path, app)
+        loaded = self._loaded if self._loaded is not None else imports.load(path, app)
         if app:
             from .functions import ServiceCalls, log_to_server
             from .mount import MountedApp

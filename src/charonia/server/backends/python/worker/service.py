@@ -161,6 +161,7 @@ class Definition:
         is_object: Whether `target` is a ready object rather than a function or class.
         route: HTTP method and path of its own, "" for none.
         own_process: Whether it shares no process with other functions of its file.
+        share_memory: Whether its instances are forked from a process that has imported the file.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class Definition:
         path: str = "",
         http_method: str = "POST",
         own_process: bool = False,
+        share_memory: bool = False,
     ) -> None:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(f"name of a model: expected text without '/', got {name!r}")
@@ -200,6 +202,7 @@ class Definition:
             raise ValueError(f"model '{name}': method: expected one of {', '.join(METHODS)}, got {http_method!r}")
         self.route = f"{http_method} {path}" if path else ""
         self.own_process = own_process
+        self.share_memory = share_memory
         self.target = target
         self.name = name
         self.max_batch_size = max_batch_size
@@ -233,6 +236,8 @@ class Options(TypedDict, total=False):
             response is what the function returns.
         own_process: Whether its instances have processes of their own. By default, the functions of a file run in
             threads of one process, in which the file is imported one time.
+        share_memory: Whether its instances are processes that are forked from one that has imported the file and made
+            the object of the class: they share the memory of weights. For CPUs, and files that start no threads.
     """
 
     name: str
@@ -245,6 +250,7 @@ class Options(TypedDict, total=False):
     allow_nan: bool
     path: str
     own_process: bool
+    share_memory: bool
 
 
 @overload

@@ -1,7 +1,7 @@
-"""The script of a template: a process that imports a library once, and that workers are forked from.
+"""The script of a template: a process that imports a library or a model once, and that workers are forked from.
 
-It has one thread and never calls the library, so a fork of it is as good as a process that has just imported the
-library, and shares the memory of the import with its siblings. It takes one order at a time from the server:
+It has one thread, so a fork of it is as good as a process that has just imported the same, and shares the memory of the
+import with its siblings. It takes one order at a time from the server:
 
 - "fork": with the worker's two sockets and its output; answered with the process's number, and its pidfd;
 - "wait": answered with the status of a forked process that has ended.
@@ -9,10 +9,12 @@ library, and shares the memory of the import with its siblings. It takes one ord
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
 import io
+import json
 import marshal
 import os
 import runpy
@@ -29,7 +31,7 @@ _FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    server, modules = int(sys.argv[2]), sys.argv[3:]
+    server, (modules, model) = int(sys.argv[2]), json.loads(sys.argv[3])
     connection.set_inheritable(False)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
@@ -40,14 +42,15 @@ def main() -> None:
     try:
         for name in modules:
             importlib.import_module(name)
+        if model:
+            sys.modules["_charonia.backends.python.worker.runner"].preload(*model)
     except BaseException as error:
         traceback.print_exc()
         connection.send(marshal.dumps(("failed", f"{type(error).__name__}: {error}")))
         return
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        text = f"{threads - 1} threads run after the import of {', '.join(modules)}, so workers cannot be forked"
-        connection.send(marshal.dumps(("failed", text)))
+    unsafe = _unsafe()
+    if unsafe:
+        connection.send(marshal.dumps(("failed", f"{unsafe} after the import, so workers cannot be forked")))
         return
     gc.collect()
     gc.freeze()  # or the first collection of every worker would copy the memory of all objects
@@ -71,6 +74,18 @@ def main() -> None:
             os.close(descriptor)
         socket.send_fds(connection, [marshal.dumps(pid)], [pidfd])
         os.close(pidfd)
+
+
+def _unsafe() -> str:
+    """Return what a fork of this process would lack, "" for nothing."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"{threads - 1} threads run"
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself
+            if os.readlink(f"/proc/self/fd/{number}").startswith("/dev/nvidia"):
+                return "CUDA is in use"
+    return ""
 
 
 def _work(descriptors: list[int], variables: dict[str, str], cores: list[int]) -> None:
