@@ -252,6 +252,7 @@ def other_text(option: Option) -> str:
         "NAME:COUNT[:DEVICE]": "R:2",
         "NAME,KEY=VALUE": "cpu,cpu-cores=0-1",
         "FIRST-LAST": "1-65535",
+        "SHARE": "0.5",
         "[FILE.py:]APP:/PATH": "app.py:app:/ui",
     }
     return texts.get(option.metavar, "other")
@@ -274,6 +275,10 @@ def test_every_option_changes_its_field_and_no_other(option: Option) -> None:
         "metrics.port": ("--grpc-port=9001",),
         "trace.level": ("--trace-file=traces.json",),
         "log.access_file": ("--access-log=text",),
+        **{
+            f"request_log.{field}": ("--request-log=folder",)
+            for field in ("sample", "bytes_max", "headers", "redact", "hook")
+        },
         "models.files.predictor": ("--predictor_host=other",),
         "replica_port": ("--front-ends=1",),
         "beside": ("--front-ends=1", "--replica-port=9000"),

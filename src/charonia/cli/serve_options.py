@@ -678,7 +678,7 @@ LOGS = (
     Option("--request-log", "request_log.target", path_or_none, "FOLDER|STORE",
            "Write requests with their answers as JSON lines, for `charonia perf --replay`", default="none"),
     Option("--request-log-sample", "request_log.sample", number(0, 1, above=True), "SHARE",
-           "Share of the requests that are written, above 0 and at most 1"),
+           "Share of the requests that are written, above 0 and at most 1", default="1, all"),
     Option("--request-log-bytes", "request_log.bytes_max", integer(_REQUEST_LOG_BYTES_MIN), "BYTES",
            "Size of all files in the folder; the oldest ones are removed"),
     Option("--request-log-header", "request_log.headers", names, "NAME[,NAME]", "Headers to write; repeatable", joined,

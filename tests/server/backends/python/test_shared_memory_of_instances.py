@@ -20,7 +20,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Placement
-from charonia.server.backends.python.backend import MODE, SHARE_MEMORY, PythonBackend
+from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.template import WorkerTemplate
 
 pytestmark = pytest.mark.skipif(not WorkerTemplate.is_possible(), reason="needs Linux")
@@ -58,7 +58,7 @@ class Weights:
     def __call__(self, x: int) -> list[int]:
         return [self.made_in, os.getpid(), os.getppid() if self.device == "cpu" else 0]
 """
-SHARING = config(DataType.INT64, **{SHARE_MEMORY: "true"})
+SHARING = config(DataType.INT64, SHARE_MEMORY="true")
 
 
 async def loaded(
@@ -142,6 +142,6 @@ def test_a_file_that_cannot_be_forked_is_refused(tmp_path: Path, code: str, mess
 def test_gpus_and_threads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match="cannot be met on a GPU"):
         asyncio.run(loaded(tmp_path, CLASS, "m_0_0", kind=InstanceKind.KIND_GPU))
-    threaded = config(DataType.INT64, **{SHARE_MEMORY: "true", MODE: "thread"})
+    threaded = config(DataType.INT64, SHARE_MEMORY="true", EXECUTION_MODE="thread")
     with pytest.raises(ServingError, match="SHARE_MEMORY cannot be met with EXECUTION_MODE thread"):
         asyncio.run(PythonBackend().load(write(tmp_path, CLASS), threaded, BackendSettings()))
