@@ -17,9 +17,8 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BackendSettings, Placement
+from charonia.server.backends.api import BackendSettings, Outputs, Placement
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.template import WorkerTemplate
 
@@ -76,8 +75,8 @@ async def loaded(
 async def pids(instance: Loaded) -> list[int]:
     """Return the process of the import, that of the instance, and its parent."""
     (answer,) = await instance.run([request(np.zeros(1, np.int64), DataType.INT64)])
-    assert isinstance(answer, InferResponse), answer
-    return [int(pid) for pid in answer.outputs[0].array]
+    assert isinstance(answer, Outputs), answer
+    return [int(pid) for pid in answer.tensors[0].array]
 
 
 def test_instances_are_forks_of_one_process_that_ends_with_the_model(tmp_path: Path) -> None:
@@ -105,8 +104,8 @@ def test_the_object_of_a_class_is_made_before_the_fork(tmp_path: Path) -> None:
         inputs = {"x": Tensor("x", DataType.INT64, np.zeros(1, np.int64))}
         (answer,) = await only.run([InferRequest("m", inputs)])
 
-        assert isinstance(answer, InferResponse), answer
-        made, own, parent = answer.outputs[0].array.tolist()
+        assert isinstance(answer, Outputs), answer
+        made, own, parent = answer.tensors[0].array.tolist()
         assert made == parent != own
         await only.close()
 

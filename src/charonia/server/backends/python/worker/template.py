@@ -50,7 +50,9 @@ def main() -> None:
         return
     unsafe = _unsafe()
     if unsafe:
-        connection.send(marshal.dumps(("failed", f"{unsafe} after the import, so workers cannot be forked")))
+        what = ", ".join([*modules, *model[:1]])
+        text = f"{unsafe} after the import of {what}, so workers cannot be forked"
+        connection.send(marshal.dumps(("failed", text)))
         return
     gc.collect()
     gc.freeze()  # or the first collection of every worker would copy the memory of all objects
