@@ -34,11 +34,8 @@ from bench.servers import Server
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Array
-from charonia.server.backends.image.decoding import decode
-from charonia.server.backends.image.framing import Framing
-from charonia.server.backends.image.instance import Renderer
-from charonia.server.backends.image.options import read_plan
-from charonia.server.backends.image.resizing import chosen_resize
+from charonia.server.backends.image.instance import Renderer, chosen_resize, decode
+from charonia.server.backends.image.options import Framing, read_plan
 
 BATCH = 8
 """Images that run together."""

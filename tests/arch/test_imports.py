@@ -138,15 +138,8 @@ INTERNAL = {
     | {"server.metrics.model_metrics", "server.metrics.processes"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"archives", "core", "config", "server.backends", "server.options"},
-    # A command of its own: the forms that it reads are those of backends.
-    "server.convert": {
-        "core",
-        "config",
-        "install_hint",
-        "python_command",
-        "wire.example_inputs",
-        "server.backends",
-    },
+    # A command of its own: backends read the forms, and open what it writes.
+    "server.convert": {"core", "config", "server.backends.conversion"},
     "server.doctor": {"version", "install_hint", "core", "config", "server.options", "server.backends.registry"}
     | {"server.lifecycle", "server.machine"},
     "server": {"version", "core", "config", "wire", "stores", "server"},

@@ -13,7 +13,7 @@ from tests.support.hostile_folder import hostile_files_that_ran, write_hostile_f
 from tests.support.models import identity_pbtxt, mlp, write_model
 
 from charonia.python_command import python_module
-from charonia.server.convert.tensorflow import WORKER
+from charonia.server.backends.tensorflow.original import WORKER
 
 pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(300)]
 

@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-import onnx
 from tests.support.pretended_cuda import LIBRARY, PretendedCuda
 
 from charonia.core.tensor import Array
@@ -378,116 +377,6 @@ class ICudaEngine:
 
     def create_execution_context(self, strategy: Any = ExecutionContextAllocationStrategy.STATIC) -> Any:
         return IExecutionContext(self, strategy)
-
-
-class BuilderFlag(enum.Enum):
-    """Flags of a build: those that version 10 has and 11 lacks are of the first kind."""
-
-    FP16, TF32 = range(2)
-
-
-class NetworkInput:
-    def __init__(self, name: str, shape: Sequence[int]) -> None:
-        self.name = name
-        self.shape = Dims(shape)
-        self.is_shape_tensor = False
-
-
-class NetworkDefinition:
-    """A network, which a parser fills."""
-
-    inputs: list[NetworkInput]
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self.inputs)
-
-    def get_input(self, index: int) -> NetworkInput:
-        return self.inputs[index]
-
-
-class OnnxParser:
-    """Reads models that multiply and add."""
-
-    def __init__(self, network: NetworkDefinition, logger: ILogger) -> None:
-        self._network = network
-        self._errors: list[str] = []
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> Any:
-        return SimpleNamespace(desc=lambda: self._errors[index])
-
-    def parse_from_file(self, model: str) -> bool:
-        """Read a model; False for one that has other operators, or is none."""
-        try:
-            graph = onnx.load(model).graph
-        except Exception as error:  # protobuf's errors
-            self._errors.append(f"ModelImporter: {type(error).__name__}")
-            return False
-        self._errors += [
-            f"In node 0: no importer for {n.op_type}" for n in graph.node if n.op_type not in ("Mul", "Add")
-        ]
-        self._network.inputs = [
-            NetworkInput(each.name, [d.dim_value or -1 for d in each.type.tensor_type.shape.dim])
-            for each in graph.input
-        ]
-        return not self._errors
-
-
-class OptimizationProfile:
-    def __init__(self) -> None:
-        self.shapes: dict[str, Any] = {}
-
-    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
-        if not len(min) == len(opt) == len(max):
-            raise ValueError("The shapes provided are inconsistent")
-        self.shapes[input] = (min, opt, max)
-
-
-class BuilderConfig:
-    def __init__(self) -> None:
-        self.flags: set[BuilderFlag] = set()
-        self.profiles: list[OptimizationProfile] = []
-
-    def set_flag(self, flag: BuilderFlag) -> None:
-        self.flags.add(flag)
-
-    def add_optimization_profile(self, profile: OptimizationProfile) -> int:
-        self.profiles.append(profile)
-        return len(self.profiles) - 1
-
-
-class Builder:
-    """Builds plans of `scale`."""
-
-    def __init__(self, logger: ILogger) -> None:
-        assert logger.is_made
-        assert _cuda().depth() > 0
-        self._logger = logger
-
-    def create_network(self, flags: int = 0) -> NetworkDefinition:
-        return NetworkDefinition()
-
-    def create_builder_config(self) -> BuilderConfig:
-        return BuilderConfig()
-
-    def create_optimization_profile(self) -> OptimizationProfile:
-        return OptimizationProfile()
-
-    def build_serialized_network(self, network: NetworkDefinition, config: BuilderConfig) -> memoryview | None:
-        """Return the plan, None with a message where a range does not fit."""
-        (given,) = network.inputs
-        low, best, high = config.profiles[0].shapes[given.name]
-        if any(size not in (-1, n) for shape in (low, best, high) for size, n in zip(given.shape, shape, strict=True)):
-            self._logger.log(ILogger.Severity.ERROR, f"IBuilder::buildSerializedNetwork: {given.name} is not {low}")
-            return None
-        kind = "HALF" if BuilderFlag.FP16 in config.flags else "FLOAT"
-        tensors = {given.name: ("INPUT", "FLOAT", list(given.shape)), "y": ("OUTPUT", "FLOAT", list(given.shape))}
-        profiles = [{given.name: (low, best, high)}]
-        return memoryview(plan_bytes(tensors=tensors, profiles=profiles, precision=kind))
 
 
 _DRIVERS: list[StreamingCuda] = []

@@ -22,8 +22,9 @@ from charonia.server.backends.api import (
     Placement,
     Result,
 )
-from charonia.server.backends.python.backend import MODE, PROCESS, PythonBackend
-from charonia.server.backends.python.instance import PythonInstance
+from charonia.server.backends.python.backend import PythonBackend
+from charonia.server.backends.workers.instance import PythonInstance
+from charonia.server.backends.workers.model import MODE, PROCESS
 
 default_mode = PROCESS
 """Where models run whose configuration does not say: tests of both modes set it."""

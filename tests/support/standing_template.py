@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 
-from charonia.server.backends.python.template import FORK_S_MAX, SCRIPT, THREAD_VARIABLES, WorkerTemplate
+from charonia.server.backends.workers.template import FORK_S_MAX, SCRIPT, THREAD_VARIABLES, WorkerTemplate
 
 _BYTES_MAX = 4096
 

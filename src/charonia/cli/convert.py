@@ -9,26 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import integer, names, number, one_of
+from charonia.cli.values import integer, names, number
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
 from charonia.server.convert.check import OutputDifference
-from charonia.server.convert.options import PRECISIONS, ROWS_MAX, TARGET_NAMES, ConvertOptions, Range
+from charonia.server.convert.convert import ROWS_MAX, ConvertOptions, convert
 from charonia.tools.report.quantities import in_columns
 
 _STEP_COLUMNS = 12
-
-
-def shapes(text: str) -> tuple[str, Range]:
-    """Read NAME:MIN,OPT,MAX, as in x:1x3x224x224,8x3x224x224,32x3x224x224; a name may contain colons."""
-    name, _, ranges = text.rpartition(":")
-    try:
-        low, best, high = (tuple(int(size) for size in shape.split("x")) for shape in ranges.split(","))
-    except ValueError:
-        low = best = high = ()
-    if not name or not (len(low) == len(best) == len(high) > 0):
-        raise ValueError(f"expected NAME:MIN,OPT,MAX, such as x:1x64,8x64,32x64, got '{text}'")
-    return name, (low, best, high)
 
 
 def tensor(text: str) -> SignatureTensor:
@@ -51,16 +39,14 @@ LINE = CommandLine(
     intro="""\
 usage: charonia convert [OPTIONS] MODEL
 
-Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check that it answers like the original; or
-a model, also one of ONNX, to a TensorRT plan.
+Convert an estimator, a TensorFlow or a PyTorch model to ONNX, and check that it answers like the original.
 """,
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL", "A file, or the folder of a SavedModel"),
-            Option("--to", "target", one_of(TARGET_NAMES), "FORM", f"Form to convert to: {', '.join(TARGET_NAMES)}"),
             Option("--output -o", "output", str, "FILE", "File to write", default="MODEL's name, here"),
             Option("--repository", "repository", str, "DIR",
-                   "Write NAME/1/model.onnx, or model.plan, in this folder instead"),
+                   "Write NAME/1/model.onnx in this folder instead"),
             Option("--name", "name", str, "NAME", "Name of the model in the repository", default="MODEL's name"),
             flag("--force", "force", True, "Replace an existing file"),
             flag("--trust", "trust", True, "Read files that can run code: pickles, Lambda layers"),
@@ -74,13 +60,6 @@ a model, also one of ONNX, to a TensorRT plan.
                    default="serving_default, else the first"),
             Option("--opset", "opset", integer(1), "N", "Version of ONNX's operators",
                    default="the converter's"),
-        ),
-        "TensorRT": (
-            Option("--precision", "precision", one_of(PRECISIONS), "NAME",
-                   f"Precision of the plan: {', '.join(PRECISIONS)}"),
-            Option("--shapes", "shapes", shapes, "NAME:MIN,OPT,MAX",
-                   "Smallest, best and largest shape of an input, such as x:1x64,8x64,32x64; repeatable", tuple,
-                   default="batches of 1, 8 and 32"),
         ),
         "Check": (
             Option("--samples", "samples", str, "FILE.npz", "An array for each input, by its name",
@@ -100,11 +79,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _convert(given: ConvertOptions) -> int:
-    # Imported late, because it imports ONNX Runtime, which `--help` does not need.
-    from charonia.server.convert.convert import convert
-
     done = convert(given, _progress)
-    print(f"\n{table(done.differences)}\n" if done.differences else "")
+    print(f"\n{table(done.differences)}\n")
     if done.path is None:
         apart = ", ".join(f"'{difference.name}'" for difference in done.differences if difference.beyond)
         print(

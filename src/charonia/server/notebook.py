@@ -10,10 +10,10 @@ from textwrap import indent
 
 from charonia.config.json_form import from_json
 from charonia.config.pbtxt import render
-from charonia.server.backends.python.backend import MODE, THREAD
 from charonia.server.backends.python.worker import service
 from charonia.server.backends.python.worker.function import Function
 from charonia.server.backends.python.worker.model_config import ModelConfig
+from charonia.server.backends.workers.model import MODE, THREAD
 from charonia.server.embedding import Server
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import ModelOptions, ServerOptions

@@ -84,7 +84,7 @@ def test_a_picture_goes_through_image_openvino_and_fil(server: Server) -> None:
 
 
 def test_the_steps_read_what_the_steps_before_them_wrote(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from charonia.server.backends.fil.instance import FilInstance
+    from charonia.server.backends.fil.backend import FilInstance
     from charonia.server.backends.image.instance import ImageInstance
     from charonia.server.backends.openvino.backend import OpenVinoInstance
 

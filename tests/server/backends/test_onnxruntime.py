@@ -23,12 +23,10 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
-from charonia.server.backends.onnxruntime import backend, model_file, session
-from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
-from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
-from charonia.server.backends.onnxruntime.model_file import external_names, read_external, without_shape
+from charonia.server.backends.onnxruntime import backend, session
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
 from charonia.server.backends.onnxruntime.options import TENSORRT, Provider, SessionPlan
-from charonia.server.backends.onnxruntime.session import Session
+from charonia.server.backends.onnxruntime.session import Session, external_names, read_external, without_shape
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 FP32, INT64, BYTES = DataType.FP32, DataType.INT64, DataType.BYTES
@@ -688,7 +686,7 @@ class TestWeightsInAFileOfTheirOwn:
 
     def test_larger_ones_stay_with_onnx_runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = external(tmp_path)
-        monkeypatch.setattr(model_file, "COPIED_BYTES_MAX", 1000)
+        monkeypatch.setattr(session, "COPIED_BYTES_MAX", 1000)
 
         assert read_external(files.version_dir / "model.onnx") == {}
         make(files, MLP)

@@ -17,8 +17,7 @@ from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
-from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
 
 FP32, INT32, INT64 = DataType.FP32, DataType.INT32, DataType.INT64
 WITH_ZERO = BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO

@@ -26,8 +26,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
 from charonia.server.backends.openvino import backend
-from charonia.server.backends.openvino.backend import OpenVinoBackend
-from charonia.server.backends.openvino.network import Network, NetworkTensor, follows_batch
+from charonia.server.backends.openvino.backend import Network, NetworkTensor, OpenVinoBackend, follows_batch
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 FP32, INT64, BF16 = DataType.FP32, DataType.INT64, DataType.BF16
@@ -279,7 +278,7 @@ def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: 
 FIRST_RUNS = """
 import threading
 import numpy as np
-import charonia.server.backends.openvino.network
+import charonia.server.backends.openvino.backend
 import openvino
 
 x = openvino.opset13.parameter([-1, -1], np.float32, name="x")

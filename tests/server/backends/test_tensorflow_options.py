@@ -12,8 +12,14 @@ from charonia.config.model import (
 )
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.server.backends.tensorflow.options import CALLER, TensorFlowPlan, read_plan, remarks
-from charonia.server.backends.tensorflow.signature import read_signature, signature_problems
+from charonia.server.backends.tensorflow.backend import (
+    CALLER,
+    TensorFlowPlan,
+    read_plan,
+    read_signature,
+    remarks,
+    signature_problems,
+)
 
 ANSWER = {
     "folder": "f",

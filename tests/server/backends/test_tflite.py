@@ -28,7 +28,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
-from charonia.server.backends.tflite import program
+from charonia.server.backends.tflite import backend as tflite_backend
 from charonia.server.backends.tflite.backend import TfliteBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
@@ -212,7 +212,7 @@ def test_threads_follow_the_budget_unless_given(tmp_path: Path, monkeypatch: pyt
             asked.append(num_threads)
             super().__init__(model_content=model_content, num_threads=num_threads)
 
-    monkeypatch.setattr(program, "Interpreter", Recorded)
+    monkeypatch.setattr(tflite_backend, "Interpreter", Recorded)
     files = files_of(tmp_path, mlp())
     config = complete(files).config
     xnnpack = Optimization(

@@ -27,7 +27,7 @@ from tests.support.kept import kept_folder
 
 from charonia.cli.convert import run
 from charonia.core.tensor import Array
-from charonia.server.convert.original import rename, unknown_operators
+from charonia.server.backends.conversion import rename, unknown_operators
 
 KERAS_MODEL = Path(__file__).parents[2] / "support" / "keras_model.py"
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -266,7 +266,7 @@ def test_an_operator_that_cannot_be_converted_is_named(name: str, capsys: pytest
 def test_the_packages_that_are_missing_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("charonia.server.convert.original.find_spec", lambda name: None)
+    monkeypatch.setattr("charonia.server.backends.conversion.find_spec", lambda name: None)
     os.mkdir("saved")
     Path("saved/saved_model.pb").touch()
 
@@ -321,7 +321,7 @@ def test_a_tensor_that_has_the_new_name_of_another_gives_way() -> None:
 
 
 def test_a_process_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("charonia.server.convert.tensorflow.WORKER", "charonia.there_is_no_such_module")
+    monkeypatch.setattr("charonia.server.backends.tensorflow.original.WORKER", "charonia.there_is_no_such_module")
     Path("net.tflite").touch()
 
     assert run(["net.tflite"]) == 1

@@ -11,8 +11,8 @@ from tests.support.models import write_model
 
 from charonia.core.metadata import ModelIndexEntry, ModelState, ServerMetadata
 from charonia.core.statistics import WorkerState
-from charonia.server.backends.python import supervisor as supervisor_module
 from charonia.server.backends.registry import installed_backends
+from charonia.server.backends.workers import instance as instance_module
 from charonia.server.engine import ModelEngine
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
@@ -47,7 +47,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 0.4)
+    monkeypatch.setattr(instance_module, "RESTART_DELAY_S", 0.4)
     folder = write_model(tmp_path, "m", CODE)
     (folder / "config.pbtxt").write_text(CONFIG)
 

@@ -36,7 +36,6 @@ class Outputs:
 
     Attributes:
         tensors: Output tensors. The engine drops those that were not asked for.
-        parameters: Response parameters.
     """
 
     __slots__ = ("parameters", "tensors")
@@ -88,11 +87,9 @@ class BlockingInstance(Protocol):
         Raises:
             ServingError: The whole batch failed. Any other exception is reported as INTERNAL.
         """
-        ...
 
     def close(self) -> None:
         """Release all resources. Called once, from any thread, when idle."""
-        ...
 
 
 class BatchSink(Protocol):
@@ -104,7 +101,6 @@ class BatchSink(Protocol):
         `result` None with `final` says that no (further) response follows. A model that is not decoupled answers once:
         its first response counts, and later ones are ignored. So is every response to a request that is over.
         """
-        ...
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
@@ -118,18 +114,15 @@ class BatchSink(Protocol):
             leaves_open: Requests without a final response get no error but stay open: the instance owes each of them
                 a final `respond`, even when it fails.
         """
-        ...
 
     def is_cancelled(self, index: int) -> bool:
         """Whether the caller of request `index` has gone."""
-        ...
 
     def frame(self) -> CallFrame:
         """Return the caller of requests that the model makes while it runs this batch; call it before `finish`.
 
         Always the same one. From the first call on, the deadlock detector counts the instance as waiting for others.
         """
-        ...
 
 
 @runtime_checkable
@@ -138,18 +131,15 @@ class AsyncInstance(Protocol):
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         """Start to run the requests as one batch and return at once. Never raises: failures go to the sink."""
-        ...
 
     def cancel(self, sink: BatchSink, index: int) -> None:
         """The caller of request `index` of the batch of `sink` has gone; the model may learn of it. Best effort.
 
         The batch may have finished and left the request open.
         """
-        ...
 
     async def aclose(self) -> None:
         """Release all resources."""
-        ...
 
 
 @runtime_checkable
@@ -158,14 +148,12 @@ class Revivable(Protocol):
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Have each later worker complete these batches before it gets requests."""
-        ...
 
     def when_lost(self, lost: Callable[[], None]) -> None:
         """Call `lost` whenever a worker has ended, with what its model remembered; then its batches fail.
 
         So do those that it has not begun, which another worker would otherwise run.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +177,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The folders of a model version. A backend reads there and writes nothing.
-
-    Attributes:
-        model_dir: Folder of the model.
-        version: Version number.
-        version_dir: Folder of the version.
-    """
+    """The folders of a model version. A backend reads there and writes nothing."""
 
     model_dir: Path
     version: int
@@ -218,7 +200,6 @@ class Models(Protocol):
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. A faulty request does not raise: every outcome goes to `reply`."""
-        ...
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a version of a model is ready, which a model with `is_ready` decides itself.
@@ -226,11 +207,9 @@ class Models(Protocol):
         Raises:
             ServingError: NOT_FOUND for an unknown model, INVALID_ARG for a version that is not a number.
         """
-        ...
 
     def is_loadable(self, name: str) -> bool:
         """Whether a request for this model, not loaded yet, would load it and wait."""
-        ...
 
     def model_config(self, name: str, version: str = "") -> ModelConfig:
         """Return the complete configuration in use.
@@ -238,7 +217,6 @@ class Models(Protocol):
         Raises:
             ServingError: NOT_FOUND, INVALID_ARG, or UNAVAILABLE when the model is not ready.
         """
-        ...
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model; returns when it is ready.
@@ -246,7 +224,6 @@ class Models(Protocol):
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode; INVALID_ARG with the reason when the model fails to load.
         """
-        ...
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model.
@@ -254,7 +231,6 @@ class Models(Protocol):
         Raises:
             ServingError: UNAVAILABLE unless in explicit mode.
         """
-        ...
 
 
 class BusyPolling(Protocol):
@@ -263,15 +239,12 @@ class BusyPolling(Protocol):
     @property
     def worker_ns(self) -> int:
         """How long a worker process polls for its next batch, after an answer, before it sleeps."""
-        ...
 
     def thread_runs(self) -> None:
         """A thread of this process has started to compute: it needs the GIL, which a polling loop would hold."""
-        ...
 
     def thread_done(self) -> None:
         """The thread has finished."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +252,7 @@ class BackendSettings:
     """Settings of `--backend-config` that apply to a backend: its own and the global ones, as text.
 
     Attributes:
-        values: Setting by name.
         default_max_batch_size: What auto-complete writes where batching is possible (`default-max-batch-size`).
-        verbose: Whether verbose logging is on.
         models: The server's models, None where a model cannot call others (tests).
         metrics: Where custom metrics of models go, None where they are not shown (tests).
         busy_poll: Busy polling, None where it is off.
@@ -308,15 +279,12 @@ class LoadedModel(Protocol):
         Raises:
             ServingError: With the reason to show as the model's state.
         """
-        ...
 
     def memory(self) -> list[MemoryUsage]:
         """Return the memory that this version takes, as far as it is known."""
-        ...
 
     async def aclose(self) -> None:
         """Release all resources; all instances are closed."""
-        ...
 
 
 @runtime_checkable
@@ -325,11 +293,9 @@ class SupervisedModel(Protocol):
 
     def workers(self) -> list[WorkerState]:
         """Return the current state of each instance's worker."""
-        ...
 
     def is_failing(self) -> bool:
         """Return whether every worker has failed to start several times in a row. Cheap: health checks ask it."""
-        ...
 
 
 @runtime_checkable
@@ -338,7 +304,6 @@ class SelfChecking(Protocol):
 
     async def is_ready(self) -> bool:
         """Return its decision; never raises, and answers within seconds."""
-        ...
 
 
 class Backend(Protocol):
@@ -348,7 +313,6 @@ class Backend(Protocol):
 
     def uses_gpus(self) -> bool:
         """Whether instances of KIND_AUTO run on GPUs, where there are any."""
-        ...
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in what the configuration leaves open from the model itself.
@@ -356,7 +320,6 @@ class Backend(Protocol):
         Raises:
             ServingError: The model cannot be read, or contradicts the configuration.
         """
-        ...
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
         """Load a version for a complete, validated configuration.
@@ -364,8 +327,6 @@ class Backend(Protocol):
         Raises:
             ServingError: With the reason to show as the model's state, also for settings that are not supported.
         """
-        ...
 
     async def aclose(self) -> None:
         """Release what all models of this backend share. Called once, at shutdown."""
-        ...

@@ -1,13 +1,16 @@
-"""Base of backends whose library takes and returns arrays: options, file, completion and errors.
+"""Base of backends whose library takes and returns arrays: options, file, completion, errors, and batching.
 
-A subclass inspects and opens models. Its instances are `ArrayInstance`.
+A subclass inspects and opens models. Its instances are `ArrayInstance`. If a batch fails, the library does not say
+whose fault it is, so each request is run again alone.
 """
 
 import logging
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import repeat
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, Generic, TypeVar
 
 from charonia.config.backends import record_of
@@ -15,10 +18,163 @@ from charonia.config.complete import Signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, raise_problems
-from charonia.core.errors import Code, ServingError, unsupported
-from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles
-from charonia.server.backends.model_file import model_file
+from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import (
+    BackendSettings,
+    Completion,
+    Execution,
+    LoadedModel,
+    ModelFiles,
+    Outputs,
+    Result,
+)
+from charonia.server.backends.batch import batch_sizes, gather, input_plans, output_plans, scatter
 from charonia.server.backends.parameters import Params
+
+
+class ArrayInstance(ABC):
+    """A `BlockingInstance` whose model is one call, `run`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.is_batched = config.max_batch_size > 0
+        self.inputs = input_plans(config)
+        self.outputs = output_plans(config)
+        self.names = tuple(plan.name for plan in self.outputs)
+        self._by_name = {plan.name: plan for plan in self.outputs}
+        self._is_closed = False
+
+    @abstractmethod
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        """Run the model once.
+
+        Args:
+            names: The outputs that are asked for.
+            feed: Array of each input that is given, in the model's own shape; BYTES as objects of `bytes`.
+
+        Returns:
+            The array of each output in `names`, in their order; no later call may change it.
+
+        Raises:
+            ServingError: The model failed.
+        """
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone."""
+        if len(requests) == 1 or self.is_batched:
+            try:
+                return self._execute(requests)
+            except ServingError:
+                if len(requests) == 1:
+                    raise
+        start = time.monotonic_ns()
+        results = [self._execute_alone(request) for request in requests]
+        return Execution(results, start, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Run nothing more. A library's own resources are released by the class that holds them."""
+        self._is_closed = True
+
+    def feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        """Return the array of each input that the requests give."""
+        feed = {}
+        for plan in self.inputs:
+            array = gather(requests, plan.name)
+            if array is not None:
+                feed[plan.name] = plan.reshape(array, self.is_batched)
+        return feed
+
+    def parts(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
+        """Return each request's part of an output, in the configured shape."""
+        array = self._by_name[name].reshape(array, self.is_batched)
+        return scatter(name, array, batch_sizes(requests)) if self.is_batched else [array]
+
+    def _execute_alone(self, request: InferRequest) -> Result:
+        try:
+            return self._execute([request]).results[0]
+        except ServingError as error:
+            return error
+
+    def _execute(self, requests: Sequence[InferRequest]) -> Execution:
+        if self._is_closed:
+            raise internal("the instance is closed")
+        feed = self.feed(requests)
+        names = self._wanted(requests)
+        input_end_ns = time.monotonic_ns()
+        arrays = self.run(names, feed)
+        output_start_ns = time.monotonic_ns()
+        answers: list[list[Tensor]] = list(map(list, repeat((), len(requests))))
+        for name, array in zip(names, arrays, strict=True):
+            datatype = self._by_name[name].datatype
+            for answer, part in zip(answers, self.parts(name, array, requests), strict=True):
+                answer.append(Tensor(name, datatype, part))
+        return Execution(list(map(Outputs, answers)), input_end_ns, output_start_ns)
+
+    def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
+        """Return the outputs that at least one request asks for; a model need not compute the others."""
+        if len(self.names) == 1:
+            return self.names
+        asked: set[str] = set()
+        for request in requests:
+            if not request.outputs:
+                return self.names
+            asked.update(output.name for output in request.outputs)
+        return tuple(name for name in self.names if name in asked)
+
+
+_STARTS = (
+    (b"version https://git-lfs", "the file is a Git LFS pointer: `git lfs pull` fetches the model"),
+    (b"<!doctype html", "the file is an HTML page: the download needed a login, or the link leads to a page"),
+    (b"<html", "the file is an HTML page: the download needed a login, or the link leads to a page"),
+    (b"\x1f\x8b", "the file is compressed with gzip: gunzip unpacks it"),
+)
+"""What files begin with that are not models, in lower case, and the hint."""
+
+
+def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
+    """Return the model's file, or where that is a folder, the file in it: of the same name, or of the default name.
+
+    Args:
+        config: Its configuration, which may name another file.
+        default: The file's name where the configuration names none.
+
+    Raises:
+        ServingError: INVALID_ARG when there is none.
+    """
+    name = config.default_model_filename or default
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
+    path = files.version_dir / name
+    candidates = [path / path.name, path / default] if path.is_dir() else [path]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    folder = candidates[0].parent
+    found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+    held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
+    raise invalid(
+        f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
+        hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
+    )
+
+
+def broken_file_hint(path: Path) -> str:
+    """Return a hint for a file that a library does not load, "" for none. Blocks on disk I/O."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64).lstrip().lower()
+    except OSError:
+        return ""
+    if not start:
+        return "the file is empty"
+    return next((hint for beginning, hint in _STARTS if start.startswith(beginning)), "")
+
+
+def weights_bytes(path: Path) -> int:
+    """Return the total size of a model's file and those beside it, which hold external data. Blocks on disk I/O."""
+    return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+
 
 _log = logging.getLogger(__name__)
 
@@ -32,8 +188,6 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
     """A backend that computes on the CPU.
 
     Attributes:
-        name: Name of the backend.
-        parameters: Parameters of its models.
         gpu_hint: Hint for models with instances on GPUs.
     """
 
@@ -47,29 +201,17 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
 
     @abstractmethod
     async def inspect(self, files: ModelFiles, config: ModelConfig, plan: Plan) -> tuple[Signature, Sequence[str]]:
-        """Return the inputs and outputs of a model, and notes.
-
-        Raises:
-            ServingError: The model cannot be read.
-        """
+        """Return the inputs and outputs of a model, and notes."""
 
     @abstractmethod
     async def open(self, files: ModelFiles, config: ModelConfig, plan: Plan) -> Model:
-        """Load a version.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
+        """Load a version."""
 
     def uses_gpus(self) -> bool:
         return False
 
     def plan(self, config: ModelConfig, settings: BackendSettings) -> Plan:
-        """Return the options of a model.
-
-        Raises:
-            ServingError: A parameter or a setting is invalid.
-        """
+        """Return the options of a model. Raises ServingError: A parameter or a setting is invalid."""
         plan, problems = self.read_plan(config, settings.values)
         if problems:
             raise_problems(config.name, problems)
@@ -92,11 +234,6 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         yield from self.parameters.remarks(config)
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         if config.input and config.output:
             return Completion(config)
         signature, remarks = await self.inspect(files, config, self.plan(config, settings))
@@ -105,11 +242,6 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         return Completion(merged, (*notes, *remarks))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Model:
-        """Load a version.
-
-        Raises:
-            ServingError: A setting is invalid or not supported, or the model cannot be read.
-        """
         plan = self.plan(config, settings)
         if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
             raise unsupported(
@@ -126,9 +258,6 @@ def plain_error(what: str, error: Exception, code: Code, *sources: re.Pattern[st
     """Return an error of a library as one line.
 
     Args:
-        what: The action that failed.
-        error: The library's error.
-        code: Code of the result.
         sources: Patterns to remove from the message, such as locations in the library's source.
     """
     text = str(error)

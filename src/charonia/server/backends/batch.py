@@ -16,8 +16,6 @@ class TensorPlan:
     """An input or output of the configuration, and how its arrays are reshaped on the way in or out.
 
     Attributes:
-        name: Tensor name.
-        datatype: Its datatype.
         source: Dimensions of the arrays before, without the batch; -1 for variable ones.
         target: Dimensions after; None for the same.
     """
@@ -90,11 +88,6 @@ def gather(requests: Sequence[InferRequest], name: str) -> Array | None:
 
 def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
     """Return each request's part of an output, as views, in order.
-
-    Args:
-        name: Output name, for errors.
-        array: The output of the whole batch.
-        sizes: Batch size of each request.
 
     Raises:
         ServingError: INTERNAL when the output does not have one row for each row of the input.

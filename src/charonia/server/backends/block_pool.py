@@ -31,7 +31,6 @@ class Block:
 
     Attributes:
         memory: What was allocated: an object with the buffer protocol if it is memory of the CPU.
-        size: Number of bytes.
     """
 
     memory: Any

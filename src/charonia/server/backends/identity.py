@@ -49,18 +49,7 @@ _Reshape = tuple[TensorPlan, TensorPlan]
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What every instance does.
-
-    Attributes:
-        names: Output by input.
-        reshapes: By input, where its output has another shape.
-        is_batched: Whether there is a batch dimension.
-        parameters: What a response has.
-        is_traced: Whether it reports activities of its own.
-        execute_s: How long a batch takes, in seconds.
-        creation_s: How long an instance takes to create, in seconds.
-        instance_multiplier: See `instance_wise_delay_multiplier`.
-    """
+    """What every instance does."""
 
     names: Mapping[str, str]
     reshapes: Mapping[str, _Reshape]
@@ -82,7 +71,6 @@ class IdentityInstance:
         self._delay_s = delay_s
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Answer each request with its own inputs."""
         start = time.monotonic_ns()
         if self._delay_s > 0:
             time.sleep(self._delay_s)
@@ -124,7 +112,6 @@ class IdentityModel:
         self._made = 0
 
     async def create_instance(self, placement: Placement) -> IdentityInstance:
-        """Make one more instance."""
         index = self._made
         self._made += 1
         work = self._work
@@ -152,11 +139,6 @@ class IdentityBackend:
         return Completion(config)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> IdentityModel:
-        """Load a version.
-
-        Raises:
-            ServingError: Inputs and outputs do not pair up, or a parameter is wrong.
-        """
         values = PARAMETERS.checked(config)
         if unknown := ", ".join(f"'{key}'" for key, _ in PARAMETERS.unknown(config)):
             raise unsupported(

@@ -25,13 +25,11 @@ class Param:
     """One parameter.
 
     Attributes:
-        name: Name.
         help: Meaning, for the documentation; "" if another page has it.
         kind: `bool`, `int`, `float`, `str`, or a choice: an enum, or a mapping from text to value. Otherwise a function
             that raises ValueError with the expected value.
         default: Value if the parameter is absent.
         shown: The default as the documentation shows it, if it differs from its text.
-        ge: Minimum.
         also: Second name; the first name takes precedence.
         is_setting_only: Whether only `--backend-config` can set it.
     """
@@ -50,11 +48,7 @@ class Param:
         return (self.name, self.also) if self.also else (self.name,)
 
     def read(self, text: str) -> Any:
-        """Parse a text.
-
-        Raises:
-            ValueError: The text is invalid; the message is the expected value.
-        """
+        """Parse a text. Raises ValueError: The text is invalid; the message is the expected value."""
         if self.kind is str:
             return text
         if self.kind is bool or isinstance(self.kind, Mapping):
@@ -93,13 +87,8 @@ class Param:
 class Values:
     """The values of a model's parameters, and their problems.
 
-    Args:
-        parameters: The declarations.
-        given: Path and text of each parameter that is set.
-
     Attributes:
         given: Path and text of each parameter that is set.
-        problems: Problems of the values.
     """
 
     def __init__(self, parameters: Iterable[Param], given: Mapping[str, tuple[str, str]]) -> None:
@@ -108,7 +97,6 @@ class Values:
         self._found = {each.name: self._read(each) for each in parameters}
 
     def __getitem__(self, name: str) -> Any:
-        """Return a value; the default if it is absent or invalid."""
         return self._found[name]
 
     def __contains__(self, name: str) -> bool:
@@ -132,8 +120,6 @@ class Params:
     """The parameters of a backend.
 
     Args:
-        backend: Name of the backend.
-        parameters: The declarations.
         settings: Names that `--backend-config` can set for all models, None for all names.
         others: Names that other code reads.
     """
@@ -165,7 +151,6 @@ class Params:
         """Return the values of a model. Its own parameters override the settings.
 
         Args:
-            config: The model's configuration.
             settings: Settings of the backend (`--backend-config`); undeclared settings are ignored.
             overriding: Path and text of values from another source, which override both.
         """
@@ -187,12 +172,7 @@ class Params:
         return values
 
     def unknown(self, config: ModelConfig, others: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-        """Yield each unknown parameter of a model, and the closest known name, "" for none.
-
-        Args:
-            config: The model's configuration.
-            others: Additional known names.
-        """
+        """Yield each unknown parameter of a model, and the closest known name, "" for none."""
         for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - {*self.names, *others}):
             yield key, self.near(key, others)
 

@@ -24,8 +24,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from . import cuda_ipc
-from .addresses import addresses
-from .regions import ChannelError, Export, ForwardedRegion, Mappings, Region, RegionPool
+from .regions import ChannelError, Export, ForwardedRegion, Mappings, Region, RegionPool, addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -115,8 +114,6 @@ class Outgoing:
         """Export a tensor of a GPU; return where the other end finds it, None where it must be copied.
 
         Args:
-            source: Offers `__dlpack__`.
-            datatype: Its datatype as the protocol writes it.
             content: What this end gets when the other end sends it back, None for `source`.
             is_done: Whether the GPU is known to be done with it.
         """
@@ -297,8 +294,6 @@ def receive(sock: socket.socket, flags: int = 0, buffer: memoryview = _received)
     The bytes can be written to, because a model may compute in place on arrays that lie in them.
 
     Args:
-        sock: The socket.
-        flags: Flags of the system call.
         buffer: What to receive into; threads that receive at the same time need one each.
     """
     size, ancillary, _, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, flags)

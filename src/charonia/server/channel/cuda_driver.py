@@ -45,14 +45,7 @@ class _Uuid(ctypes.Structure):
 
 
 class Allocation(NamedTuple):
-    """Memory as it was allocated, of which a tensor is a part.
-
-    Attributes:
-        context: The context that it belongs to.
-        device: Number of its GPU in this process.
-        start: Address.
-        size: Size in bytes.
-    """
+    """Memory as it was allocated, of which a tensor is a part."""
 
     context: ctypes.c_void_p
     device: int
@@ -98,11 +91,7 @@ class Driver:
         return bytes(uuid)
 
     def device_of(self, uuid: bytes) -> int:
-        """Return the number that a GPU has in this process.
-
-        Raises:
-            CudaError: The process does not see it.
-        """
+        """Return the number that a GPU has in this process. Raises CudaError: The process does not see it."""
         for device_id in range(self.device_count()):
             if self.uuid(device_id) == uuid:
                 return device_id
@@ -185,11 +174,7 @@ class Driver:
 
 @lru_cache(maxsize=None)  # noqa: UP033 - Python 3.8
 def driver() -> Driver:
-    """Return the driver of this machine.
-
-    Raises:
-        CudaError: There is none, or it finds no GPU.
-    """
+    """Return the driver of this machine. Raises CudaError: There is none, or it finds no GPU."""
     try:
         return Driver(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError) as error:

@@ -88,11 +88,7 @@ class _Handles:
         self._ender: threading.Thread | None = None
 
     def open(self, address: IpcAddress) -> _Memory:
-        """Return the memory of a handle, for one more user.
-
-        Raises:
-            CudaError: It cannot be opened.
-        """
+        """Return the memory of a handle, for one more user. Raises CudaError: It cannot be opened."""
         with self._lock:
             if self._ender is None:
                 self._ender = threading.Thread(target=self._run_ends, name="cuda-ipc", daemon=True)
@@ -132,7 +128,6 @@ class _Handles:
         """Remove a user of memory. May be called by finalizers.
 
         Args:
-            memory: The memory.
             waits: Whether the GPU may still be at work on what the user looked at.
             then: Called, in another thread, when that is over and the handle is closed where this was its last user.
         """
@@ -162,13 +157,7 @@ _handles = _Handles()
 
 
 class ExportedMemory:
-    """An exported tensor; other processes may use it as long as this object exists.
-
-    Attributes:
-        address: Where it is.
-        size: Size in bytes.
-        shape: Shape.
-    """
+    """An exported tensor; other processes may use it as long as this object exists."""
 
     __slots__ = ("_keep", "address", "shape", "size")
 
@@ -185,8 +174,6 @@ def export(source: Any, datatype: str, *, is_done: bool = False) -> ExportedMemo
     The GPU is done with it when this returns.
 
     Args:
-        source: Offers `__dlpack__`.
-        datatype: Its datatype as the protocol writes it.
         is_done: Whether the GPU is known to be done with it.
     """
     if isinstance(source, GpuArray):
@@ -229,8 +216,6 @@ class ImportedMemory:
     """Elements that another process owns.
 
     Args:
-        export_id: Id of the export.
-        size: Size in bytes.
         address: Where they are.
         exporter: The exports of the other direction of the channel that this came by.
         release: Called, from any thread, when nothing here refers to them any more.
@@ -254,11 +239,7 @@ class ImportedMemory:
         return self._state.memory is not None
 
     def open(self) -> _Memory:
-        """Open the memory, where it is not open yet.
-
-        Raises:
-            CudaError: It cannot be opened.
-        """
+        """Open the memory, where it is not open yet."""
         state = self._state
         with state.lock:
             if state.memory is None:
@@ -307,13 +288,7 @@ def _nothing() -> None:
 
 
 class GpuArray:
-    """A tensor that another process owns, for frameworks: offers dlpack and itself as an array of the CPU.
-
-    Args:
-        imported: Its elements.
-        shape: Shape.
-        datatype: Datatype as the protocol writes it.
-    """
+    """A tensor that another process owns, for frameworks: offers dlpack and itself as an array of the CPU."""
 
     __slots__ = ("datatype", "imported", "shape")
 
@@ -341,10 +316,6 @@ class GpuArray:
 
 class CapsuleArray:
     """A tensor of this process in the memory of a GPU, of which a capsule is all that there is.
-
-    Args:
-        capsule: The capsule, which is not read.
-        datatype: Its datatype as the protocol writes it.
 
     Raises:
         CudaError: It is not in the memory of a GPU that this process can use, or its elements are scattered.
@@ -394,10 +365,6 @@ def imported_array(
     """Return what a place in a message leads to: a `GpuArray`, or what this end itself has exported.
 
     Args:
-        place: Place, as it came.
-        shape: Shape.
-        datatype: Datatype as the protocol writes it.
-        exporter: This end's exports.
         release: Called, from any thread, with the id of an export of the other end that is not needed any more.
 
     Raises:

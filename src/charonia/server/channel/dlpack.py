@@ -48,9 +48,7 @@ class Layout(NamedTuple):
     """What a capsule says of its elements.
 
     Attributes:
-        address: Where the first one is.
         device: Device type and number.
-        shape: Shape.
         is_contiguous: Whether they follow each other in row-major order.
     """
 
@@ -105,10 +103,6 @@ def export(array: Array, datatype: str) -> object:
 
 def read(source: Any, name: str) -> tuple[Array, str]:
     """Return the array of a capsule, or of an object that offers one, and its datatype.
-
-    Args:
-        source: Capsule, or object with `__dlpack__`.
-        name: Name of the tensor, for errors.
 
     Raises:
         TritonModelException: There is none, it is out of reach, or its datatype is none of tensors.
@@ -189,8 +183,6 @@ def capsule_of(address: int, device: tuple[int, int], shape: tuple[int, ...], da
     Args:
         address: Where they are, in row-major order.
         device: Device type and number.
-        shape: Shape.
-        datatype: Datatype as the protocol writes it.
         keep: Lives as long as the elements may be read.
     """
     count = len(shape)

@@ -10,15 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from charonia.server.channel.channel import (
-    FDS_MAX,
-    Incoming,
-    Outgoing,
-    Receiver,
-    receive,
-    remaining,
-    send_some,
-)
+from charonia.server.channel.channel import FDS_MAX, Incoming, Outgoing, Receiver, receive, remaining, send_some
 from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 _log = logging.getLogger(__name__)
@@ -46,7 +38,6 @@ class ChannelEnd:
             named wherever they go, and `pool.lend` gives memory whose content is never copied.
 
     Attributes:
-        pool: The regions of this end.
         unsent: What waits for the other end to read.
         unsent_bytes: Its size.
     """
@@ -83,8 +74,6 @@ class ChannelEnd:
         """Send a message, together with others of the same iteration of the event loop.
 
         Args:
-            header: Kind and content.
-            outgoing: Its tensors.
             at_once: Send it now, with all waiting messages.
 
         Raises:
@@ -181,15 +170,12 @@ class Sender(Protocol):
     @property
     def pool(self) -> RegionPool:
         """The regions of this end."""
-        ...
 
     def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None, *, at_once: bool = False) -> None:
         """Send a message. See `ChannelEnd.send`."""
-        ...
 
     def drop(self, regions: list[int]) -> None:
         """Unmap regions that the other end has freed."""
-        ...
 
 
 class TensorLink:
@@ -214,8 +200,6 @@ class TensorLink:
         """Send a message that ends with the dropped references.
 
         Args:
-            header: Kind and content.
-            outgoing: Its tensors.
             at_once: Whether to send it now, since others are unlikely to follow in this iteration of the event loop.
 
         Raises:

@@ -11,18 +11,85 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 import weakref
+from bisect import bisect_left, bisect_right, insort
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .addresses import Mapped, addresses
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     Data = bytes | bytearray | memoryview
+    import mmap
+
+
+class Mapped(NamedTuple):
+    """A region as it is mapped in this process.
+
+    Attributes:
+        owner: The pool, or the mappings, that it belongs to.
+        id: Its number there.
+        fd: Its descriptor, -1 where none is kept.
+    """
+
+    owner: object
+    id: int
+    size: int
+    fd: int
+
+
+class Addresses:
+    """The mapped regions by address. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._mapped: dict[int, Mapped] = {}  # by the address at which it begins
+        self._starts: list[int] = []  # in order; replaced, never changed, so that `find` needs no lock
+
+    def add(self, memory: mmap.mmap, mapped: Mapped) -> None:
+        """Add a region."""
+        start = _address(memory)
+        with self._changing:
+            self._mapped[start] = mapped
+            starts = self._starts.copy()
+            insort(starts, start)
+            self._starts = starts
+
+    def remove(self, memory: mmap.mmap, owner: object) -> Mapped | None:
+        """Remove a region; return it, or None if this owner has none there."""
+        start = _address(memory)
+        with self._changing:
+            mapped = self._mapped.get(start)
+            if mapped is None or mapped.owner is not owner:
+                return None
+            starts = self._starts.copy()
+            del starts[bisect_left(starts, start)], self._mapped[start]
+            self._starts = starts
+        return mapped
+
+    def find(self, data: Data) -> tuple[Mapped, int] | None:
+        """Return the region in which all of `data` lies, and the offset there; None if there is no such region."""
+        address, starts = _address(data), self._starts
+        index = bisect_right(starts, address)
+        if not index:
+            return None
+        start = starts[index - 1]
+        mapped = self._mapped.get(start)
+        if mapped is None or address + len(data) > start + mapped.size:
+            return None
+        return mapped, address - start
+
+
+def _address(data: Data | mmap.mmap) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+addresses = Addresses()
+"""The regions mapped in this process."""
+
 
 POOL_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of idle regions that a sender keeps for reuse."""
@@ -113,8 +180,6 @@ class Export(NamedTuple):
 
     Attributes:
         content: What this end has, and gets again when the other end sends it back.
-        datatype: Datatype as the protocol writes it.
-        shape: Shape.
         exported: Keeps the memory allocated that the handle leads to.
     """
 
@@ -135,7 +200,6 @@ class RegionPool:
 
     Attributes:
         exports_gpu: Whether tensors of a GPU travel as CUDA IPC handles unless the receiver asks otherwise.
-        is_closed: Whether the other end is gone.
     """
 
     def __init__(self, theirs: Mappings | None = None, *, forwards: bool = False, names_own: bool = False) -> None:
@@ -162,7 +226,6 @@ class RegionPool:
         """Return a region with these bytes, to which the other end refers from now on, and their offset there.
 
         Args:
-            data: The bytes.
             found: Where they lie in shared memory of this process, None where they do not. Else they are copied.
 
         Raises:
@@ -210,11 +273,7 @@ class RegionPool:
         return export_id
 
     def exported(self, export_id: int) -> Export:
-        """Return an export that the other end names.
-
-        Raises:
-            ChannelError: There is none of this id.
-        """
+        """Return an export that the other end names. Raises ChannelError: There is none of this id."""
         export = self._exports.get(export_id)
         if export is None:
             raise ChannelError(f"there is no export {export_id} of a tensor of a GPU")
@@ -338,11 +397,7 @@ class Mappings:
         return mapped.owner is self
 
     def view(self, region_id: int, size: int, offset: int = 0) -> memoryview:
-        """Return a part of a region.
-
-        Raises:
-            ChannelError: There is no such region, or it is smaller.
-        """
+        """Return a part of a region. Raises ChannelError: There is no such region, or it is smaller."""
         memory = self._memory.get(region_id)
         if memory is None or offset + size > len(memory):
             raise ChannelError(f"region {region_id} of {offset + size} bytes is not mapped")

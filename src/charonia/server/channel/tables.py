@@ -40,7 +40,6 @@ class DataColumn:
     """A column of a table.
 
     Attributes:
-        name: Its name.
         dtype: dtype in the data frame, of numpy or pandas; None for texts, whose dtype pandas chooses.
         values: Values that the model knows, for examples.
         is_assumed: Whether nothing says what the column holds: booleans count as numbers.
@@ -85,11 +84,7 @@ class DataColumn:
         return schema
 
     def read(self, array: Array) -> Any:
-        """Return the column of a data frame for a tensor.
-
-        Raises:
-            TableError: A text is not UTF-8, or no time.
-        """
+        """Return the column of a data frame for a tensor. Raises TableError: A text is not UTF-8, or no time."""
         column = self._texts(array) if array.dtype == OBJECT else self._numbers(array)
         if self.dtype is None:
             return column
@@ -156,7 +151,6 @@ class DataTable:
     """The columns of a model, in their order.
 
     Args:
-        columns: The columns.
         make: Makes the data frame of columns by name; by default that of pandas.
     """
 

@@ -57,11 +57,7 @@ def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int]
 
 
 def _strings_in(data: memoryview) -> list[bytes]:
-    """Return the elements of a string tensor, which travel as a marshalled list.
-
-    Raises:
-        ChannelError: They are not that.
-    """
+    """Return the elements of a string tensor, which travel as a marshalled list."""
     try:
         elements = marshal.loads(data)
     except (ValueError, EOFError, TypeError) as error:

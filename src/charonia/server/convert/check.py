@@ -1,4 +1,4 @@
-"""Samples, and the comparison of what two models answer to them. Pure."""
+"""Samples of a file, and the comparison of what two models answer to samples. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,6 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.tensor import Array
-from charonia.wire.example_inputs import example_dims
-
-INTEGER_MAX = 1
-"""Greatest integer of random samples: one is a valid id, mask and count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +16,10 @@ class OutputDifference:
     """How far the answers for one output are apart.
 
     Attributes:
-        name: The output.
-        datatype: Its datatype.
         shape: Its shape, with -1 for variable dimensions.
         absolute: Greatest absolute difference of numbers with a fraction.
         relative: Greatest difference relative to the original's number, or to the tolerance where that is greater.
         beyond: Elements that differ by more than the tolerance, or at all where they are no numbers with a fraction.
-        elements: Elements that were compared.
         is_alike: Whether the original answered every row of several the same, so that little was compared.
     """
 
@@ -43,45 +36,6 @@ class OutputDifference:
     def is_exact(self) -> bool:
         """Whether elements are equal or not, with nothing between."""
         return self.datatype.numpy.kind not in "f"
-
-
-def random_samples(
-    inputs: Sequence[SignatureTensor], rows: int, texts: Mapping[str, Sequence[str]], scale: float, seed: int = 0
-) -> dict[str, Array]:
-    """Return an array for each input.
-
-    Args:
-        inputs: The inputs.
-        rows: Size of the first dimension, where it is variable.
-        texts: Texts to choose from, by input.
-        scale: Standard deviation of numbers with a fraction in the last row; in the first one it is 1.
-        seed: Of the generator.
-
-    Raises:
-        ServingError: INVALID_ARG when nothing is known of the texts of an input.
-    """
-    generator = np.random.default_rng(seed)
-    feed: dict[str, Array] = {}
-    for tensor in inputs:
-        dims = example_dims(tensor.shape, tensor.datatype, batched=False)
-        shape = (rows, *dims[1:]) if tensor.shape[:1] == (-1,) else dims
-        kind = tensor.datatype.numpy.kind
-        if tensor.datatype is DataType.BYTES:
-            if not texts.get(tensor.name):
-                raise invalid(
-                    f"input '{tensor.name}' takes texts, and nothing says which ones",
-                    hint="give samples: --samples FILE.npz, with an array for each input",
-                )
-            array: Array = np.array([t.encode() for t in generator.choice(texts[tensor.name], shape).ravel()], object)
-            array = array.reshape(shape)
-        elif kind == "f":
-            array = generator.normal(size=shape)
-            if shape and shape[0] > 1:
-                array *= np.geomspace(1, scale, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-        else:
-            array = generator.integers(0, INTEGER_MAX, shape, endpoint=True)
-        feed[tensor.name] = array.astype(tensor.datatype.numpy, copy=False)
-    return feed
 
 
 def given_samples(inputs: Sequence[SignatureTensor], arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -130,9 +84,6 @@ def compare(
     finite in one is the same in the other.
 
     Args:
-        tensor: The output.
-        expected: The original's answer to each batch.
-        got: The converted model's.
         tolerance: Absolute and relative.
 
     Raises:

@@ -1,65 +1,56 @@
-"""The procedure: read, convert, check, write."""
+"""The procedure: read, convert, check, write; and what to convert."""
 
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.forms import model_name
-from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, conflict, invalid, not_found
 from charonia.core.tensor import Array
-from charonia.server.backends.onnxruntime.instance import to_bytes, to_text
-from charonia.server.backends.onnxruntime.options import CPU, SessionPlan
-from charonia.server.backends.onnxruntime.session import Session, open_session, plain_error, signature_of
-from charonia.server.backends.tensorrt.build import build, check_machine
-from charonia.server.convert.check import OutputDifference, batches_of, compare, given_samples, random_samples
-from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import Original, require
+from charonia.server.backends.conversion import Converted, Original, ReadOptions, random_samples, require
+from charonia.server.convert.check import OutputDifference, batches_of, compare, given_samples
+
+TOLERANCE = 1e-4
+ROWS = 16
+ROWS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One form.
+class ConvertOptions(ReadOptions):
+    """A conversion, and how the model is read.
 
     Attributes:
-        name: Its name on the command line.
-        filename: Its name in a version's folder.
-        write: Writes it: takes the path of the ONNX model, that of the file to write and the options; raises
-            ServingError.
-        check: Checks that this machine can write it; raises ServingError.
+        output: Path of the file to write, "" for the model's name in the current folder.
+        repository: Folder of a repository to write the model to, "" for none.
+        name: Name of the model, "" for that of the file.
+        force: Whether a file that is there already is replaced.
+        opset: Version of ONNX's operators, 0 for what the converter has.
+        samples: Path of an .npz file with an array for each input, "" for random ones.
     """
 
-    name: str
-    filename: str
-    write: Callable[[Path, Path, ConvertOptions], None]
-    check: Callable[[], None] = lambda: None
+    model: str = ""
+    output: str = ""
+    repository: str = ""
+    name: str = ""
+    force: bool = False
+    opset: int = 0
+    samples: str = ""
+    rows: int = ROWS
+    tolerance: float = TOLERANCE
 
-
-def _copy(model: Path, output: Path, options: ConvertOptions) -> None:
-    """Copy an ONNX model, with the file of its weights where that is apart."""
-    for beside in model.parent.glob(f"{model.name}.*"):
-        shutil.copyfile(beside, output.parent / beside.name)
-    shutil.copyfile(model, output)
-
-
-def _plan(model: Path, output: Path, options: ConvertOptions) -> None:
-    build(model, output, precision=options.precision, shapes=dict(options.shapes))
-
-
-TARGETS = (Target("onnx", "model.onnx", _copy), Target("tensorrt", "model.plan", _plan, check_machine))
-"""The forms; `TARGET_NAMES` of the options has the same names."""
-
-
-def target_called(name: str) -> Target:
-    return next(target for target in TARGETS if target.name == name)
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong."""
+        if self.output and self.repository:
+            yield "--output, --repository: expected one of them"
+        if self.name and not self.repository:
+            yield "--name: is the name of a model in a --repository, and none is given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +58,9 @@ class SourceForm:
     """One form.
 
     Attributes:
-        title: What it is.
-        suffixes: Suffixes of its files.
         member: A file in its folder, for forms that are folders.
         extra: Extra of this package that reads it.
-        modules: The libraries that it needs.
-        original: Where its `Original` is: "module:class".
+        original: Where the backends have its `Original`: "module:class".
     """
 
     title: str
@@ -87,17 +75,17 @@ SOURCES = (
     SourceForm(
         "an estimator of scikit-learn", (".skops", ".joblib", ".pkl", ".pickle"), "",
         "convert,sklearn", ("sklearn", "skops", "skl2onnx", "onnx"),
-        "charonia.server.convert.estimators:EstimatorOriginal",
+        "sklearn.original:EstimatorOriginal",
     ),
     SourceForm(
         "a PyTorch model", (".pt", ".pth", ".jit", ".torchscript", ".pt2"), "",
         "convert,torch", ("torch", "onnx", "onnxscript"),
-        "charonia.server.convert.pytorch:PyTorchOriginal",
+        "pytorch.original:PyTorchOriginal",
     ),
     SourceForm(
         "a TensorFlow model", (".keras", ".h5", ".tflite"), "saved_model.pb",
         "convert,tensorflow", ("tensorflow", "tf2onnx", "onnx"),
-        "charonia.server.convert.tensorflow:TensorFlowOriginal",
+        "tensorflow.original:TensorFlowOriginal",
     ),
 )  # fmt: skip
 """The forms, each with what reads it."""
@@ -126,15 +114,16 @@ def form_of(path: Path) -> SourceForm:
 
 
 def open_original(form: SourceForm, path: Path, options: ConvertOptions) -> Original:
-    """Read a model.
-
-    Raises:
-        ServingError: A library is missing, or the file cannot be read.
-    """
+    """Read a model. Raises ServingError: A library is missing, or the file cannot be read."""
     require(form.extra, *form.modules)
-    module, _, name = form.original.partition(":")
-    make = cast(Callable[[Path, ConvertOptions], Original], getattr(import_module(module), name))
-    return make(path, options)
+    original: Original = _of_backend(form.original)(path, options)
+    return original
+
+
+def _of_backend(name: str) -> Any:
+    """Import what a backend has for conversions; its library is not needed before."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"charonia.server.backends.{module}"), attribute)
 
 
 class Progress(Protocol):
@@ -142,7 +131,6 @@ class Progress(Protocol):
 
     def __call__(self, step: str, text: str) -> None:
         """Take a step: "reading", "converting", "checking", or "note"."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +138,7 @@ class Conversion:
     """What came of it.
 
     Attributes:
-        differences: How far the answers are apart, by output; of nothing for an ONNX model in another form.
+        differences: How far the answers are apart, by output.
         path: The file that was written, None where the model differs too much.
     """
 
@@ -168,14 +156,8 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
     if problems:
         raise invalid("\n".join(problems))
     path = Path(options.model).expanduser()
-    target = target_called(options.target)
-    target.check()
-    if path.suffix.lower() == ".onnx" and path.is_file() and target.name != "onnx":
-        output = _output(options, path, target.filename)
-        progress("converting", f"{path} to {target.name}, which takes minutes")
-        return Conversion((), _written(target, path, output, options))
     form = form_of(path)
-    output = _output(options, path, target.filename)
+    output = _output(options, path)
     samples = _read_samples(options.samples) if options.samples else None
     progress("reading", f"{path}, {form.title}")
     original = open_original(form, path, options)
@@ -187,31 +169,29 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
             # Under its own name, by which it names the file of its weights.
             model = Path(folder, f"{output.stem}.onnx")
             original.to_onnx(model, options.opset)
-            session, signature = _open(model)
-            differences = _check(original, session, signature, options, samples, progress)
+            converted: Converted = _of_backend("onnxruntime.session:ConvertedOnnx")(model)
+            differences = _check(original, converted, options, samples, progress)
             if any(difference.beyond for difference in differences):
                 return Conversion(differences, None)
-            return Conversion(differences, _written(target, model, output, options))
+            return Conversion(differences, _written(model, output))
     finally:
         original.close()
 
 
-def _written(target: Target, model: Path, output: Path, options: ConvertOptions) -> Path:
+def _written(model: Path, output: Path) -> Path:
+    """Copy the converted model, with the file of its weights where that is apart."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    target.write(model, output, options)
+    for part in (model, *model.parent.glob(f"{model.name}.*")):
+        shutil.copyfile(part, output.parent / (output.name if part == model else part.name))
     return output
 
 
-def _output(options: ConvertOptions, path: Path, filename: str) -> Path:
-    """Return where the converted model belongs.
-
-    Raises:
-        ServingError: Something is there.
-    """
+def _output(options: ConvertOptions, path: Path) -> Path:
+    """Return where the converted model belongs."""
     name = options.name or model_name(path.name)
-    output = Path(options.output or f"{name}{Path(filename).suffix}")
+    output = Path(options.output or f"{name}.onnx")
     if options.repository:
-        output = Path(options.repository, name, "1", filename)
+        output = Path(options.repository, name, "1", "model.onnx")
     if output.exists() and not options.force:
         raise conflict(f"'{output}' is there already", hint="--force replaces it")
     return output
@@ -230,21 +210,15 @@ def _read_samples(path: str) -> Mapping[str, Array]:
         ) from error
 
 
-def _open(path: Path) -> tuple[Session, Signature]:
-    session = open_session(path, SessionPlan(), threads=1, providers=[(CPU, {})])
-    signature, _ = signature_of(session, path.stem)
-    return session, signature
-
-
 def _check(
     original: Original,
-    session: Session,
-    signature: Signature,
+    converted: Converted,
     options: ConvertOptions,
     samples: Mapping[str, Array] | None,
     progress: Progress,
 ) -> tuple[OutputDifference, ...]:
     """Return how far the answers of original and converted model are apart."""
+    signature = converted.signature
     inputs = [tensor for tensor in signature.inputs if not tensor.optional]
     if samples is None:
         feed = random_samples(inputs, options.rows, original.texts, original.scale)
@@ -259,7 +233,7 @@ def _check(
     kind = "samples of the file" if samples is not None else "random samples"
     progress("checking", f"{kind} against the original, in batches of {sizes}")
     expected = [_original_answers(original, batch) for batch in batches]
-    got = [_answers(session, inputs, signature.outputs, batch) for batch in batches]
+    got = [converted.run(batch) for batch in batches]
     return tuple(
         compare(
             tensor,
@@ -289,20 +263,3 @@ def _original_answers(original: Original, feed: Mapping[str, Array]) -> Mapping[
             f"the original fails on the samples ({shapes}): {text}",
             hint="give samples that it accepts: --samples FILE.npz",
         ) from error
-
-
-def _answers(
-    session: Session, inputs: Sequence[SignatureTensor], outputs: Sequence[SignatureTensor], feed: Mapping[str, Array]
-) -> dict[str, Array]:
-    texts = {tensor.name for tensor in inputs if tensor.datatype is DataType.BYTES}
-    given = {name: to_text(name, array) if name in texts else array for name, array in feed.items()}
-    names = [tensor.name for tensor in outputs]
-    try:
-        arrays = session.run(names, given)
-    except Exception as error:  # ONNX Runtime's errors have no common base class
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-        raise plain_error(f"the converted model fails on the samples ({shapes})", error) from error
-    return {
-        tensor.name: to_bytes(array) if tensor.datatype is DataType.BYTES else array
-        for tensor, array in zip(outputs, arrays, strict=True)
-    }

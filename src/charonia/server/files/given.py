@@ -218,11 +218,7 @@ def _is_model(path: Path, entries: Sequence[str]) -> bool:
 
 
 def _files_in(path: Path, entries: Sequence[str], *, is_named: bool) -> list[tuple[Path, Form]]:
-    """Return the models' files in a folder without versions, with one model if it is named; none for a repository.
-
-    Raises:
-        ServingError: The folder is named, and there are several.
-    """
+    """Return the models' files in a folder without versions, with one model if it is named; none for a repository."""
     inner = {entry: _entries(path / entry) for entry in entries if not entry.startswith(".")}
     if any(each is not None and (CONFIG in each or is_model_folder(each)) for each in inner.values()):
         return []  # a repository
@@ -255,8 +251,6 @@ def make_with_predictor(repositories: Sequence[str], predictor: str, host: str, 
 
     Args:
         repositories: Folders of models.
-        predictor: The model that another server runs.
-        host: That server.
         folder: The repository's folder, which is empty.
 
     Raises:

@@ -14,7 +14,6 @@ class Mount(NamedTuple):
     """An ASGI application beside the models.
 
     Attributes:
-        app: Its name in the file.
         path: Where it answers, such as "/ui".
         file: The file, "" for the only Python file that is served.
     """
@@ -34,11 +33,7 @@ class Mount(NamedTuple):
 
 
 def read_mount(text: str) -> Mount:
-    """Parse `[FILE.py:]APP:/PATH`.
-
-    Raises:
-        ValueError: The text has another form.
-    """
+    """Parse `[FILE.py:]APP:/PATH`. Raises ValueError: The text has another form."""
     head, _, path = text.rpartition(":")
     file, _, app = head.rpartition(":")
     if not app.isidentifier() or not is_free_path(path) or (file and not file.endswith(".py")):

@@ -19,8 +19,7 @@ from charonia.config.parameters import MOUNTED_APP, MOUNTED_AT, MOUNTED_SOCKET, 
 from charonia.config.pbtxt import parse, render
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.server.backends.api import BackendSettings
-from charonia.server.backends.python.backend import SERVICE_PATH
-from charonia.server.backends.python.describe import describe
+from charonia.server.backends.python.backend import SERVICE_PATH, describe
 from charonia.server.backends.sklearn.options import EXAMPLE_ROWS
 from charonia.server.files.given import CONFIG, GivenFiles, sort
 from charonia.server.files.options import FileOptions, Mount
@@ -43,8 +42,6 @@ def file_repository(
     """Return the repository that serves files, whose Python files run as the settings of their backend say.
 
     Args:
-        given: What to serve.
-        options: How.
         folder: The repository's folder, which is empty.
         backends: Settings of `--backend-config`, by backend.
     """
@@ -76,10 +73,7 @@ class FileRepository:
     """The repository that serves files and folders of models.
 
     Args:
-        given: What to serve.
-        options: How.
         folder: The repository's folder, which is empty.
-        describe: Asks Python files for their models.
     """
 
     def __init__(self, given: GivenFiles, options: FileOptions, folder: Path, describe: Describe) -> None:
@@ -196,12 +190,7 @@ class FileRepository:
         self._names = [*others, *models]
 
     async def _defined(self, path: Path, name: str) -> tuple[str, ...]:
-        """Return the names of the models that a Python file defines, or of the one that it is.
-
-        Args:
-            path: The file.
-            name: The name that was given with it, "" for none.
-        """
+        """Return the names of the models that a Python file defines, or of the one that it is."""
         options = self._options
         defined = tuple(await self._describe(path, replace(self._python(path), max_batch_size=0)))
         if defined and options.max_batch_size:
@@ -263,14 +252,7 @@ class FileRepository:
 
 @dataclass(slots=True)
 class _Service:
-    """A Python file that is served.
-
-    Attributes:
-        name: The name that was given with it, "" for none.
-        acted: Its state when it was last described.
-        last: Its state at the last look; a file that is still being written differs between looks.
-        models: Names of its models.
-    """
+    """A Python file that is served."""
 
     acted: "_State | None"
     last: "_State | None"

@@ -37,11 +37,7 @@ class HostPolicy:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Return the cores of a list such as `0-3,8-11`, ascending.
-
-    Raises:
-        ValueError: The text is not such a list.
-    """
+    """Return the cores of a list such as `0-3,8-11`, ascending. Raises ValueError: The text is not such a list."""
     cores: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())

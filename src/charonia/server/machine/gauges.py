@@ -10,11 +10,7 @@ from charonia.server.metrics.prometheus import MachineGauges
 
 
 class MachineSampler:
-    """Reads the gauges at most once an interval; in between, it returns the last reading.
-
-    Args:
-        interval_ms: Shortest time between two readings, in ms.
-    """
+    """Reads the gauges at most once an interval; in between, it returns the last reading."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ns = interval_ms * 1_000_000

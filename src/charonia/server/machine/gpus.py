@@ -24,7 +24,6 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Pa
     The driver makes one device file for each GPU, so no library has to be loaded for this.
 
     Args:
-        environment: Environment variables.
         devices: Folder of the device files.
     """
     present = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
@@ -46,9 +45,6 @@ class NvmlDevice:
     """A GPU that this process may use.
 
     Attributes:
-        index: Number that the driver gives it.
-        uuid: Its identity.
-        name: Its model.
         capability: CUDA compute capability, such as "9.0"; "" where the driver does not report it.
     """
 
@@ -60,15 +56,7 @@ class NvmlDevice:
 
 
 class Nvml:
-    """The library, started.
-
-    Args:
-        api: The module `pynvml`.
-        environment: Environment variables.
-
-    Raises:
-        OSError: The driver is missing, or does not answer.
-    """
+    """The library, started. Raises OSError: The driver is missing, or does not answer."""
 
     def __init__(self, api: Any, environment: Mapping[str, str] = os.environ) -> None:
         self._api = api
@@ -152,13 +140,7 @@ class Nvml:
 
 
 class GpuSampler:
-    """Reads the GPUs at most once an interval; in between, it returns the last reading.
-
-    Args:
-        nvml: The library.
-        interval_ms: Shortest time between two readings, in ms.
-        clock: Monotonic time in ns.
-    """
+    """Reads the GPUs at most once an interval; in between, it returns the last reading."""
 
     def __init__(self, nvml: Nvml, interval_ms: int, clock: Callable[[], int] = monotonic_ns) -> None:
         self._nvml = nvml

@@ -20,14 +20,7 @@ PREFIX = "charonia-files-"
 
 
 class PrivateFolder:
-    """A new folder; as a context manager it is removed at the end. Making and removing it blocks on the disk.
-
-    Attributes:
-        path: The folder.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """A new folder; as a context manager it is removed at the end. Making and removing it blocks on the disk."""
 
     def __init__(self) -> None:
         while True:

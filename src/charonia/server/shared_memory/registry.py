@@ -148,8 +148,6 @@ class CudaMemory:
         """Open the memory.
 
         Args:
-            name: Name of the region.
-            device_id: The GPU.
             byte_size: Size of the part, which begins at the start of the memory.
 
         Raises:
@@ -255,8 +253,6 @@ class RegionRegistry:
 
         Args:
             bytes_max: Limit of the bytes of all regions together.
-            open_system: Opens memory of the system; raises ServingError.
-            open_cuda: Opens memory of a GPU; raises ServingError.
         """
         self._bytes_max = bytes_max
         self._open_system = open_system
@@ -289,11 +285,7 @@ class RegionRegistry:
         self._unregister(CudaRegion, name)
 
     def system(self, name: str = "") -> list[SystemRegion]:
-        """Return one region of system shared memory, or all.
-
-        Raises:
-            ServingError: NOT_FOUND for an unknown name.
-        """
+        """Return one region of system shared memory, or all. Raises ServingError: NOT_FOUND for an unknown name."""
         found = [r for r in self._named(name) if isinstance(r, SystemRegion)]
         if name and not found:
             raise not_found(f"Unable to find system shared memory region: '{name}'")

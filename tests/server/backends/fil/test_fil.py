@@ -27,8 +27,7 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement
 from charonia.server.backends.fil import backend
-from charonia.server.backends.fil.backend import FilBackend
-from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance
+from charonia.server.backends.fil.backend import CONTRIBUTIONS, INPUT, SCORES, FilBackend, FilInstance
 from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 from charonia.wire.v1_predict import decode_predict

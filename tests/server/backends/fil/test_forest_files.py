@@ -3,11 +3,13 @@
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import lightgbm
 import numpy as np
 import pytest
+import treelite
 import xgboost
 from tests.support.forests import LEGACY, LEGACY_ROWS, LEGACY_SCORES, MadeForest, of_lightgbm, of_sklearn, of_xgboost
 
@@ -19,10 +21,10 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.fil.backend import FilBackend
-from charonia.server.backends.fil.forest import START_BYTES, format_of
-from charonia.server.backends.fil.instance import INPUT, SCORES
-from charonia.server.backends.fil.options import MODEL_TYPES
+from charonia.server.backends.fil.backend import INPUT, SCORES, FilBackend
+from charonia.server.backends.fil.forest import START_BYTES, format_of, read_forest, structure_problem
+from charonia.server.backends.fil.options import LIBRARY, MODEL_TYPES, ForestPlan
+from charonia.server.backends.fil.predictors import library_of
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +213,95 @@ def test_linear_trees_are_refused(tmp_path: Path) -> None:
     files = version_of(tmp_path, model_txt=booster.model_to_string().encode())
 
     assert "linear trees" in refusal(files).message
+
+
+def test_a_forest_that_leads_out_of_its_memory_is_refused(tmp_path: Path) -> None:
+    model = treelite.Model.deserialize(of_sklearn("regression").write(tmp_path))
+    spoil(model, "split_index", 0, 10**9)
+    model.serialize(path := tmp_path / "beyond.tl")
+
+    with pytest.raises(ServingError, match="tree 0: a test is of a feature that a row does not have") as caught:
+        read_forest(path, "treelite_checkpoint", ForestPlan(), "m")
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.startswith("model 'm': 'beyond.tl' cannot be read as treelite_checkpoint: ")
+    assert caught.value.hint == "the file is damaged: export it again"
+
+
+@pytest.mark.parametrize("damage", [b"[boosting gbdt]", b"[]", b"\xff\xff"])
+def test_what_follows_the_trees_of_lightgbm_may_be_damaged(tmp_path: Path, damage: bytes) -> None:
+    path = of_lightgbm("binary").write(tmp_path)
+    content = path.read_bytes()
+    assert b"[boosting: gbdt]" in content
+    path.write_bytes(content.replace(b"[boosting: gbdt]", damage))
+
+    library_of(path, "lightgbm", read_forest(path, "lightgbm", ForestPlan(predictor=LIBRARY), "m"))
+
+
+def spoil(model: treelite.Model, name: str, node: int, value: int) -> None:
+    tree = model.get_tree_accessor(0)
+    values = tree.get_field(name).copy()
+    values[node] = value
+    tree.set_field(name, values)
+
+
+def of_header(name: str, values: list[int] | list[float], kind: type[np.generic]) -> Callable[[treelite.Model], None]:
+    return lambda model: model.get_header_accessor().set_field(name, np.array(values, kind))
+
+
+def of_node(name: str, node: int, value: int) -> Callable[[treelite.Model], None]:
+    return lambda model: spoil(model, name, node, value)
+
+
+# A forest of three classes, with leaf vectors. In its trees, node 0 is the root, and the last node a leaf.
+UNSOUND = [
+    (of_header("num_feature", [0], np.int32), "it has 0 features"),
+    (of_header("num_target", [2], np.int32), "2 targets, and classes [3]"),
+    (of_header("num_class", [-3], np.int32), "classes [-3]"),
+    (of_header("base_scores", [0.0], np.float64), "base scores"),
+    (of_header("leaf_vector_shape", [1, 7], np.int32), "its leaves have the shape [1, 7]"),
+    (of_header("target_id", [0], np.int32), "a target_id that is missing"),
+    (of_header("class_id", [3, 0, 0, 0], np.int32), "a class_id that is missing or out of range"),
+    (of_node("cleft", 0, 999), "tree 0: a child is no node"),
+    (of_node("cright", 0, -7), "tree 0: a child is no node"),
+    (of_node("cright", 0, 0), "tree 0: a child is no node"),
+    (of_node("cright", 0, 1), "tree 0: a node has two parents"),
+    (of_node("split_index", 0, 6), "a feature that a row does not have"),
+    (of_node("split_index", 0, -1), "a feature that a row does not have"),
+    (of_node("node_type", 0, 3), "a type that does not exist"),
+    (of_node("cmp", 0, 0), "a comparison does not exist"),
+    (of_node("leaf_vector_begin", -1, 10**9), "a leaf_vector is out of range"),
+    (of_node("leaf_vector_end", -1, 10**9), "a leaf_vector is out of range"),
+    (of_node("leaf_vector_begin", -1, 0), "a leaf has another size"),
+]
+
+
+@pytest.mark.parametrize(("damage", "expected"), UNSOUND, ids=[expected for _, expected in UNSOUND])
+def test_what_is_wrong_with_a_forest_is_said(
+    tmp_path: Path, damage: Callable[[treelite.Model], None], expected: str
+) -> None:
+    model = treelite.Model.deserialize(of_sklearn("multi").write(tmp_path))
+    assert structure_problem(model) == ""
+
+    damage(model)
+
+    assert expected in structure_problem(model)
+
+
+def test_categories_beyond_their_list_are_said(tmp_path: Path) -> None:
+    model = treelite.Model.deserialize(of_sklearn("multi").write(tmp_path))
+    spoil(model, "node_type", 0, 2)
+    assert structure_problem(model) == ""
+
+    spoil(model, "category_list_end", 0, 5)
+
+    assert "a category_list is out of range" in structure_problem(model)
+
+
+def test_a_field_that_is_too_short_is_said(tmp_path: Path) -> None:
+    model = treelite.Model.deserialize(of_sklearn("multi").write(tmp_path))
+    tree = model.get_tree_accessor(0)
+
+    tree.set_field("threshold", tree.get_field("threshold")[:-1].copy())
+
+    assert "one value for each node" in structure_problem(model)

@@ -1,9 +1,16 @@
 import numpy as np
 import pytest
 
-from charonia.server.backends.fil import trial
-from charonia.server.backends.fil.predictors import Predictor, Rows
-from charonia.server.backends.fil.trial import SAMPLE_VALUES_MAX, SIZES, choose, difference, sample_rows
+from charonia.server.backends.fil import predictors
+from charonia.server.backends.fil.predictors import (
+    SAMPLE_VALUES_MAX,
+    SIZES,
+    Predictor,
+    Rows,
+    choose,
+    difference,
+    sample_rows,
+)
 
 
 class Clock:
@@ -18,7 +25,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "time", CLOCK)
+    monkeypatch.setattr(predictors, "time", CLOCK)
 
 
 class Slow(Predictor):

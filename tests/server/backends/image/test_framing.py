@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.server.backends.image.framing import Frame, ResizeMode, Size
+from charonia.server.backends.image.options import Frame, ResizeMode, Size
 
 SHORTER = Frame(ResizeMode.SHORTER_SIDE, (256, 256))
 BOX = Frame(ResizeMode.LETTERBOX, (640, 640))

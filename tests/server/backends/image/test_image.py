@@ -22,7 +22,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement, Result
-from charonia.server.backends.image import resizing
+from charonia.server.backends.image import instance as image_instance
 from charonia.server.backends.image.backend import ImageBackend
 from charonia.server.backends.image.instance import ImageInstance
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -174,7 +174,7 @@ def test_images_of_any_size_are_resized_into_any_frame() -> None:
 def test_pillow_resizes_where_the_fast_resizer_is_not_known_to_read_its_images(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(resizing, "PILLOW_MAJOR_MAX", 1)
+    monkeypatch.setattr(image_instance, "PILLOW_MAJOR_MAX", 1)
     caplog.set_level("INFO")
 
     model = instance(**CLASSIFIER)

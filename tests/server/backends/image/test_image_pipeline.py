@@ -20,7 +20,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Array
 from charonia.server.backends.api import Execution, Outputs
 from charonia.server.backends.image.instance import ImageInstance
-from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeInstance
 
 ANGLE = {
     "resize": "letterbox",

@@ -2,7 +2,6 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.server.backends.image.framing import Frame, ResizeMode
 from charonia.server.backends.image.options import (
     BYTES_MAX,
     PARAMETERS,
@@ -10,8 +9,10 @@ from charonia.server.backends.image.options import (
     AxisOrder,
     Color,
     Filter,
+    Frame,
     ImagePlan,
     PixelValues,
+    ResizeMode,
     read_plan,
 )
 

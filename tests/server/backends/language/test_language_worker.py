@@ -20,13 +20,13 @@ from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
 from charonia.server.backends.language.backend import LanguageBackend, LanguageModel
-from charonia.server.backends.python.instance import PythonInstance
+from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.machine.private_folder import PREFIX
 
 ENGINE = """
 import asyncio
 
-from ...language.worker.chunks import CHAT
+from ...language.worker.text_stream import CHAT
 from .words import PIECE
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.support import smollm2
 
-from charonia.server.backends.llama_cpp.gguf import read_header
+from charonia.server.backends.llama_cpp.backend import read_header
 
 
 def text(content: str) -> bytes:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.openai_answers import AnswerForm
-from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, MemberError, llama_request
+from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, AnswerForm, MemberError, llama_request
 
 CHAT = "chat/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}

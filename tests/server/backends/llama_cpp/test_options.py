@@ -5,7 +5,7 @@ import json
 import pytest
 
 from charonia.config.model import ModelConfig
-from charonia.server.backends.llama_cpp.options import PARAMETERS, read_parameters
+from charonia.server.backends.llama_cpp.backend import PARAMETERS, read_parameters
 
 
 def config(**parameters: str) -> ModelConfig:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.sampling import PARAMETERS, SEED_MAX, completion_of
+from charonia.server.backends.llama_cpp.worker.openai_members import PARAMETERS, SEED_MAX, completion_of
 
 
 def test_names_and_values_are_those_of_llama_cpp() -> None:

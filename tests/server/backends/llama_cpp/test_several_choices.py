@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.several_choices import SeveralChoices, choices_count, streamed_request
+from charonia.server.backends.llama_cpp.worker.exchange import SeveralChoices, choices_count, streamed_request
 
 HEAD = {"id": "7", "model": "file", "created": 1}
 

@@ -2,7 +2,7 @@
 
 import mmap
 
-from charonia.server.channel.addresses import Addresses, Mapped
+from charonia.server.channel.regions import Addresses, Mapped
 
 OWNER = object()
 

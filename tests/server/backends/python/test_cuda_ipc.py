@@ -22,20 +22,13 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
-from charonia.server.backends.python import codec
-from charonia.server.backends.python.codec import WorkerContent
 from charonia.server.backends.python.worker.tensor import Tensor
+from charonia.server.backends.workers import codec
+from charonia.server.backends.workers.codec import WorkerContent
 from charonia.server.channel import cuda_driver, dlpack, regions
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.cuda_driver import CudaError
-from charonia.server.channel.cuda_ipc import (
-    GpuArray,
-    ImportedMemory,
-    IpcAddress,
-    export,
-    finish,
-    imported_array,
-)
+from charonia.server.channel.cuda_ipc import GpuArray, ImportedMemory, IpcAddress, export, finish, imported_array
 from charonia.server.channel.datatypes import TritonModelException
 from charonia.server.channel.regions import ChannelError, Export, Mappings, RegionPool
 

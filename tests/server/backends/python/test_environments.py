@@ -22,14 +22,18 @@ from charonia.config.kinds import InstanceKind
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, TooLargeError
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.python import build as build_module
 from charonia.server.backends.python import environment as environment_module
-from charonia.server.backends.python import unpack as unpack_module
 from charonia.server.backends.python.backend import PythonBackend
-from charonia.server.backends.python.build import CommandError, requirements_key, run_command
-from charonia.server.backends.python.environment import PYTHON_MIN, environment_of, environment_of_file
+from charonia.server.backends.python.environment import (
+    PYTHON_MIN,
+    CommandError,
+    environment_of,
+    environment_of_file,
+    requirements_key,
+    run_command,
+)
 
-WORKER = Path(build_module.__file__).parent / "worker"
+WORKER = Path(environment_module.__file__).parent / "worker"
 
 WHERE = """
 import os, sys
@@ -203,12 +207,12 @@ def test_an_archive_whose_content_leaves_its_folder_is_refused(tmp_path: Path, n
 
 
 def test_an_archive_that_holds_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack_module, "UNPACKED_BYTES_MAX", 10)
-    monkeypatch.setattr(unpack_module, "UNPACKED_FILES_MAX", 0)
+    monkeypatch.setattr(environment_module, "UNPACKED_BYTES_MAX", 10)
+    monkeypatch.setattr(environment_module, "UNPACKED_FILES_MAX", 0)
     packed(tmp_path / "env.tar.gz")
 
     with pytest.raises(TooLargeError, match="its files have more than 10 bytes"):
-        unpack_module.extract(tmp_path / "env.tar.gz", tmp_path / "env")
+        environment_module.extract(tmp_path / "env.tar.gz", tmp_path / "env")
 
 
 @pytest.mark.parametrize("family", ["large headers", "sparse files", "truncated"])
@@ -218,7 +222,7 @@ def test_hostile_archives_are_refused(tmp_path: Path, family: str) -> None:
             (tmp_path / archive.name).write_bytes(archive.content)
 
             with pytest.raises(ServingError):
-                unpack_module.extract(tmp_path / archive.name, tmp_path / str(number))
+                environment_module.extract(tmp_path / archive.name, tmp_path / str(number))
 
 
 def test_an_archive_whose_decompression_needs_much_memory_is_refused(tmp_path: Path) -> None:
@@ -524,7 +528,7 @@ def test_what_a_build_leaves_beside_the_sources_does_not_count(tmp_path: Path) -
 
 
 def test_folders_of_boundless_size_are_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "REFERENCED_FILES_MAX", 1)
+    monkeypatch.setattr(environment_module, "REFERENCED_FILES_MAX", 1)
     path = tmp_path / "requirements.txt"
     path.write_text("--find-links .\n")
     (tmp_path / "second").touch()
@@ -541,14 +545,14 @@ def test_without_a_gpu_pytorch_is_the_one_for_cpus_unless_indexes_are_configured
 ) -> None:
     for name in ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(build_module, "is_usable", lambda: False)
-    assert build_module.variables()["UV_TORCH_BACKEND"] == "cpu"
+    monkeypatch.setattr(environment_module, "is_usable", lambda: False)
+    assert environment_module.variables()["UV_TORCH_BACKEND"] == "cpu"
 
     monkeypatch.setenv("UV_INDEX", "https://packages.example.com/simple")
-    assert "UV_TORCH_BACKEND" not in build_module.variables()
+    assert "UV_TORCH_BACKEND" not in environment_module.variables()
     monkeypatch.delenv("UV_INDEX")
-    monkeypatch.setattr(build_module, "is_usable", lambda: True)
-    assert "UV_TORCH_BACKEND" not in build_module.variables()
+    monkeypatch.setattr(environment_module, "is_usable", lambda: True)
+    assert "UV_TORCH_BACKEND" not in environment_module.variables()
 
 
 def test_where_the_index_for_cpus_cannot_be_reached_the_usual_one_is_taken(
@@ -560,13 +564,13 @@ def test_where_the_index_for_cpus_cannot_be_reached_the_usual_one_is_taken(
     for name in ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(build_module, "is_usable", lambda: False)
+    monkeypatch.setattr(environment_module, "is_usable", lambda: False)
 
     assert "tiny" in asyncio.run(where(files, settings(tmp_path)))
 
 
 def test_only_the_end_of_a_long_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "OUTPUT_BYTES_MAX", 20)
+    monkeypatch.setattr(environment_module, "OUTPUT_BYTES_MAX", 20)
 
     output = asyncio.run(run_command(["seq", "1", "1000"], limit_s=10))
 

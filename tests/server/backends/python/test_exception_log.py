@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from charonia.core.request import CallFrame
-from charonia.server.backends.python import services
-from charonia.server.backends.python.services import EXCEPTIONS_MAX, ExceptionLog
+from charonia.server.backends.workers import services
+from charonia.server.backends.workers.services import EXCEPTIONS_MAX, ExceptionLog
 
 MODEL = CallFrame("m", "3")
 

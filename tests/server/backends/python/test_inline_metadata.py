@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.server.backends.python.inline_metadata import InlineMetadata, inline_metadata
+from charonia.server.backends.python.environment import InlineMetadata, inline_metadata
 
 
 def block(*lines: str) -> str:

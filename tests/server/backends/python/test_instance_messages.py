@@ -14,9 +14,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import DeviceTensor, Tensor
 from charonia.server.backends.api import Outputs, Result
-from charonia.server.backends.python.instance import PythonInstance
-from charonia.server.backends.python.process import WorkerProcess
-from charonia.server.backends.python.services import ServerServices
+from charonia.server.backends.workers.instance import PythonInstance
+from charonia.server.backends.workers.process import WorkerProcess
+from charonia.server.backends.workers.services import ServerServices
 from charonia.server.channel.channel import Incoming, Outgoing, Receiver
 from charonia.server.channel.end import RELEASES_HELD_MAX
 from charonia.server.channel.regions import Mappings, RegionPool

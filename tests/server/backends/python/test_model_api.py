@@ -15,8 +15,13 @@ import pytest
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
 from charonia.server.backends.python.worker.errors import RESCHEDULED, TritonError
 from charonia.server.backends.python.worker.host import Binding, Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.requests import InferenceRequest, InferenceTrace, PreferredMemory
-from charonia.server.backends.python.worker.responses import InferenceResponse, result_of
+from charonia.server.backends.python.worker.requests import (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceTrace,
+    PreferredMemory,
+    result_of,
+)
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import Tensor
 from charonia.server.channel.datatypes import TritonModelException

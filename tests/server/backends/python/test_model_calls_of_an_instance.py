@@ -11,8 +11,8 @@ from charonia.core.errors import Code, ServingError, internal, not_found
 from charonia.core.request import CallFrame, Flow, InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.server.backends.api import Result
-from charonia.server.backends.python import calls as calls_module
-from charonia.server.backends.python.calls import ModelCalls, Work
+from charonia.server.backends.workers import services as services_module
+from charonia.server.backends.workers.services import ModelCalls, Work
 from charonia.server.execution.clock import now_ns
 
 OUTSIDE = CallFrame("caller", "1")
@@ -168,7 +168,7 @@ async def test_without_other_models_there_is_nothing_to_call() -> None:
 
 
 async def test_open_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "CALLS_OPEN_MAX", 2)
+    monkeypatch.setattr(services_module, "CALLS_OPEN_MAX", 2)
 
     models, outcomes = Models(), [Outcomes() for _ in range(4)]
     calls = ModelCalls(models, OUTSIDE)

@@ -13,8 +13,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.tensor import DeviceTensor
 from charonia.server.backends.python.thread import shown, taken
 from charonia.server.backends.python.worker.errors import TritonError
-from charonia.server.backends.python.worker.requests import InferenceRequest
-from charonia.server.backends.python.worker.responses import InferenceResponse
+from charonia.server.backends.python.worker.requests import InferenceRequest, InferenceResponse
 from charonia.server.backends.python.worker.tensor import Tensor, received
 from charonia.server.backends.python.worker.triton_python_backend_utils import Logger
 from charonia.server.channel import dlpack

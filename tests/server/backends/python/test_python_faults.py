@@ -10,11 +10,11 @@ from tests.support import python_model
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import Result
-from charonia.server.backends.python.process import WorkerProcess
-from charonia.server.backends.python.worker.calls import first_of_async
 from charonia.server.backends.python.worker.connection import WorkerConnection
 from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Inbox, ModelCall
+from charonia.server.backends.python.worker.requests import first_of_async
+from charonia.server.backends.workers.process import WorkerProcess
 from charonia.server.channel import channel
 from charonia.server.channel.channel import Outgoing
 from charonia.server.channel.regions import RegionPool

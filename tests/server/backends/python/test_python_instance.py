@@ -18,11 +18,10 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput, Transact
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
-from charonia.server.backends.python import batches as batches_module
-from charonia.server.backends.python import supervisor as supervisor_module
-from charonia.server.backends.python.backend import PythonBackend, PythonModel
-from charonia.server.backends.python.batches import Batches
-from charonia.server.backends.python.instance import PythonInstance
+from charonia.server.backends.python.backend import PythonBackend
+from charonia.server.backends.workers import instance as instance_module
+from charonia.server.backends.workers.instance import Batches, PythonInstance
+from charonia.server.backends.workers.model import PythonModel
 from charonia.server.channel.channel import INLINE_BYTES_MAX
 
 HEAD = """
@@ -446,8 +445,8 @@ async def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_r
 async def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches_module, "RESTART_WAIT_S_MAX", 0.3)
-    monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 600.0)
+    monkeypatch.setattr(instance_module, "RESTART_WAIT_S_MAX", 0.3)
+    monkeypatch.setattr(instance_module, "RESTART_DELAY_S", 600.0)
 
     loaded = await load(tmp_path, IDENTITY)
     await killed(loaded)

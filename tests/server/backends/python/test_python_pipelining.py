@@ -15,7 +15,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Outputs, Result
-from charonia.server.backends.python import supervisor as supervisor_module
+from charonia.server.backends.workers import instance as instance_module
 from charonia.server.channel.channel import FDS_MAX, INLINE_BYTES_MAX
 
 Array = np.ndarray
@@ -284,8 +284,8 @@ async def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of
 async def test_the_pause_before_a_restart_doubles_until_a_batch_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S", 0.001)
-    monkeypatch.setattr(supervisor_module, "RESTART_DELAY_S_MAX", 0.004)
+    monkeypatch.setattr(instance_module, "RESTART_DELAY_S", 0.001)
+    monkeypatch.setattr(instance_module, "RESTART_DELAY_S_MAX", 0.004)
 
     loaded = await load(tmp_path, MODEL, STRINGS)
     loop = asyncio.get_running_loop()

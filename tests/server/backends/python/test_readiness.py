@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from charonia.server.backends.python import services as services_module
-from charonia.server.backends.python.services import Readiness
+from charonia.server.backends.workers import services as services_module
+from charonia.server.backends.workers.services import Readiness
 
 
 def run(scenario: Callable[[Readiness, list[int]], Coroutine[object, object, None]]) -> None:

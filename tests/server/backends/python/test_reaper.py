@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import psutil
 
-from charonia.server.backends.python import reaper as reaper_module
-from charonia.server.backends.python.reaper import Reaper
+from charonia.server.backends.workers import reaper as reaper_module
+from charonia.server.backends.workers.reaper import Reaper
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:

@@ -14,8 +14,7 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Result
-from charonia.server.backends.python.backend import MODE
-from charonia.server.backends.python.reshape import ReshapedInstance, reshaped
+from charonia.server.backends.workers.model import MODE, ReshapedInstance, reshaped
 
 FP32 = DataType.FP32
 CONFIG = ModelConfig(

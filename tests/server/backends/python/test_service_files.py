@@ -13,7 +13,7 @@ import pytest
 import charonia
 from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Binding, Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.responses import InferenceResponse, result_of
+from charonia.server.backends.python.worker.requests import InferenceResponse, result_of
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import Tensor
 

@@ -20,7 +20,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Outputs, Placement
 from charonia.server.backends.python.backend import PythonBackend
-from charonia.server.backends.python.template import WorkerTemplate
+from charonia.server.backends.workers.template import WorkerTemplate
 
 pytestmark = pytest.mark.skipif(not WorkerTemplate.is_possible(), reason="needs Linux")
 

@@ -12,11 +12,9 @@ import pytest
 from tests.support.process import eventually
 
 from charonia.core.errors import ServingError
-from charonia.server.backends.python import template as template_module
-from charonia.server.backends.python.describe import ask_worker
-from charonia.server.backends.python.environment import Environment
-from charonia.server.backends.python.process import WorkerProcess
-from charonia.server.backends.python.template import WorkerTemplate
+from charonia.server.backends.workers import template as template_module
+from charonia.server.backends.workers.process import Environment, WorkerProcess, ask_worker
+from charonia.server.backends.workers.template import WorkerTemplate
 
 pytestmark = pytest.mark.skipif(not WorkerTemplate.is_possible(), reason="needs Linux")
 

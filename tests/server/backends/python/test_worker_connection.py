@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from charonia.server.backends.api import Outputs
-from charonia.server.backends.python.codec import decode_results
 from charonia.server.backends.python.worker import host
-from charonia.server.backends.python.worker.connection import ELEMENT_BYTES_MAX, WorkerConnection
+from charonia.server.backends.python.worker.connection import ELEMENT_BYTES_MAX, Disconnected, WorkerConnection
 from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.reader import Disconnected
-from charonia.server.backends.python.worker.responses import InferenceResponse, response_of
+from charonia.server.backends.python.worker.requests import InferenceResponse, response_of
 from charonia.server.backends.python.worker.tensor import Tensor, received
+from charonia.server.backends.workers.codec import decode_results
 from charonia.server.channel import channel
 from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
 from charonia.server.channel.datatypes import TritonModelException

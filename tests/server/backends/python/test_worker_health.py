@@ -1,4 +1,4 @@
-from charonia.server.backends.python.supervisor import PROBLEM_CHARS_MAX, RESTART_DELAY_S_MAX, WorkerHealth
+from charonia.server.backends.workers.instance import PROBLEM_CHARS_MAX, RESTART_DELAY_S_MAX, WorkerHealth
 
 
 def test_pauses_double_up_to_a_limit_until_a_batch_is_answered() -> None:

@@ -22,9 +22,10 @@ from tests.support.python_model import config, load, request, write
 from charonia.config.kinds import InstanceKind
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
-from charonia.server.backends.python import process as process_module
-from charonia.server.backends.python.backend import PythonBackend, PythonModel
-from charonia.server.backends.python.reaper import reaper
+from charonia.server.backends.python.backend import PythonBackend
+from charonia.server.backends.workers import process as process_module
+from charonia.server.backends.workers.model import PythonModel
+from charonia.server.backends.workers.reaper import reaper
 from charonia.server.channel.channel import INLINE_BYTES_MAX
 
 pytestmark = pytest.mark.cold_start

@@ -21,14 +21,9 @@ from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.block_pool import MIN_BLOCK_BYTES, BlockPool
 from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
-from charonia.server.backends.pytorch.devices import (
-    ComputeDevice,
-    CpuDevice,
-    GpuDevice,
-    check_gpu,
-)
+from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, check_gpu
 from charonia.server.backends.pytorch.instance import PyTorchInstance
-from charonia.server.backends.pytorch.options import RunPlan
+from charonia.server.backends.pytorch.program import RunPlan
 from charonia.server.backends.pytorch.source import find_source
 from charonia.server.metrics.devices import PinnedMemory
 from charonia.testing import backend_suite

@@ -2,7 +2,7 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.server.backends.pytorch.options import PARAMETERS, RunPlan, read_plan
+from charonia.server.backends.pytorch.program import PARAMETERS, RunPlan, read_plan
 
 
 def plan(**parameters: str) -> RunPlan:

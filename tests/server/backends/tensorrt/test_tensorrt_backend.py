@@ -29,8 +29,7 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
 from charonia.server.backends.tensorrt import backend as tensorrt_backend
-from charonia.server.backends.tensorrt.backend import TensorRtBackend
-from charonia.server.backends.tensorrt.instance import PlanInstance
+from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend
 from charonia.server.metrics.devices import PinnedMemory
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 

@@ -17,8 +17,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.tensorrt.backend import TensorRtBackend, TensorRtModel
-from charonia.server.backends.tensorrt.instance import PlanInstance
+from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend, TensorRtModel
 from charonia.server.metrics.devices import MemoryAccount
 
 FP32 = DataType.FP32

@@ -13,7 +13,7 @@ from tests.support import pretended_tensorrt_llm
 from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
 from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
-from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS
+from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS
 from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.tensorrtllm.backend import TensorRtLlmBackend
 from charonia.server.backends.tensorrtllm.worker.engine import Engine

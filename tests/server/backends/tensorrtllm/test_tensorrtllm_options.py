@@ -12,8 +12,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, ModelFiles
-from charonia.server.backends.tensorrtllm.backend import TensorRtLlmBackend
-from charonia.server.backends.tensorrtllm.options import engine_options
+from charonia.server.backends.tensorrtllm.backend import TensorRtLlmBackend, engine_options
 
 MODEL = """
 model: TinyLlama/TinyLlama-1.1B-Chat-v1.0

@@ -13,10 +13,9 @@ from tests.support import pretended_vllm
 from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
-from charonia.server.backends.language.worker.chunks import CHAT, COMPLETIONS, ChunkWriter
+from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.options import ROUTES
-from charonia.server.backends.vllm.worker.engine import SHUTDOWN_S, Engine, engine_cores
-from charonia.server.backends.vllm.worker.failures import (
+from charonia.server.backends.vllm.worker.application import (
     INTERNAL,
     INVALID_ARG,
     NOT_FOUND,
@@ -24,6 +23,7 @@ from charonia.server.backends.vllm.worker.failures import (
     failure_of,
     failure_of_document,
 )
+from charonia.server.backends.vllm.worker.engine import SHUTDOWN_S, Engine, engine_cores
 from charonia.server.backends.vllm.worker.streams import is_plain
 
 MESSAGES = [{"role": "user", "content": "one two three"}]

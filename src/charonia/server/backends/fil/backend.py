@@ -3,41 +3,149 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
+
+import numpy as np
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, rows_batch_size
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import JSON_SCHEMA
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
-from charonia.core.errors import unsupported
+from charonia.core.errors import ServingError, internal, unsupported
+from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Array
 from charonia.install_hint import extra_hint
-from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayBackend
+from charonia.server.backends.api import BackendSettings, Execution, ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance
 from charonia.server.backends.boosters import lightgbm_columns, xgboost_columns
 from charonia.server.backends.fil.forest import Forest, forest_file, read_forest, reason_of
-from charonia.server.backends.fil.instance import CONTRIBUTIONS, INPUT, SCORES, FilInstance, OpenForest
 from charonia.server.backends.fil.options import LIBRARY, PARAMETERS, TREELITE, ForestPlan, read_plan, remarks
-from charonia.server.backends.fil.predictors import LIBRARIES, Library, Predictor, Rows, TreelitePredictor, library_of
-from charonia.server.backends.fil.probe import Probe, Prober
-from charonia.server.backends.fil.trial import choose, difference, sample_rows
+from charonia.server.backends.fil.predictors import (
+    LIBRARIES,
+    Library,
+    Predictor,
+    PredictorChoice,
+    Rows,
+    TreelitePredictor,
+    choose,
+    difference,
+    library_of,
+    sample_rows,
+)
+from charonia.server.machine.cores import bound_to
 from charonia.server.machine.memory import release_freed_memory
+
+INPUT, SCORES, CONTRIBUTIONS = "input__0", "output__0", "treeshap_output"
+"""Names of the tensors, those of Triton's backend."""
+
+CONTRIBUTIONS_PART_ROWS = 16
+"""Least rows of a part where Shapley values are computed; they take a thousand times as long as scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenForest:
+    """A forest that is ready to run. Instances share it.
+
+    Attributes:
+        choice: What computes scores.
+        library: What computes Shapley values, None where the model has no such output.
+    """
+
+    choice: PredictorChoice
+    library: Library | None
+
+
+class FilInstance(ArrayInstance):
+    """An instance.
+
+    Args:
+        threads: Threads among which it divides a large batch.
+        cores: Numbers of the cores that these are bound to, empty for any.
+    """
+
+    def __init__(
+        self, forest: OpenForest, config: ModelConfig, plan: ForestPlan, threads: int, cores: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(config)
+        self._forest = forest
+        self._plan = plan
+        self._threads = threads
+        self._cores = cores
+        self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="forest") if threads > 1 else None
+        self._dims = {plan.name: plan.source[0 if self.is_batched else 1 :] for plan in self.outputs}
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        rows = cast(Rows, feed[INPUT])
+        if not (rows.flags.c_contiguous and rows.flags.aligned):
+            rows = np.require(rows, requirements=["C", "A"])
+        try:
+            return [self._contributions(rows) if name == CONTRIBUTIONS else self._answers(rows) for name in names]
+        except ServingError:
+            raise
+        except Exception as error:  # the libraries' errors have no common base class
+            raise internal(f"the forest failed: {reason_of(error)}") from error
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests, on the instance's cores; threads that are started meanwhile stay there."""
+        if not self._cores:
+            return super().execute(requests)
+        with bound_to(self._cores):
+            return super().execute(requests)
+
+    def close(self) -> None:
+        super().close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def _answers(self, rows: Rows) -> Rows:
+        choice = self._forest.choice
+        scores = self._by_parts(choice.of(len(rows)).scores, rows, choice.part_rows)
+        return answers(scores, self._plan, self._dims[SCORES][-1])
+
+    def _contributions(self, rows: Rows) -> Rows:
+        library = self._forest.library
+        assert library is not None, "the configuration was checked"
+        found = self._by_parts(library.contributions, rows, CONTRIBUTIONS_PART_ROWS)
+        return found.reshape(len(rows), *self._dims[CONTRIBUTIONS])
+
+    def _by_parts(self, call: Callable[[Rows], Rows], rows: Rows, least: int) -> Rows:
+        """Divide rows among the threads, where each gets `least` of them, and this one the first part."""
+        count = min(self._threads, len(rows) // least)
+        if count < 2 or self._pool is None:
+            return call(rows)
+        first, *others = np.array_split(rows, count)
+        futures = [self._pool.submit(call, part) for part in others]
+        return np.concatenate([call(first), *(future.result() for future in futures)])
+
+
+def answers(scores: Rows, plan: ForestPlan, width: int) -> Rows:
+    """Return what `output__0` says of scores.
+
+    Args:
+        scores: FP32 [rows, scores].
+        plan: Whether classes or their probabilities are asked for.
+        width: Values of a row of the output: 2 gives a binary classification the probability of class 0, too.
+    """
+    is_binary = scores.shape[1] == 1
+    if plan.has_probabilities and plan.is_classifier and is_binary and width == 2:
+        return np.concatenate([1 - scores, scores], axis=1)
+    if plan.has_probabilities or not plan.is_classifier:
+        return scores
+    classes = scores > plan.threshold if is_binary else scores.argmax(axis=1, keepdims=True)
+    return np.asarray(classes, np.float32)
+
 
 _log = logging.getLogger(__name__)
 
 
 class FilModel:
-    """A loaded version. Its instances share the forest, which the first one opens.
-
-    Args:
-        path: The forest's file.
-        model_type: Its format.
-        config: The complete configuration.
-        plan: What its parameters say.
-    """
+    """A loaded version. Its instances share the forest, which the first one opens."""
 
     def __init__(self, path: Path, model_type: str, config: ModelConfig, plan: ForestPlan) -> None:
         self._path = path
@@ -48,11 +156,6 @@ class FilModel:
         self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> FilInstance:
-        """Make one more instance.
-
-        Raises:
-            ServingError: The forest cannot be loaded, or contradicts the configuration.
-        """
         if self._opening is None:
             self._opening = asyncio.create_task(asyncio.to_thread(self._open))
         forest = await asyncio.shield(self._opening)
@@ -60,7 +163,6 @@ class FilModel:
         return FilInstance(forest, self._config, self._plan, threads, placement.cores)
 
     def memory(self) -> list[MemoryUsage]:
-        """Return the size of the file, once it has been read."""
         return list(self._memory)
 
     async def aclose(self) -> None:
@@ -128,15 +230,12 @@ class FilModel:
 
 
 class FilBackend(ArrayBackend[ForestPlan, FilModel]):
-    """The `fil` backend. A file is tried in another process before this one reads it."""
+    """The `fil` backend."""
 
     name = "fil"
     parameters = PARAMETERS
     read_plan = staticmethod(read_plan)
     gpu_hint = "use KIND_CPU, or KIND_AUTO, which is the CPU for this backend"
-
-    def __init__(self) -> None:
-        self._prober = Prober()
 
     def batch_size(self, settings: BackendSettings) -> int:
         return rows_batch_size(settings.default_max_batch_size)
@@ -147,9 +246,7 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
     async def inspect(
         self, files: ModelFiles, config: ModelConfig, plan: ForestPlan
     ) -> tuple[Signature, Sequence[str]]:
-        """Return the input and the scores of the forest."""
         path, model_type = forest_file(files, config, plan)
-        await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=True)
         forest = await asyncio.to_thread(read_forest, path, model_type, plan, config.name)
         signature = _signature(forest, config, plan)
         schemas = await asyncio.to_thread(_schemas, path, model_type, forest.features)
@@ -157,13 +254,8 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
         return replace(signature, outputs=signature.outputs[:1], parameters=parameters), ()
 
     async def open(self, files: ModelFiles, config: ModelConfig, plan: ForestPlan) -> FilModel:
-        """Load a version; its first instance opens the forest."""
         path, model_type = forest_file(files, config, plan)
-        await self._prober.check(Probe(config.name, path, model_type, plan, _explains(config)), keeps=False)
         return FilModel(path, model_type, config, plan)
-
-    async def aclose(self) -> None:
-        await self._prober.aclose()
 
 
 def _explains(config: ModelConfig) -> bool:

@@ -1,16 +1,19 @@
-"""Finds a forest's file, and reads it with treelite."""
+"""Finds a forest's file, reads it with treelite, and checks its trees."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import treelite
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.server.backends.api import ModelFiles
+from charonia.server.backends.array_backend import model_file
 from charonia.server.backends.fil.options import MODEL_TYPES, ForestPlan
-from charonia.server.backends.model_file import model_file
 
 START_BYTES = 64
 """Bytes of a file that tell its format."""
@@ -29,7 +32,6 @@ class Forest:
     """A forest as treelite reads it.
 
     Attributes:
-        model: The model.
         features: Values of a row.
         scores: Scores of a row: one for a regression or a binary classification, else one for each class or target.
         targets: Targets of a row; 1 for most forests.
@@ -88,12 +90,6 @@ def format_of(start: bytes) -> str:
 def read_forest(path: Path, model_type: str, plan: ForestPlan, model: str) -> Forest:
     """Read a file.
 
-    Args:
-        path: The file.
-        model_type: Its format.
-        plan: How it is read.
-        model: The model's name, for errors.
-
     Raises:
         ServingError: INVALID_ARG for a file that cannot be read, UNSUPPORTED for a forest that cannot be served.
     """
@@ -101,6 +97,9 @@ def read_forest(path: Path, model_type: str, plan: ForestPlan, model: str) -> Fo
         found = _load(path, model_type, plan)
     except (treelite.TreeliteError, ValueError, OSError) as error:
         raise _unreadable(path, model_type, model, error) from error
+    if problem := structure_problem(found):
+        message = f"model '{model}': '{path.name}' cannot be read as {model_type}: {problem}"
+        raise invalid(message, hint="the file is damaged: export it again")
     header = found.get_header_accessor()
     targets = int(header.get_field("num_target")[0])
     classes = int(max(header.get_field("num_class")))
@@ -149,3 +148,67 @@ def _unreadable(path: Path, model_type: str, model: str, error: Exception) -> Se
     if _WITH_CATEGORIES in str(error):
         hint = "treelite reads no categories of a data frame: joblib.dump(model, 'model.joblib'), and serve that file"
     return invalid(f"model '{model}': '{path.name}' cannot be read as {model_type}: {reason_of(error)}", hint=hint)
+
+
+NUMERICAL, CATEGORICAL = 1, 2
+"""Types of nodes that test a value."""
+
+OPERATORS = range(1, 6)
+"""Comparisons of a node."""
+
+_NODE_FIELDS = (
+    *("category_list_begin", "category_list_end", "category_list_right_child", "cleft", "cmp", "cright"),
+    *("default_left", "leaf_value", "leaf_vector_begin", "leaf_vector_end", "node_type", "split_index", "threshold"),
+)
+
+
+def structure_problem(model: treelite.Model) -> str:
+    """Return the first thing that is wrong with a forest, "" for a sound one. treelite itself looks at none of it."""
+    header: Any = model.get_header_accessor()
+    targets = int(header.get_field("num_target")[0])
+    classes, shape = header.get_field("num_class"), header.get_field("leaf_vector_shape")
+    if model.num_feature < 1 or targets < 1 or len(classes) != targets or classes.min() < 1:
+        return f"it has {model.num_feature} features, {targets} targets, and classes {classes[:8].tolist()}"
+    widest = int(classes.max())
+    if len(header.get_field("base_scores")) != targets * widest:
+        return "its base scores are not one for each target and class"
+    if len(shape) != 2 or shape[0] not in (1, targets) or shape[1] not in (1, widest):
+        return f"its leaves have the shape {shape[:8].tolist()}"
+    for name, count in (("target_id", targets), ("class_id", widest)):
+        numbers = header.get_field(name)
+        if len(numbers) != model.num_tree or ((numbers < -1) | (numbers >= count)).any():
+            return f"its trees have a {name} that is missing or out of range"
+    for number in range(model.num_tree):
+        tree = model.get_tree_accessor(number)
+        for problem in _tree_problems(tree, model.num_feature, int(shape[0]) * int(shape[1])):
+            return f"tree {number}: {problem}"
+    return ""
+
+
+def _tree_problems(tree: Any, features: int, leaf_size: int) -> Iterator[str]:
+    field = {name: tree.get_field(name) for name in _NODE_FIELDS}
+    left, right, kind = field["cleft"], field["cright"], field["node_type"]
+    nodes = len(left)
+    if not nodes or any(len(values) != nodes for values in field.values()):
+        yield "its fields do not have one value for each node"
+        return
+    inner = left != -1
+    children = np.concatenate([left[inner], right[inner]])
+    if ((children < 1) | (children >= nodes)).any():
+        yield "a child is no node of the tree"
+    elif np.bincount(children).max(initial=0) > 1:  # so there is no cycle: the root is nobody's child
+        yield "a node has two parents"
+    index = field["split_index"][inner]
+    if ((index < 0) | (index >= features)).any():
+        yield "a test is of a feature that a row does not have"
+    tests = kind[inner]
+    if not np.isin(tests, (NUMERICAL, CATEGORICAL)).all():
+        yield "a node is of a type that does not exist"
+    if not np.isin(field["cmp"][inner][tests == NUMERICAL], OPERATORS).all():
+        yield "a comparison does not exist"
+    for name, where in (("category_list", inner & (kind == CATEGORICAL)), ("leaf_vector", ~inner)):
+        begin, end = field[f"{name}_begin"][where], field[f"{name}_end"][where]
+        if ((begin > end) | (end > len(tree.get_field(name)))).any():
+            yield f"a {name} is out of range"
+        if name == "leaf_vector" and not np.isin(end - begin, (0, leaf_size)).all():
+            yield "a leaf has another size than the others"

@@ -66,7 +66,6 @@ class ForestPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestPlan, list[Problem]]:
-    """Return the plan, and all problems of the parameters."""
     values = PARAMETERS.values(config)
     newer, older = (values.given.get(name, ("", ""))[1] for name in ("is_classifier", "output_class"))
     if newer and older and newer.lower() != older.lower():

@@ -1,8 +1,7 @@
 """The image backend: encoded images in, the input of a network out.
 
-`options` reads the parameters, `framing` says where the pixels of an image go, `decoding` opens files, `resizing`
-resizes, `instance` does a batch's images in threads, `backend` completes and loads. The package is imported when the
-first model needs it.
+`options` reads the parameters and says where the pixels of an image go, `instance` opens files and resizes a batch's
+images in threads, `backend` completes and loads. The package is imported when the first model needs it.
 
 Decisions, with figures in docs/image.md:
 

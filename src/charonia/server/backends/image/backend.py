@@ -14,9 +14,8 @@ from charonia.config.problems import Problem, raise_problems
 from charonia.core.dtypes import DataType
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.image.framing import ResizeMode
 from charonia.server.backends.image.instance import GEOMETRY, ImageInstance
-from charonia.server.backends.image.options import ImagePlan, read_plan
+from charonia.server.backends.image.options import ImagePlan, ResizeMode, read_plan
 
 INPUT, OUTPUT = "IMAGE", "PIXELS"
 """Names of tensors that the configuration does not name."""
@@ -64,11 +63,7 @@ class ImageBackend:
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs, batching and instances from the parameters.
-
-        Raises:
-            ServingError: A parameter is wrong.
-        """
+        """Fill in inputs, outputs, batching and instances from the parameters."""
         plan = _plan(config)
         problems = list(_batch_problems(config, plan))
         if problems:
@@ -84,11 +79,6 @@ class ImageBackend:
         return Completion(merged, tuple(notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> ImageModel:
-        """Load a version.
-
-        Raises:
-            ServingError: A parameter is wrong, or contradicts the inputs and outputs.
-        """
         plan = _plan(config)
         signature = _signature(config, plan, is_batched=config.max_batch_size > 0)
         problems = [*_batch_problems(config, plan), *_side_problems(config, plan), *_device_problems(config)]

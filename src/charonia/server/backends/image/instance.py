@@ -1,24 +1,241 @@
-"""Runs batches: each image in a thread, straight into the array of the response."""
+"""Runs batches: each image in a thread, from the bytes of a file straight into the array of the response.
 
+Of a file with several pictures, the first one counts. Color profiles are ignored, as by Pillow and torchvision.
+"""
+
+import io
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
+from typing import Any, Protocol
 
 import numpy as np
+import PIL
+from PIL import Image, UnidentifiedImageError
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal, unavailable
+from charonia.core.errors import ServingError, internal, invalid, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
 from charonia.server.backends.batch import input_plans, output_plans, scatter
-from charonia.server.backends.image.decoding import decode
-from charonia.server.backends.image.framing import Framing
-from charonia.server.backends.image.options import AxisOrder, Color, ImagePlan
-from charonia.server.backends.image.resizing import chosen_resize
+from charonia.server.backends.image.options import (
+    PILLOW_PIXELS_MAX,
+    AxisOrder,
+    Color,
+    Filter,
+    Framing,
+    ImagePlan,
+    within,
+)
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Formats that are decoded, as Pillow names them. Each further one would be a parser that an attacker may choose."""
+
+SCALED_DECODE_GAP = 2
+"""A JPEG is not decoded at less than this times the size that it is resized to."""
+
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SWAPPING = {_TURNS[orientation] for orientation in (5, 6, 7, 8)}
+
+START_SHOWN_BYTES = 8
+"""So many of the first bytes does an error show of a file that is no image."""
+
+
+def decode(data: bytes, plan: ImagePlan, place: str) -> tuple[Image.Image, Framing]:
+    """Return an image of mode RGB or L, and where it goes.
+
+    Raises:
+        ServingError: INVALID_ARG: the file is too large, of another format or damaged.
+    """
+    if len(data) > plan.bytes_max:
+        raise invalid(
+            f"{place}: expected a file of at most {plan.bytes_max} bytes, got {len(data)}",
+            hint="send a smaller image, or raise the parameter max_bytes",
+        )
+    image = _open(data, plan, place)
+    try:
+        return _decoded(image, plan, place)
+    except (ServingError, MemoryError):
+        raise
+    except Exception as error:  # what Pillow raises on damaged files has no common base class
+        raise invalid(
+            f"{place}: expected a whole {image.format} file, got one that cannot be decoded: {error}",
+            hint="the file is damaged or cut short",
+        ) from error
+
+
+def _open(data: bytes, plan: ImagePlan, place: str) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        names = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        start = data[:START_SHOWN_BYTES]
+        got = f"{len(data)} bytes that begin with {start!r}" if data else "nothing"
+        raise invalid(
+            f"{place}: expected a file of format {names}, got {got}",
+            hint="send the bytes of the file itself, not its path, its URL or base64",
+        ) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise invalid(
+            f"{place}: expected an image of at most {plan.pixels_max} pixels, got more than {PILLOW_PIXELS_MAX}",
+            hint="send a smaller image",
+        ) from None
+    except Exception as error:  # as above
+        raise invalid(f"{place}: the header of the file cannot be read: {error}", hint="the file is damaged") from error
+    image.decodermaxblock = len(data)  # in one call: each takes the GIL anew, and copies what the last one left over
+    width, height = image.size
+    if width * height > plan.pixels_max:
+        raise invalid(
+            f"{place}: expected an image of at most {plan.pixels_max} pixels, got {width} x {height}",
+            hint="send a smaller image, or raise the parameter max_pixels",
+        )
+    return image
+
+
+def _decoded(image: Image.Image, plan: ImagePlan, place: str) -> tuple[Image.Image, Framing]:
+    turn = _turn(image) if plan.is_oriented else None
+    width, height = image.size
+    framing = plan.frame.place((height, width) if turn in _SWAPPING else (width, height))
+    _check_work(framing, plan, place)
+    if plan.has_scaled_decode:
+        columns, rows = reversed(framing.resized) if turn in _SWAPPING else framing.resized
+        image.draft(None, (columns * SCALED_DECODE_GAP, rows * SCALED_DECODE_GAP))
+    image.load()
+    upright = _colored(image, plan)
+    return upright if turn is None else upright.transpose(turn), framing
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        orientation = image.getexif().get(_ORIENTATION)
+    except Exception:  # as above; viewers show an image with broken EXIF data, too
+        return None
+    return _TURNS.get(orientation or 1)
+
+
+def _check_work(framing: Framing, plan: ImagePlan, place: str) -> None:
+    """Refuse a picture of extreme proportions: resizing it would need more memory than decoding it."""
+    left, top, right, bottom = framing.part
+    width, height = framing.resized if plan.is_exact else (right - left, bottom - top)
+    box_height = framing.source(framing.original)[3]
+    if max(width * height, width * box_height) > plan.pixels_max:
+        raise invalid(
+            f"{place}: expected an image that takes at most {plan.pixels_max} pixels while it is resized, got one of "
+            f"{framing.original[0]} x {framing.original[1]} to be {framing.resized[0]} x {framing.resized[1]}",
+            hint="its proportions are extreme; crop it first",
+        )
+
+
+def _colored(image: Image.Image, plan: ImagePlan) -> Image.Image:
+    mode = "L" if plan.color is Color.GRAY else "RGB"
+    if image.mode in ("I", "I;16", "I;16B"):  # 16 bits of gray, of which Pillow would cut off all above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA"):
+        image = image.convert("RGBA")
+        if plan.background is not None:
+            opaque = Image.new("RGBA", image.size, (*plan.background, 255))
+            opaque.alpha_composite(image)
+            image = opaque
+    return image if image.mode == mode else image.convert(mode)
+
+
+try:
+    import cykooz_resizer as simd
+except ModuleNotFoundError:  # no wheels for this platform
+    simd = None
+
+PILLOW_MAJOR_MAX = 13
+"""Newest version of Pillow whose images cykooz-resizer is known to read: it relies on their layout in memory."""
+
+_log = logging.getLogger(__name__)
+
+_PILLOW = {
+    Filter.BILINEAR: Image.Resampling.BILINEAR,
+    Filter.BICUBIC: Image.Resampling.BICUBIC,
+    Filter.LANCZOS: Image.Resampling.LANCZOS,
+    Filter.BOX: Image.Resampling.BOX,
+    Filter.NEAREST: Image.Resampling.NEAREST,
+}
+_SIMD = {
+    Filter.BILINEAR: "bilinear",
+    Filter.BICUBIC: "catmull_rom",
+    Filter.LANCZOS: "lanczos3",
+    Filter.BOX: "box",
+}
+_SUPPORT = {Filter.BILINEAR: 1.0, Filter.BICUBIC: 2.0, Filter.LANCZOS: 3.0, Filter.BOX: 0.5}
+
+
+class Resize(Protocol):
+    """A way to resize."""
+
+    def __call__(self, image: Image.Image, framing: Framing) -> Image.Image:
+        """Return the part of the resized image that is in the output."""
+
+
+def chosen_resize(plan: ImagePlan) -> Resize:
+    """Return the fastest way that keeps to the plan."""
+    if not plan.is_antialiased:
+        return _sampled
+    if plan.is_exact or plan.filter is Filter.NEAREST:
+        return partial(_exact, _PILLOW[plan.filter])
+    major = int(PIL.__version__.partition(".")[0])
+    if simd is None or major > PILLOW_MAJOR_MAX:
+        reason = "cykooz-resizer is not installed" if simd is None else f"Pillow {major} is too new for cykooz-resizer"
+        _log.info("images are resized by Pillow, several times slower: %s", reason)
+        return partial(_exact, _PILLOW[plan.filter])
+    algorithm = simd.ResizeAlg.convolution(getattr(simd.FilterType, _SIMD[plan.filter]))
+    return partial(_fast, algorithm, _SUPPORT[plan.filter])
+
+
+def _exact(resample: Image.Resampling, image: Image.Image, framing: Framing) -> Image.Image:
+    whole = image if image.size == framing.resized else image.resize(framing.resized, resample)
+    return whole if whole.size == _size_of(framing) else whole.crop(framing.part)
+
+
+def _sampled(image: Image.Image, framing: Framing) -> Image.Image:
+    """Do what OpenCV's INTER_LINEAR does: a pixel comes from the four nearest ones, however small the image becomes."""
+    left, top, width, height = framing.source(image.size)
+    transform: Any = Image.Transform.EXTENT
+    box = (left, top, left + width, top + height)
+    return image.transform(_size_of(framing), transform, box, Image.Resampling.BILINEAR)
+
+
+def _fast(algorithm: Any, support: float, image: Image.Image, framing: Framing) -> Image.Image:
+    """Resize columns, then rows, as Pillow does it: the other way around, single values would differ by up to 14."""
+    width, height = _size_of(framing)
+    if image.size == framing.resized:
+        return image if image.size == (width, height) else image.crop(framing.part)
+    left, top, box_width, box_height = framing.source(image.size)
+    first, end = framing.rows(image.size, support)
+    resizer = simd.Resizer()
+    columns = Image.new(image.mode, (width, end - first), None)
+    box = simd.CropBox(left, first, box_width, end - first)
+    resizer.resize_pil(image, columns, simd.ResizeOptions(algorithm, crop_box=box))
+    done = Image.new(image.mode, (width, height), None)
+    box = simd.CropBox(0, top - first, width, within(top - first, box_height, end - first))
+    resizer.resize_pil(columns, done, simd.ResizeOptions(algorithm, crop_box=box))
+    return done
+
+
+def _size_of(framing: Framing) -> tuple[int, int]:
+    left, top, right, bottom = framing.part
+    return right - left, bottom - top
+
 
 SCALE, PADDING, ORIGINAL_SIZE = "SCALE", "PADDING", "ORIGINAL_SIZE"
 GEOMETRY = {SCALE: DataType.FP32, PADDING: DataType.INT32, ORIGINAL_SIZE: DataType.INT32}
@@ -27,12 +244,7 @@ GEOMETRY = {SCALE: DataType.FP32, PADDING: DataType.INT32, ORIGINAL_SIZE: DataTy
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One image of a batch, done.
-
-    Attributes:
-        pixels: Its output.
-        framing: Where it lies there.
-    """
+    """One image of a batch, done."""
 
     pixels: Array
     framing: Framing
@@ -60,8 +272,6 @@ class Renderer:
         """Return the output of an image.
 
         Args:
-            data: The file.
-            place: Name of the element, for errors.
             out: Where the pixels go; None for an array of their own.
 
         Raises:
@@ -109,8 +319,6 @@ class ImageInstance:
     """An instance.
 
     Args:
-        config: The complete configuration.
-        plan: What to do with each image.
         pool: Threads that all instances share; None to use the calling one.
     """
 
@@ -148,7 +356,6 @@ class ImageInstance:
         return Execution(results, input_end_ns, output_start_ns)
 
     def close(self) -> None:
-        """Run nothing more. The threads belong to the model."""
         self._is_closed = True
 
     def _files(self, request: InferRequest) -> list[tuple[str, bytes]]:

@@ -17,10 +17,11 @@ from charonia.core.errors import unsupported
 from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems
-from charonia.server.backends.python.backend import PythonModel
-from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment, environment_of
-from charonia.server.backends.python.services import ServerServices
+from charonia.server.backends.python.environment import environment_of
 from charonia.server.backends.registry import install_hint
+from charonia.server.backends.workers.model import PythonModel
+from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environment
+from charonia.server.backends.workers.services import ServerServices
 from charonia.server.channel.cuda_driver import is_usable
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.metrics.custom import CustomMetrics
@@ -35,7 +36,6 @@ class LanguageBackend(ABC):
     named or described as for Python models.
 
     Attributes:
-        name: Name of the backend.
         engine: File with the class `Engine`, for the worker: `worker/model.py` says what that class has.
         kind: Kind of the instances where the configuration names none.
         routes: OpenAI's routes that the engine answers itself.
@@ -56,21 +56,12 @@ class LanguageBackend(ABC):
 
     @abstractmethod
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
-        """Return what the engine needs to know of a version; it is handed to the worker as JSON.
-
-        Raises:
-            ServingError: A setting or a file is wrong.
-        """
+        """Return what the engine needs to know of a version; it is handed to the worker as JSON."""
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs, self.more_outputs))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
-        """Check the settings and prepare the environment; the engine is loaded by each instance.
-
-        Raises:
-            ServingError: A setting or a file is wrong, or the engine is not installed.
-        """
         problems = list(language_problems(config, self.more_inputs, self.more_outputs))
         if problems:
             raise_problems(config.name, problems)
@@ -100,10 +91,6 @@ class LanguageModel(PythonModel):
     """A loaded version.
 
     Args:
-        files: Folders of the version.
-        config: The complete configuration.
-        environment: Where its workers run.
-        server: Services of the server.
         engine: The engine's file and its options, for `initialize`.
     """
 

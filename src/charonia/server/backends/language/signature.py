@@ -1,23 +1,46 @@
-"""Inputs and outputs of language models, as Triton's vLLM backend names them. Pure.
+"""Inputs and outputs of language models, as Triton's vLLM backend names them, and arguments of their engine. Pure.
 
 Any model with an input `text_input` and an output `text_output`, both of strings, counts as a language model.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import (
-    InstanceGroup,
-    ModelConfig,
-    ModelInput,
-    ModelOutput,
-    TransactionPolicy,
-)
-from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES, TEXT_INPUT, TEXT_OUTPUT
+from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES, SERVER_PARAMETERS, TEXT_INPUT, TEXT_OUTPUT
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
+from charonia.server.backends.python.environment import ENVIRONMENT
+from charonia.server.backends.workers.model import START_SECONDS
+
+_WORDS = {"true": True, "false": False}
+
+
+def arguments_of(config: ModelConfig, others: Collection[str]) -> dict[str, Any]:
+    """Return the parameters that belong to the engine, by name: those in lower case.
+
+    A value is read as JSON, and is text where it is none: `8`, `0.5`, `true`, `{"a": 1}`, `auto`.
+
+    Args:
+        others: Names in lower case that are the backend's own.
+    """
+    left_out = {*SERVER_PARAMETERS, START_SECONDS, ENVIRONMENT, *others}
+    return {
+        name: _value(text) for name, text in config.parameters.items() if name == name.lower() and name not in left_out
+    }
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
 
 RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
 """Outputs that a request gets if its input `return_<name>` is true."""
@@ -57,7 +80,6 @@ def complete_language(
     """Fill in what the configuration of a language model leaves open; return it with notes.
 
     Args:
-        config: What is given.
         kind: Kind of the instances, where none are given; one instance is enough for any number of requests.
         routes: OpenAI's routes that the engine answers itself.
         more_inputs: Inputs that this engine takes besides those of all.

@@ -1,24 +1,193 @@
-"""The `llama_cpp` backend: serves GGUF files with llama.cpp."""
+"""The `llama_cpp` backend: serves GGUF files with llama.cpp.
+
+Names of parameters are those of xllamacpp's `CommonParams`, which are llama.cpp's. Sources of the header of a GGUF
+file: the GGUF specification, versions 2 and 3; ggml's table of types.
+"""
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import MAX_MODEL_LEN
-from charonia.config.problems import raise_problems
+from charonia.config.problems import Problem, raise_problems
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
+from charonia.server.backends.array_backend import broken_file_hint, model_file
 from charonia.server.backends.language.backend import LanguageBackend
 from charonia.server.backends.language.signature import complete_language
-from charonia.server.backends.llama_cpp.gguf import MAGIC, read_header
-from charonia.server.backends.llama_cpp.options import FILE, PARAMETERS, read_parameters
-from charonia.server.backends.model_file import broken_file_hint, model_file
+from charonia.server.backends.parameters import Kind, Param, Params
+from charonia.server.backends.python.environment import ENVIRONMENT
+from charonia.server.backends.workers.model import START_SECONDS
+
+FILE = "model.json"
+"""File in a version's folder with parameters as JSON; those of the configuration take precedence."""
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+def _each(names: str, kind: Kind, ge: float | None = None) -> Iterator[Param]:
+    return (Param(name, kind=kind, ge=ge) for name in names.split())
+
+
+def _one_of(*names: str) -> Kind:
+    return {name: name for name in names}
+
+
+PARAMETERS = Params(
+    "llama_cpp",
+    *_each("n_parallel n_threads n_threads_batch n_batch n_ubatch", int, 1),
+    *_each("n_ctx main_gpu n_cache_reuse verbosity", int, 0),
+    *_each("n_gpu_layers n_predict cache_ram_mib embd_normalize", int, -1),
+    *_each("rope_freq_base rope_freq_scale", float, 0),
+    *_each("embedding kv_unified cache_prompt ctx_shift swa_full warmup use_jinja", bool),
+    *_each("no_kv_offload check_tensors fit_params", bool),
+    *_each("chat_template mmproj", str),
+    *_each("cache_type_k cache_type_v", _one_of(*CACHE_TYPES)),
+    *_each("flash_attn_type", _one_of("auto", "enabled", "disabled")),
+    *_each("load_mode", _one_of("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")),
+    *_each("pooling_type", _one_of("none", "mean", "cls", "last")),
+    *_each("reasoning_format", _one_of("none", "auto", "deepseek", "deepseek_legacy")),
+    *_each("rope_scaling_type", _one_of("none", "linear", "yarn", "longrope")),
+    *_each("split_mode", _one_of("none", "layer", "row")),
+    others=(MAX_MODEL_LEN, START_SECONDS, ENVIRONMENT),
+)
+
+
+def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the parameters of a model, and all problems.
+
+    Args:
+        file: Content of `model.json`, None where there is none.
+    """
+    given: dict[str, tuple[str, str]] = {}
+    problems: list[Problem] = []
+    if file is not None:
+        try:
+            document = json.loads(file)
+        except ValueError as error:
+            return {}, [Problem(FILE, f"expected a JSON object: {error}")]
+        if not isinstance(document, dict):
+            return {}, [Problem(FILE, f"expected a JSON object, got {type(document).__name__}")]
+        known = {each.name for each in PARAMETERS.declared}
+        for name, value in document.items():
+            if name not in known:
+                near = PARAMETERS.near(name)
+                hint = f"; did you mean '{near}'?" if near else ""
+                problems.append(Problem(f"{FILE}: {name}", f"llama.cpp has no such parameter here{hint}"))
+            elif name not in config.parameters:
+                given[name] = (f"{FILE}: {name}", value if isinstance(value, str) else json.dumps(value))
+    values = PARAMETERS.values(config, overriding=given)
+    return {name: values[name] for name in values.given}, [*problems, *values.problems]
+
+
+MAGIC = b"GGUF"
+
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+_ALIGNMENT_BYTES = 32
+
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 20: (32, 18),
+    23: (256, 136), 30: (1, 2),
+}  # fmt: skip
+"""Elements and bytes of a block, by type of tensor; a tensor of another type counts as empty."""
+
+
+class GgufHeader(NamedTuple):
+    """What the header of a file says.
+
+    Attributes:
+        context_tokens: Tokens of context that the model was trained for, 0 where it is not given.
+        size_bytes: Size that the file must have at least.
+    """
+
+    context_tokens: int
+    size_bytes: int
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Return the header of a file. Blocks on disk I/O.
+
+    Raises:
+        EOFError: The file ends within its header.
+        ValueError: It is not a GGUF file.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[: len(MAGIC)] != MAGIC:
+            raise ValueError
+        try:
+            return _Reader(data).header()
+        except (struct.error, IndexError):
+            raise EOFError from None
+
+
+class _Reader:
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = len(MAGIC)
+
+    def header(self) -> GgufHeader:
+        self._number("I")
+        tensors, pairs = self._number("Q"), self._number("Q")
+        context, alignment = 0, _ALIGNMENT_BYTES
+        for _ in range(pairs):
+            key = self._text()
+            value = self._value(self._number("I"))
+            if key.endswith(b".context_length"):
+                context = value
+            elif key == b"general.alignment":
+                alignment = value or alignment
+        end = 0
+        for _ in range(tensors):
+            self._text()
+            elements = 1
+            for _ in range(self._number("I")):
+                elements *= self._number("Q")
+            count, size = _BLOCKS.get(self._number("I"), (1, 0))
+            end = max(end, self._number("Q") + elements // count * size)
+        return GgufHeader(context, -(-self._at // alignment) * alignment + end)
+
+    def _number(self, form: str) -> int:
+        found: int
+        (found,) = struct.unpack_from(f"<{form}", self._data, self._at)
+        self._at += struct.calcsize(f"<{form}")
+        return found
+
+    def _text(self) -> bytes:
+        length = self._number("Q")
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def _value(self, kind: int) -> int:
+        """Skip a value, and return it if it is a number of 32 bits without sign, else 0."""
+        if kind == _UINT32:
+            return self._number("I")
+        if kind == _STRING:
+            self._text()
+        elif kind == _ARRAY:
+            element, count = self._number("I"), self._number("Q")
+            if element in _SIZES:
+                self._at += count * _SIZES[element]
+            else:
+                for _ in range(count):
+                    self._value(element)
+        else:
+            self._at += _SIZES[kind]
+        if self._at > len(self._data):
+            raise IndexError
+        return 0
+
 
 DEFAULT_FILE = "model.gguf"
 

@@ -1,7 +1,7 @@
 """The ONNX Runtime backend.
 
-`backend` completes configurations and loads models, `options` reads the configuration of sessions and chooses execution
-providers, `session` opens sessions, `instance` runs batches in them. The package is imported when the first model needs
+`backend` completes configurations, loads models and runs batches, `options` reads the configuration of sessions and
+chooses execution providers, `session` opens sessions. The package is imported when the first model needs
 it, since importing ONNX Runtime takes time and memory.
 
 Decisions, each with figures in docs/threads.md and docs/onnx_models.md:

@@ -1,25 +1,32 @@
-"""Completes configurations from ONNX models, and loads them."""
+"""Completes configurations from ONNX models, loads them, and runs batches."""
 
 import asyncio
+import ctypes
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
+import onnxruntime
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.errors import unsupported
+from charonia.core.dtypes import DataType
+from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
+from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles, Placement
-from charonia.server.backends.model_file import model_file, weights_bytes
-from charonia.server.backends.onnxruntime.instance import OnnxRuntimeInstance
-from charonia.server.backends.onnxruntime.model_file import without_shape
+from charonia.server.backends.array_backend import ArrayInstance, model_file, weights_bytes
+from charonia.server.backends.batch import gather
 from charonia.server.backends.onnxruntime.options import (
     CUDA,
     SessionPlan,
@@ -30,20 +37,126 @@ from charonia.server.backends.onnxruntime.options import (
     read_plan,
 )
 from charonia.server.backends.onnxruntime.session import (
+    Run,
     Session,
     installed_providers,
     is_small,
     open_session,
     open_to_inspect,
     other_than_batch,
+    plain_error,
+    run_of,
     signature_of,
     start_global_pool,
+    to_bytes,
+    to_text,
     unsendable_hint,
     unsendable_outputs,
+    without_shape,
 )
 from charonia.server.machine.cores import bound_to
 from charonia.server.machine.memory import release_freed_memory
-from charonia.server.ragged.batch import configured_form, ragged_plan
+from charonia.server.ragged.batch import compute_input, configured_form, gather_flat, ragged_plan, scatter_like
+
+Convert = Callable[[Array], Array]
+
+_BFLOAT16 = 16
+"""ONNX's number of the type."""
+
+
+class OnnxRuntimeInstance(ArrayInstance):
+    """An instance. Instances may share a session, which is thread-safe.
+
+    Args:
+        run_entries: Run configuration entries, by name and value.
+    """
+
+    def __init__(self, session: Session, config: ModelConfig, run_entries: Sequence[tuple[str, str]]) -> None:
+        super().__init__(config)
+        self._ragged = ragged_plan(config)
+        self._texts = {plan.name for plan in (*self.inputs, *self.outputs) if plan.datatype is DataType.BYTES}
+        has_bfloat16 = any(plan.datatype is DataType.BF16 for plan in (*self.inputs, *self.outputs))
+        self._run: Run | None = partial(_run_with_bfloat16, session) if has_bfloat16 else run_of(session)
+        self._options: object = None
+        if run_entries:
+            options = onnxruntime.RunOptions()
+            for key, value in run_entries:
+                options.add_run_config_entry(key, value)
+            self._options = options
+
+    def close(self) -> None:
+        self._run = None
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        run = self._run
+        if run is None:
+            raise internal("the instance is closed")
+        try:
+            return run(names, feed, self._options)
+        except Exception as error:  # ONNX Runtime's errors have no common base class
+            failure = plain_error("ONNX Runtime failed", error)
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            hint = f"the inputs were {shapes}; a network may need other sizes than its signature says"
+            raise ServingError(
+                failure.code, failure.message, hint=hint if failure.code is Code.INTERNAL else ""
+            ) from error
+
+    def feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+        """Return the inputs, those that a batch computes or concatenates without a batch dimension among them."""
+        feed = {}
+        ragged = self._ragged
+        for plan in self.inputs:
+            is_flat = plan.name in ragged.inputs
+            array = gather_flat(requests, plan.name) if is_flat else gather(requests, plan.name)
+            if array is not None:
+                feed[plan.name] = array if is_flat else plan.reshape(array, self.is_batched)
+        for computed in ragged.computed:
+            array = compute_input(computed.kind, self._shapes(requests, computed.source), computed.datatype)
+            feed.update(dict.fromkeys(computed.names, array))
+        for name in self._texts & feed.keys():
+            feed[name] = to_text(name, feed[name])
+        return feed
+
+    def parts(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
+        """Return each request's part of an output, which may be as long as the request's part of an input."""
+        if name in self._texts:
+            array = to_bytes(array)
+        source = self._ragged.scattered.get(name)
+        if source is not None:
+            return scatter_like(name, array, self._shapes(requests, source))
+        return super().parts(name, array, requests)
+
+    def _shapes(self, requests: Sequence[InferRequest], name: str) -> list[tuple[int, ...]]:
+        """Return the shape of an input in each request, as the model sees it."""
+        plan = next(plan for plan in self.inputs if plan.name == name)
+        if name not in requests[0].inputs:
+            raise invalid(f"input '{name}' cannot be left out: the shapes of others follow from its own")
+        return [plan.reshape(request.inputs[name].array, True).shape for request in requests]
+
+
+def _run_with_bfloat16(
+    session: Session, names: Sequence[str], feed: Mapping[str, Array], options: object
+) -> list[Array]:
+    """Run a model with BF16, which numpy lacks: the bit patterns are passed as `OrtValue`s."""
+    kinds = {argument.name: argument.type for argument in session.get_inputs()}
+    make = onnxruntime.OrtValue
+    values = {
+        name: make.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _BFLOAT16)
+        if kinds.get(name) == "tensor(bfloat16)"
+        else make.ortvalue_from_numpy(array)
+        for name, array in feed.items()
+    }
+    return [_to_numpy(value) for value in session.run_with_ort_values(names, values, options)]
+
+
+def _to_numpy(value: onnxruntime.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    size = value.tensor_size_in_bytes()
+    content = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(content, np.uint16).reshape(value.shape())
+
 
 DEFAULT_FILE = "model.onnx"
 
@@ -59,9 +172,6 @@ class OnnxRuntimeModel:
     """A loaded version, with the sessions of its instances.
 
     Args:
-        path: The model's file.
-        config: The complete configuration.
-        plan: Options of its sessions.
         verbose: Whether ONNX Runtime may write to stderr.
     """
 
@@ -77,9 +187,6 @@ class OnnxRuntimeModel:
         """Make one more instance.
 
         Instances on the CPU share a session, unless they are bound to other cores; each one on a GPU has its own.
-
-        Raises:
-            ServingError: The model cannot be loaded, or contradicts the configuration.
         """
         if placement.kind is InstanceKind.KIND_GPU:
             session = await asyncio.to_thread(self._open, placement)
@@ -95,7 +202,6 @@ class OnnxRuntimeModel:
         return list(self._memory)
 
     async def aclose(self) -> None:
-        """Release the sessions, and return their memory to the system."""
         self._shared.clear()
         await asyncio.to_thread(release_freed_memory)
 
@@ -148,11 +254,6 @@ class OnnxRuntimeBackend:
         return CUDA in installed_providers()
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the model, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         routed = () if _for_openvino(config) is None else (_ROUTED,)
         if config.input and config.output:
             return Completion(config, routed)
@@ -202,9 +303,6 @@ class OnnxRuntimeBackend:
         """Load a version; its first instance opens the session.
 
         A model with the accelerator `openvino` is loaded by the openvino backend if ONNX Runtime lacks that provider.
-
-        Raises:
-            ServingError: A setting is wrong or not supported, or the file is missing.
         """
         plan = self._plan(files, config, settings)
         path = model_file(files, config, DEFAULT_FILE)

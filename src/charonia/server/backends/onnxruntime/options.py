@@ -77,7 +77,6 @@ class SessionPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[SessionPlan, list[Problem]]:
-    """Return the plan, and all problems in the configuration and settings."""
     values = PARAMETERS.values(config, settings)
     problems = values.problems
     level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0

@@ -1,24 +1,73 @@
-"""Opens ONNX Runtime sessions, and turns its errors into readable ones."""
+"""Opens ONNX Runtime sessions, turns its errors into readable ones, and reads from files what it does not report.
+
+ONNX Runtime maps external weights into memory for as long as the model is loaded. If the file is overwritten meanwhile
+(`cp new.data model.data`), the served model changes its answers; if it is truncated, SIGBUS ends the whole process. A
+copy in memory has neither problem, and its file may be a symbolic link that leads out of the folder.
+"""
 
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 import numpy as np
 import onnxruntime
 
 from charonia.config.complete import Signature, SignatureTensor
+from charonia.config.onnx_file import OnnxFile
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
-from charonia.server.backends.model_file import broken_file_hint
-from charonia.server.backends.onnxruntime.model_file import read_external
+from charonia.server.backends.array_backend import broken_file_hint
 from charonia.server.backends.onnxruntime.options import CPU, TENSORRT, Provider, SessionPlan
+
+COPIED_BYTES_MAX = 2 * 1024**3
+"""Larger weights stay mapped: while a session is created, there are two copies."""
+
+
+def read_external(path: Path) -> Mapping[str, bytes]:
+    """Return the content of a model's files of external weights, by the names that the model has for them.
+
+    Empty where the model has none, they are larger than `COPIED_BYTES_MAX`, or one cannot be read or lies outside the
+    folder: ONNX Runtime then reports what is wrong. Blocks on disk I/O.
+    """
+    try:
+        names = external_names(path)
+        if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+            return {}
+        if sum((path.parent / name).stat().st_size for name in names) > COPIED_BYTES_MAX:
+            return {}
+        return {name: (path.parent / name).read_bytes() for name in names}
+    except (OSError, ValueError):
+        return {}
+
+
+def external_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the files of external weights, each once, in the order of the model.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not an ONNX model.
+    """
+    with path.open("rb") as file:
+        return OnnxFile(file).weight_files()
+
+
+def without_shape(path: Path) -> frozenset[str]:
+    """Return the names of the inputs and outputs without a shape: not even their rank is known.
+
+    Empty where the file cannot be read. Blocks on disk I/O.
+    """
+    try:
+        with path.open("rb") as file:
+            return OnnxFile(file).without_shape()
+    except (OSError, ValueError):
+        return frozenset()
+
 
 SPIN_US = 20
 """How long a thread of the pool spins for more work before it sleeps."""
@@ -80,29 +129,23 @@ class Session(Protocol):
         self, output_names: Sequence[str], input_feed: Mapping[str, Array], run_options: object = None
     ) -> list[Array]:
         """Compute the outputs."""
-        ...
 
     def run_with_ort_values(
         self, output_names: Sequence[str], input_dict_ort_values: Mapping[str, Any], run_options: object = None
     ) -> list[Any]:
         """Compute the outputs, from and to `OrtValue`s."""
-        ...
 
     def get_inputs(self) -> list[NodeArgument]:
         """Return the inputs without a default."""
-        ...
 
     def get_overridable_initializers(self) -> list[NodeArgument]:
         """Return the inputs with a default."""
-        ...
 
     def get_outputs(self) -> list[NodeArgument]:
         """Return the outputs."""
-        ...
 
     def get_providers(self) -> list[str]:
         """Return the names of the execution providers in use, best first."""
-        ...
 
 
 def installed_providers() -> list[str]:
@@ -128,14 +171,9 @@ def open_session(
     """Load a model.
 
     Args:
-        path: The model's file.
-        plan: Its options.
         threads: Threads within one operator, including the caller's.
         providers: Execution providers, best first.
         verbose: Whether ONNX Runtime may write to stderr.
-
-    Raises:
-        ServingError: INVALID_ARG with the reason.
     """
     options = _session_options(plan, threads, verbose)
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, plan.graph_level)
@@ -314,8 +352,6 @@ def plain_error(what: str, error: Exception, code: Code | None = None) -> Servin
     """Return an error of ONNX Runtime without source locations, numbers and line breaks.
 
     Args:
-        what: What failed.
-        error: The error of ONNX Runtime.
         code: Code of the result; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
     """
     text = _SOURCE.sub("", _PREFIX.sub("", str(error)))
@@ -330,3 +366,48 @@ def _datatype(argument: NodeArgument) -> DataType | None:
 
 def _shape(argument: NodeArgument) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) and d >= 0 else -1 for d in argument.shape)
+
+
+def to_text(name: str, array: Array) -> Array:
+    """Decode bytes to strings: ONNX Runtime's Python API takes only those."""
+    texts = np.empty(array.shape, object)
+    flat = texts.reshape(-1)
+    for index, element in enumerate(array.reshape(-1).tolist()):
+        try:
+            flat[index] = element.decode()
+        except UnicodeDecodeError as error:
+            raise invalid(
+                f"input '{name}': element {index} is not UTF-8 (byte {error.start} is 0x{element[error.start]:02x}), "
+                "which is what ONNX Runtime takes as a string",
+                hint="send binary data as UINT8",
+            ) from None
+    return texts
+
+
+def to_bytes(array: Array) -> Array:
+    """Encode strings as bytes, which a tensor of the protocol has."""
+    encoded = np.empty(array.shape, object)
+    encoded.reshape(-1)[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
+    return encoded
+
+
+class ConvertedOnnx:
+    """A model that `charonia convert` has written, opened on the CPU to be checked."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = open_session(path, SessionPlan(), threads=1, providers=[(CPU, {})])
+        self.signature, _ = signature_of(self._session, path.stem)
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        texts = {tensor.name for tensor in self.signature.inputs if tensor.datatype is DataType.BYTES}
+        given = {name: to_text(name, array) if name in texts else array for name, array in feed.items()}
+        outputs = self.signature.outputs
+        try:
+            arrays = self._session.run([tensor.name for tensor in outputs], given)
+        except Exception as error:  # ONNX Runtime's errors have no common base class
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+            raise plain_error(f"the converted model fails on the samples ({shapes})", error) from error
+        return {
+            tensor.name: to_bytes(array) if tensor.datatype is DataType.BYTES else array
+            for tensor, array in zip(outputs, arrays, strict=True)
+        }

@@ -1,7 +1,6 @@
 """The OpenVINO backend.
 
-`options` reads parameters, `network` reads and compiles models, `instance` runs batches, `backend` completes
-configurations and loads models. The package is imported when the first model needs it.
+The package is imported when the first model needs it.
 
 Decisions, with figures in docs/openvino.md:
 

@@ -5,41 +5,45 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
 
 from charonia.config.json_form import from_json, to_json
-from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import CallFrame
-from charonia.core.statistics import MemoryUsage, WorkerState
+from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.parameters import Param, Params
-from charonia.server.backends.python.describe import ask_worker, described
 from charonia.server.backends.python.environment import (
     BUILDER,
     ENVIRONMENT,
     REQUIREMENTS,
-    SERVER_ENVIRONMENT,
-    Environment,
     environment_of,
+    environment_of_file,
     read_inline,
     requirements_of,
 )
-from charonia.server.backends.python.instance import PythonInstance
-from charonia.server.backends.python.process import WorkerProcess
-from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.reshape import reshaped
-from charonia.server.backends.python.services import ServerServices
-from charonia.server.backends.python.shared_process import SharedProcess, SharedProcesses, Start
-from charonia.server.backends.python.template import WorkerTemplate
 from charonia.server.backends.python.thread import ThreadInstance
-from charonia.server.channel.channel import Incoming
+from charonia.server.backends.workers.model import (
+    CPU_INPUTS,
+    EXECUTE_SECONDS,
+    MODE,
+    PARAMETERS,
+    PROCESS,
+    SHARE_MEMORY,
+    START_SECONDS,
+    THREAD,
+    PythonModel,
+    reshaped,
+    what_to_load,
+)
+from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environment, SharedProcesses, ask_worker
+from charonia.server.backends.workers.reaper import reaper
+from charonia.server.backends.workers.services import ServerServices
+from charonia.server.backends.workers.template import WorkerTemplate
 from charonia.server.channel.cuda_driver import is_usable
 from charonia.server.metrics.custom import CustomMetrics
 
@@ -47,37 +51,20 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_FILE = "model.py"
 
-START_SECONDS = "INITIALIZE_TIMEOUT_SECONDS"
-EXECUTE_SECONDS = "EXECUTE_TIMEOUT_SECONDS"
-CPU_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
-
 SERVICE_PATH = "SERVICE_PATH"
 """Model parameter: file to use in place of `model.py` in the version's folder."""
 
 SHARED = "SHARED_PROCESS"
 """Model parameter: "true" if the model runs in one process with the others of its file that have it."""
 
-SHARE_MEMORY = "SHARE_MEMORY"
+DESCRIBED_MAX = 64
+"""Files whose descriptions are kept."""
 
-MODE = "EXECUTION_MODE"
-PROCESS = "process"
-THREAD = "thread"
+_State = tuple[int, int]
 
-# fmt: off
-PARAMETERS = Params(
-    "python",
-    Param(EXECUTE_SECONDS, "time after which the process of a batch counts as hung and is replaced", float, 0.0, "none",
-          ge=0),
-    Param(START_SECONDS, "time limit of `initialize`", float, 600.0, "600", ge=0),
-    Param(MODE, "`thread`: instances are threads of the server, see below", {PROCESS: PROCESS, THREAD: THREAD},
-          PROCESS),
-    Param(SHARE_MEMORY, "`true`: instances are forked from a process with the imported file, see below", bool, False,
-          "`false`"),
-    Param(CPU_INPUTS, "`no`: inputs in GPU memory stay there, see below", bool, True, "`yes`"),
-)
-# fmt: on
-
-_KIND = {InstanceKind.KIND_GPU: "GPU", InstanceKind.KIND_MODEL: "MODEL"}
+_described: dict[Path, tuple[_State, ModelConfig, dict[str, ModelConfig]]] = {}
+"""State of a file, the configuration that its models began with, and complete configurations by name: a file that is
+served right after it was described is not imported again for every one of its models."""
 
 
 class PythonBackend:
@@ -165,118 +152,6 @@ class PythonBackend:
         return path
 
 
-class PythonModel:
-    """A version of a Python model whose instances are worker processes.
-
-    Args:
-        files: Folders of the version.
-        config: The complete configuration.
-        path: File of the model.
-        environment: Where its workers run.
-        server: Services of the server.
-        arguments: Returns arguments of `initialize` for an instance, in addition to those of every model.
-        processes: Processes for several models of a file, None where each instance has its own.
-        template: The process that its instances are forked from, which ends with it; None for none of its own.
-    """
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        config: ModelConfig,
-        path: Path,
-        environment: Environment,
-        server: ServerServices,
-        arguments: Callable[[Placement], Mapping[str, str]] = lambda _: {},
-        *,
-        processes: SharedProcesses | None = None,
-        template: WorkerTemplate | None = None,
-    ) -> None:
-        self._template = template
-        self._processes = processes
-        self._arguments = arguments
-        self._files = files
-        self._server = server
-        self._config = config
-        self._path = path
-        self._environment = environment
-        self._values = PARAMETERS.checked(config)
-        self._instances: list[PythonInstance] = []
-
-    async def create_instance(self, placement: Placement) -> AsyncInstance:
-        """Start a worker and initialize the model in it."""
-        if self._template is not None and placement.kind is InstanceKind.KIND_GPU:
-            raise unsupported(
-                f"model '{self._config.name}': parameter {SHARE_MEMORY} cannot be met on a GPU, which forks cannot use",
-                hint="instances on CPUs (KIND_CPU), or leave it out",
-            )
-        processes = self._processes
-        which = (placement.name.removeprefix(self._config.name), placement.kind, placement.device_id)
-        key = (self._path, _state_beside(self._path), self._environment.python, which)
-
-        def shared(start: Start) -> SharedProcess:
-            assert processes is not None
-            return processes.of(key, self._config.name, start)
-
-        def make_process(message: Callable[[Incoming], None], end: Callable[[str], None]) -> WorkerProcess:
-            return WorkerProcess(
-                placement.name,
-                environment=self._environment,
-                threads=placement.threads,
-                cores=placement.cores,
-                takes_gpu=not self._values[CPU_INPUTS],
-                shared=shared if processes is not None else None,
-                on_message=message,
-                on_end=end,
-            )
-
-        *folders, arguments = _what_to_load(self._files, self._config, self._path, placement)
-        instance = PythonInstance(
-            placement.name,
-            make_process,
-            (
-                "initialize",
-                *folders,
-                {**arguments, **self._arguments(placement)},
-                placement.name,
-                {"decoupled": self._config.is_decoupled, "gpu": is_usable()},
-            ),
-            output_names=tuple(o.name for o in self._config.output),
-            start_s_max=self._values[START_SECONDS],
-            execute_s_max=self._values[EXECUTE_SECONDS],
-            server=self._server,
-            is_decoupled=self._config.is_decoupled,
-        )
-        await instance.open()
-        self._instances = [*(each for each in self._instances if not each.is_closed), instance]
-        return reshaped(instance, self._config)
-
-    def memory(self) -> list[MemoryUsage]:
-        return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
-
-    def workers(self) -> list[WorkerState]:
-        return [
-            WorkerState(i.name, i.resident_bytes(), i.health.restarts, i.health.problem, i.cpu_seconds())
-            for i in self._instances
-            if not i.is_closed
-        ]
-
-    def is_failing(self) -> bool:
-        """Return whether every worker has failed to start several times in a row."""
-        health = [instance.health for instance in self._instances if not instance.is_closed]
-        return bool(health) and all(each.is_failing for each in health)
-
-    async def is_ready(self) -> bool:
-        """Return whether the models of all running workers report that they are ready."""
-        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))
-
-    async def aclose(self) -> None:
-        """End the process that instances were forked from; they are closed."""
-        self._instances.clear()
-        if self._template is not None:
-            self._template.release()
-            await self._template.aclose()
-
-
 class ThreadedPythonModel:
     """A version of a Python model whose instances are threads of the server."""
 
@@ -289,10 +164,9 @@ class ThreadedPythonModel:
         self._instances: list[ThreadInstance] = []
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
-        """Start a thread and initialize the model in it."""
         instance = ThreadInstance(
             placement.name,
-            _what_to_load(self._files, self._config, self._path, placement),
+            what_to_load(self._files, self._config, self._path, placement),
             output_names=tuple(o.name for o in self._config.output),
             start_s_max=self._values[START_SECONDS],
             server=self._server,
@@ -313,27 +187,6 @@ class ThreadedPythonModel:
 
     async def aclose(self) -> None:
         self._instances.clear()
-
-
-def _what_to_load(
-    files: ModelFiles, config: ModelConfig, path: Path, placement: Placement
-) -> tuple[str, str, str, dict[str, str]]:
-    """Return the model's file, the folders of version and model, and the arguments of `initialize`."""
-    arguments = {
-        "model_config": orjson.dumps(to_json(config)).decode(),
-        "model_instance_kind": _KIND.get(placement.kind, "CPU"),
-        "model_instance_name": placement.name,
-        "model_instance_device_id": str(placement.device_id),
-        "model_repository": str(files.model_dir),
-        "model_version": str(files.version),
-        "model_name": config.name,
-    }
-    return str(path), str(files.version_dir), str(files.model_dir), arguments
-
-
-def _state_beside(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return what changes when one of the Python files in a folder does."""
-    return tuple((each.name, each.stat().st_mtime_ns) for each in sorted(path.parent.glob("*.py")) if each.exists())
 
 
 def _service_path(files: ModelFiles, config: ModelConfig) -> Path:
@@ -373,11 +226,7 @@ async def _template(files: ModelFiles, config: ModelConfig, path: Path, environm
 async def _environment(
     files: ModelFiles, config: ModelConfig, settings: BackendSettings, source: Path, backend_dir: Path | None
 ) -> Environment | None:
-    """Return the environment of a model's processes, None where it runs in threads of the server.
-
-    Raises:
-        ServingError: It is not available, or the model has an option that threads do not support.
-    """
+    """Return the environment of a model's processes, None where it runs in threads of the server."""
     if PARAMETERS.checked(config)[MODE] == PROCESS:
         return await environment_of(files, config, settings, backend_dir, source)
     for parameter, reason in (
@@ -404,3 +253,41 @@ async def _environment(
             hint=f"install them where the server runs and remove the block, or set {MODE} to {PROCESS}",
         )
     return None
+
+
+async def describe(path: Path, start: ModelConfig, settings: BackendSettings) -> dict[str, ModelConfig]:
+    """Return the complete configurations of the models that a service file defines, by name; none if it defines none.
+
+    Raises:
+        ServingError: INVALID_ARG with the reason why it cannot be imported, or its environment not built.
+    """
+    environment = await environment_of_file(path, settings)
+    state = _state(path)
+    text = await ask_worker(
+        path.name,
+        environment,
+        ("describe", str(path), orjson.dumps(to_json(start)).decode()),
+        failed=f"'{path.name}' cannot be served",
+        lost=f"'{path.name}' cannot be imported",
+        late=f"the import of '{path.name}' did not finish",
+    )
+    configs = {name: from_json(orjson.dumps(config).decode()) for name, config in orjson.loads(text).items()}
+    if len(_described) >= DESCRIBED_MAX:
+        _described.clear()
+    _described[path] = (state, start, configs)
+    return configs
+
+
+def described(path: Path, config: ModelConfig) -> ModelConfig | None:
+    """Return the complete configuration of a model whose file has just been described, None otherwise."""
+    state, start, configs = _described.get(path, ((0, 0), config, {}))
+    known = configs.get(config.name)
+    beginning = replace(start, name=config.name, default_model_filename=config.default_model_filename)
+    if known is None or beginning != config or _state(path) != state:
+        return None
+    return replace(known, default_model_filename=config.default_model_filename)
+
+
+def _state(path: Path) -> _State:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size

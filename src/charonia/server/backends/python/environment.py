@@ -1,6 +1,14 @@
 """The Python environment of a model: the server's own, a prepared one, or one built for what the model requires.
 
-What it requires stands in a requirements.txt, or in the model's file as inline script metadata.
+What it requires stands in a requirements.txt, or in the model's file as inline script metadata (PEP 723):
+
+    # /// script
+    # requires-python = ">=3.11"
+    # dependencies = ["torch", "pillow>=10"]
+    # ///
+
+uv builds environments, or venv and pip. An archive is unpacked in a process with limited memory: this module, as a
+script.
 
 A prepared environment is a folder (`venv`, unpacked conda-pack) or an archive that is unpacked into the cache. Its
 interpreter may have another version than the server's. Before a worker starts in it, its version and numpy are checked,
@@ -19,35 +27,343 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import re
 import secrets
 import shutil
+import signal
 import sys
+import sysconfig
+import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from charonia.archives import ArchiveLimits, explained, failure, limited, tar_entries, unpacked_bytes_max
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.python_command import python_code
+from charonia.die_with_parent import with_parent_death_signal
+from charonia.python_command import python_code, python_module
 from charonia.server.backends.api import BackendSettings, ModelFiles
-from charonia.server.backends.python.build import (
-    BUILD_S_MAX,
-    KEY_LETTERS,
-    NEEDED_BY_FUNCTIONS,
-    CommandError,
-    build_requirements,
-    inline_key,
-    requirements_key,
-    run_command,
-)
-from charonia.server.backends.python.inline_metadata import InlineMetadata, inline_metadata
-from charonia.server.backends.python.template import WorkerTemplate
-from charonia.server.backends.python.unpack import unpack_archive
+from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environment
+from charonia.server.channel.cuda_driver import is_usable
+
+_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(?:^#(?:| .*)$\s)+)^# ///$")
+_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|~=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+OWN_PACKAGE = "charonia"
+"""A dependency that workers have in every environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineMetadata:
+    """What a file needs.
+
+    Attributes:
+        dependencies: Requirements, without this package.
+        requires_python: Specifier of the interpreter's version, "" for any.
+    """
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+
+    def accepts(self, version: tuple[int, ...]) -> bool:
+        return all(_holds(clause, version) for clause in self.requires_python.split(",") if clause.strip())
+
+
+def inline_metadata(text: str, what: str) -> InlineMetadata | None:
+    """Return the metadata in the text of a file, None where it has none.
+
+    Raises:
+        ServingError: INVALID_ARG for a block that is no such metadata.
+    """
+    blocks = list(_BLOCK.finditer(text.replace("\r\n", "\n")))
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise invalid(f"{what}: expected one block '# /// script', got {len(blocks)}")
+    lines = (line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["content"].splitlines())
+    try:
+        document = tomllib.loads("\n".join(lines))
+    except tomllib.TOMLDecodeError as error:
+        raise invalid(f"{what}: the block '# /// script' is not valid TOML: {error}") from error
+    dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
+    if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
+        raise invalid(f"{what}: dependencies: expected a list of strings, got {dependencies!r}")
+    if not isinstance(python, str) or not all(_CLAUSE.fullmatch(c) for c in python.split(",") if c.strip()):
+        raise invalid(f"{what}: requires-python: expected text such as '>=3.11', got {python!r}")
+    others = tuple(each for each in dependencies if _name(each) != OWN_PACKAGE)
+    return InlineMetadata(others, python)
+
+
+def _name(requirement: str) -> str:
+    found = _NAME.match(requirement)
+    return found[1].lower() if found else ""
+
+
+def _holds(clause: str, version: tuple[int, ...]) -> bool:
+    found = _CLAUSE.fullmatch(clause)
+    if found is None:
+        return False
+    operator, text, wildcard = found.groups()
+    wanted = tuple(int(part) for part in text.split("."))
+    if wildcard or operator == "~=":
+        width = len(wanted) if wildcard else len(wanted) - 1
+        same = version[:width] == wanted[:width]
+        return not same if operator == "!=" else same and (operator == "==" or version >= wanted)
+    size = max(len(wanted), len(version))
+    one, other = (tuple(part[:size]) + (0,) * (size - len(part)) for part in (version, wanted))
+    return {
+        ">=": one >= other,
+        "<=": one <= other,
+        "==": one == other,
+        "!=": one != other,
+        "<": one < other,
+        ">": one > other,
+    }[operator]
+
+
+BUILD_S_MAX = 1800.0
+"""Time limit for one environment, downloads included."""
+
+KEY_LETTERS = 24
+"""Length of the digest in the key of an environment."""
+
+OUTPUT_BYTES_MAX = 64 * 1024
+"""How much of a program's output is kept, from its end."""
+
+REFERENCED_FILES_MAX = 100_000
+"""Most files in the folders that a requirements.txt refers to."""
+
+_RECIPE = "1"
+"""Part of every key; raised when the build procedure changes, so that environments are rebuilt."""
+
+_INCLUDE = re.compile(r"\s*(-r|-c|--requirement|--constraint)\b")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_MADE_BY_BUILDS = re.compile(r"build|__pycache__|.*\.egg-info|\.git")
+# These belong to the server's interpreter and would mislead the new one.
+_FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PIP_TARGET", "PIP_USER")
+_INDEX_VARIABLES = ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_PYTORCH_INDEX = "download.pytorch.org"
+
+
+class CommandError(Exception):
+    """A program failed.
+
+    Attributes:
+        output: The end of its output.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+def requirements_key(path: Path) -> str:
+    """Return the key of the environment for a requirements.txt.
+
+    It depends on the content, including referenced files, and on the interpreter and platform.
+
+    Raises:
+        ServingError: It cannot be read, or refers to too much.
+    """
+    digest = hashlib.sha256()
+    for part in (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform()):
+        digest.update(part.encode() + b"\0")
+    try:
+        _digest_requirements(digest, path, set())
+    except OSError as error:
+        raise invalid(f"'{path}' cannot be read: {error}") from error
+    return "requirements-" + digest.hexdigest()[:KEY_LETTERS]
+
+
+def _digest_requirements(digest: "hashlib._Hash", path: Path, seen: set[Path]) -> None:
+    content = path.read_bytes()
+    digest.update(len(content).to_bytes(8, "little") + content)
+    seen.add(path.resolve())
+    for line in content.decode(errors="replace").splitlines():
+        is_include = _INCLUDE.match(line) is not None
+        for referenced in _local_paths(_COMMENT.sub("", line), path.parent):
+            if referenced.is_dir():
+                for entry in _listing(referenced):
+                    digest.update(entry.encode(errors="surrogateescape") + b"\0")
+            elif is_include:
+                if referenced.resolve() not in seen:
+                    _digest_requirements(digest, referenced, seen)
+            else:
+                with referenced.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+
+
+def _local_paths(line: str, folder: Path) -> Iterator[Path]:
+    for word in re.split(r"[\s=@;\"']+", line):
+        name = re.sub(r"\[[^\]]*\]$", "", word.removeprefix("file://").removeprefix("file:"))
+        if name and len(name) < 4096 and (folder / name).exists():
+            yield folder / name
+
+
+def _listing(folder: Path) -> Iterator[str]:
+    """Yield name, size and time of every file below a folder, without build artefacts."""
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _MADE_BY_BUILDS.fullmatch(name))
+        for name in sorted(names):
+            count += 1
+            if count > REFERENCED_FILES_MAX:
+                raise invalid(
+                    f"requirements.txt refers to '{folder}', which has more than {REFERENCED_FILES_MAX} files"
+                )
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            yield f"{os.path.relpath(path, folder)} {status.st_size} {status.st_mtime_ns}"
+
+
+NEEDED = ("numpy",)
+"""Packages that every worker needs."""
+
+NEEDED_BY_FUNCTIONS = (*NEEDED, "pydantic")
+"""Packages that workers of service files need."""
+
+
+def inline_key(wanted: InlineMetadata) -> str:
+    """Return the key of the environment for inline metadata: it depends on that, and on interpreter and platform."""
+    digest = hashlib.sha256()
+    own = (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform())
+    for part in (*own, wanted.requires_python, *sorted(wanted.dependencies)):
+        digest.update(part.encode() + b"\0")
+    return "inline-" + digest.hexdigest()[:KEY_LETTERS]
+
+
+async def build_requirements(
+    requirements: Path, folder: Path, builder: str, *, python: str = "", what: str = "", needed: Sequence[str] = NEEDED
+) -> None:
+    """Build the environment for a requirements.txt, with what workers need.
+
+    Args:
+        builder: "uv", "pip", or "auto" for uv if it is found.
+        python: Specifier of the version of its interpreter, "" for the server's interpreter; only uv finds others.
+        what: What the requirements are of, for messages; "" for the file.
+        needed: Packages that workers need, installed unless the requirements have them.
+    """
+    uv = _find_uv() if builder != "pip" else []
+    if builder == "uv" and not uv:
+        raise invalid(
+            "environments are to be built with uv, which is neither on PATH nor installed in the server's Python"
+        )
+    if python and not uv:
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise invalid(
+            f"requires-python is '{python}', and the server's Python is {version}",
+            hint="install uv, which finds or fetches other versions of Python",
+        )
+    what = what or requirements.name
+    interpreter = str(folder / "bin" / "python")
+    if uv:
+        make = [*uv, "venv", "--no-project", "--python", python or sys.executable, str(folder)]
+        install = [*uv, "pip", "install", "--python", interpreter]
+    else:
+        make = python_module("venv", str(folder))
+        install = python_module("pip", "install", "--disable-pip-version-check", "--no-input", python=interpreter)
+    install += ["-r", requirements.name]
+    place = requirements.parent
+    env = variables()
+    await _run(make, place, what, "check that Python's module venv is installed completely, or install uv", env=env)
+    try:
+        await _run(install, place, what, env=env)
+    except ServingError as error:
+        if _PYTORCH_INDEX not in error.message or env.get("UV_TORCH_BACKEND") in (None, os.getenv("UV_TORCH_BACKEND")):
+            raise
+        _log.warning("%s cannot be reached: PyTorch is installed from the usual index, for GPUs too", _PYTORCH_INDEX)
+        del env["UV_TORCH_BACKEND"]
+        await _run(install, place, what, env=env)
+    try:
+        imports = f"import {', '.join(needed)}"
+        await run_command(python_code(imports, interpreter), limit_s=BUILD_S_MAX, env=env)
+    except CommandError:
+        names = " and ".join(needed)
+        await _run([*install, *needed], place, what, f"workers need {names}: add it to {what}", env=env)
+
+
+def _find_uv() -> list[str]:
+    found = shutil.which("uv")
+    if found is not None:
+        return [found]
+    return python_module("uv") if importlib.util.find_spec("uv") is not None else []
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of programs that build, without those of other environments.
+
+    Without a GPU, uv installs PyTorch for CPUs, a tenth of the size, unless package indexes are configured.
+    """
+    found = {key: value for key, value in os.environ.items() if key not in _FOREIGN_VARIABLES}
+    if sys.platform == "linux" and not is_usable() and not any(key in found for key in _INDEX_VARIABLES):
+        found["UV_TORCH_BACKEND"] = "cpu"
+    return found
+
+
+async def _run(command: list[str], place: Path, what: str, hint: str = "", *, env: Mapping[str, str]) -> None:
+    try:
+        await run_command(command, limit_s=BUILD_S_MAX, env=env, cwd=place)
+    except CommandError as error:
+        raise invalid(f"the environment of '{what}' cannot be built: {error}\n{error.output}", hint=hint) from error
+
+
+async def run_command(
+    command: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run a program and return the end of its output, stdout and stderr together.
+
+    Raises:
+        CommandError: It could not be started, failed or took too long. It is no longer running.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *with_parent_death_signal(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CommandError(f"'{command[0]}' cannot be started: {error}", "") from error
+    kept = bytearray()
+    try:
+        async with asyncio.timeout(limit_s):
+            status = await _finished(process, kept)
+    except TimeoutError:
+        raise CommandError(f"'{command[0]}' did not finish within {limit_s:g} s and was ended", _text(kept)) from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if status:
+        raise CommandError(f"'{' '.join(command)}' failed with status {status}", _text(kept))
+    return _text(kept)
+
+
+async def _finished(process: asyncio.subprocess.Process, kept: bytearray) -> int:
+    if process.stdout is None:
+        raise RuntimeError("the program has no output pipe")
+    while data := await process.stdout.read(OUTPUT_BYTES_MAX):
+        kept += data
+        del kept[: -OUTPUT_BYTES_MAX - 1]  # one extra byte, to detect that output was cut
+    return await process.wait()
+
+
+def _text(kept: bytearray) -> str:
+    text = kept[-OUTPUT_BYTES_MAX:].decode(errors="replace").strip()
+    return f"[...]\n{text}" if len(kept) > OUTPUT_BYTES_MAX else text
+
 
 _log = logging.getLogger(__name__)
 
@@ -91,75 +407,19 @@ _PROBE = "import sys; sys.stdout.write('Python %d.%d\\n' % sys.version_info[:2])
 _VERSION = re.compile(r"^Python (\d+)\.(\d+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """An interpreter.
-
-    Attributes:
-        python: Its path.
-        folder: The environment that it belongs to, None for the server's own interpreter.
-        template: The process that workers in it are forked from, None where each one starts the interpreter.
-    """
-
-    python: str = sys.executable
-    folder: Path | None = None
-    template: WorkerTemplate | None = None
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Flags of the interpreter.
-
-        A worker imports nothing from the current folder. With `-P`, which Python has since 3.11, nor do the processes
-        that its models spawn.
-        """
-        return ("-P",) if self.folder is None else ()
-
-    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of a process in it, without those of other environments."""
-        if self.folder is None:
-            return dict(inherited)
-        variables = {k: v for k, v in inherited.items() if k not in ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")}
-        variables["VIRTUAL_ENV"] = str(self.folder)
-        variables["PATH"] = os.pathsep.join([str(self.folder / "bin"), inherited.get("PATH", os.defpath)])
-        return variables
-
-
-SERVER_ENVIRONMENT = Environment()
-"""The server's own interpreter."""
-
-
 class EnvironmentCache:
-    """The environments in a folder.
-
-    Args:
-        folder: The folder; made on first use.
-    """
+    """The environments in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.expanduser()
 
     async def archive_key(self, path: Path) -> str:
-        """Return the key of an archive, by its content.
-
-        Raises:
-            ServingError: It cannot be read.
-        """
         try:
             return await asyncio.to_thread(_archive_key, path)
         except OSError as error:
             raise invalid(f"the archive '{path}' cannot be read: {error.strerror}") from error
 
     async def get(self, key: str, build: Callable[[Path], Awaitable[None]], *, what: str) -> Path:
-        """Return the environment of a key; make it if it does not exist.
-
-        Args:
-            key: Identifies its content.
-            build: Makes an environment in the given folder, which does not exist yet.
-            what: Its source, for messages.
-
-        Raises:
-            ServingError: It cannot be made.
-        """
         place = self._folder / key
         found = _complete(place)
         if found is not None:
@@ -230,11 +490,7 @@ async def environment_of(
 
 
 async def environment_of_file(source: Path, settings: BackendSettings) -> Environment:
-    """Return the environment that a Python file asks for in itself, the server's own where it asks for none.
-
-    Raises:
-        ServingError: It cannot be built, with the reason.
-    """
+    """Return the environment that a Python file asks for in itself, the server's own where it asks for none."""
     wanted = await asyncio.to_thread(read_inline, source)
     if wanted is None or (not wanted.dependencies and wanted.accepts(sys.version_info[:3])):
         return SERVER_ENVIRONMENT
@@ -409,3 +665,70 @@ def _content_key(path: Path, size: int, mtime_ns: int, inode: int) -> str:
     """Return the key of a file's content, cached until the file changes."""
     with path.open("rb") as file:
         return "archive-" + hashlib.file_digest(file, "sha256").hexdigest()[:KEY_LETTERS]
+
+
+UNPACKED_FILES_MAX = 1_000_000
+UNPACKED_BYTES_MAX = 64 * 1024**3
+"""Largest content of an archive, unpacked; `unpacked_bytes_max` holds as well."""
+
+
+async def unpack_archive(path: Path, folder: Path) -> None:
+    """Unpack an archive of conda-pack, and run its conda-unpack, which rewrites paths.
+
+    Raises:
+        ServingError: It is not a valid archive, or has unsafe content.
+    """
+    if not hasattr(tarfile, "data_filter"):
+        raise unsupported(f"the archive '{path}' cannot be unpacked safely by this Python", hint="use 3.11.4 or newer")
+    started = time.monotonic()
+    own = [sys.executable, "-P", "-m", __name__, str(path), str(folder)]
+    try:
+        await run_command(own, limit_s=BUILD_S_MAX)
+    except CommandError as error:
+        raise failure(f"the archive '{path}'", error.output) from error
+    adapt = folder / "bin" / "conda-unpack"
+    if adapt.is_file():
+        command = [str(folder / "bin" / "python"), str(adapt)]
+        try:
+            await run_command(command, limit_s=BUILD_S_MAX - (time.monotonic() - started), env=variables())
+        except CommandError as error:
+            raise invalid(f"the archive '{path}': conda-unpack failed: {error}\n{error.output}") from error
+
+
+def extract(path: Path, folder: Path) -> None:
+    """Extract an archive in this process. Raises as `unpack_archive`."""
+    folder.mkdir()
+    limits = ArchiveLimits(UNPACKED_FILES_MAX, min(UNPACKED_BYTES_MAX, unpacked_bytes_max(path)))
+    hint = "expected a .tar.gz made by conda-pack, or of the content of a folder made by `python -m venv`"
+    try:
+        with explained(hint):
+            for archive, entry in tar_entries(path, limits):
+                archive.extract(entry, folder, filter=_checked)
+    except tarfile.FilterError as error:
+        raise invalid(f"it is refused: {error}", hint="its content must stay in its folder") from error
+
+
+def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Return a member of an archive if it may be unpacked.
+
+    Devices are refused, and paths and links that lead out of the folder. The interpreter of a virtual environment is
+    such a link: it may lead to an interpreter of this machine.
+    """
+    path = PurePosixPath(member.name)
+    if not (member.issym() and path.parent.name == "bin" and path.name.startswith("python")):
+        return tarfile.data_filter(member, folder)
+    target = PurePosixPath(member.linkname)
+    if not target.is_absolute():
+        return tarfile.data_filter(member, folder)
+    if not (target.name.startswith("python") and os.path.isfile(target) and os.access(target, os.X_OK)):
+        raise invalid(
+            f"its interpreter {member.name} is a link to '{target}', which is no program of this machine",
+            hint="make the virtual environment on this machine, or with the same Python at the same path; an archive "
+            "of conda-pack brings its own",
+        )
+    inside = tarfile.data_filter(member.replace(linkname=path.name, deep=False), folder)
+    return inside.replace(linkname=member.linkname, deep=False)
+
+
+if __name__ == "__main__":
+    sys.exit(limited(lambda: extract(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -21,14 +21,19 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.response import Outcome
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Result
-from charonia.server.backends.python.calls import Work
-from charonia.server.backends.python.codec import decode_error, encode_error, log_of_model, made_request, request_fields
-from charonia.server.backends.python.services import ModelServices, Readiness, ServerServices
 from charonia.server.backends.python.worker.errors import describe, traced
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import GpuTensor, received
 from charonia.server.backends.python.worker.tensor import Tensor as ModelTensor
+from charonia.server.backends.workers.codec import (
+    decode_error,
+    encode_error,
+    log_of_model,
+    made_request,
+    request_fields,
+)
+from charonia.server.backends.workers.services import ModelServices, Readiness, ServerServices, Work
 from charonia.server.channel.cuda_ipc import finish
 from charonia.server.channel.datatypes import TritonModelException
 from charonia.server.machine.cores import bound_to
@@ -127,13 +132,7 @@ Tell = Callable[..., None]
 
 
 class _Handed(Work):
-    """A batch that is not finished, or has left requests open.
-
-    Attributes:
-        batch: The batch as the model's side sees it.
-        over: Indices of requests that have their last response.
-        is_done: Whether `execute` has returned.
-    """
+    """A batch that is not finished, or has left requests open."""
 
     __slots__ = ("batch", "is_done", "over")
 
@@ -152,11 +151,8 @@ class ThreadInstance:
     """An `AsyncInstance` in a thread.
 
     Args:
-        name: Instance name.
         load: Path of the model's file, folders of version and model, and the arguments of `initialize`.
-        output_names: All outputs of the model.
         start_s_max: Time that the model has to initialize, 0 for no limit.
-        server: Services of the server for the model.
         is_decoupled: Whether a request may have any number of responses.
         cores: Cores that it runs on, empty for any.
         takes_gpu: Whether it gets tensors of GPUs as they are.
@@ -200,11 +196,6 @@ class ThreadInstance:
         return f"<ThreadInstance '{self.name}' {state} batches={len(self._handed)}>"
 
     async def open(self) -> None:
-        """Start the thread and wait until the model is initialized.
-
-        Raises:
-            ServingError: It failed, with the reason.
-        """
         self._thread.start(self._cores)
         try:
             async with asyncio.timeout(self._start_s_max or None):
@@ -262,7 +253,6 @@ class ThreadInstance:
     # Actions of the thread and its host, on the event loop
 
     def begin(self, call: ModelCall, request: InferRequest) -> None:
-        """Make a call of the model."""
         handed = self._handed.get(call.batch)
         work = handed if handed is not None and not handed.is_done else None
         calls = self._services.calls
@@ -303,7 +293,6 @@ class ThreadInstance:
         self._forget_if_over(handed)
 
     def done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
-        """Handle the results of a batch whose `execute` has returned."""
         handed.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
@@ -345,16 +334,7 @@ class ThreadInstance:
 
 
 class _ModelThread:
-    """The thread of a model: initializes it, runs what is queued, finalizes it.
-
-    Args:
-        instance: The instance, used only on the event loop.
-        tell: Runs an action on the event loop.
-        load: As for the instance. So are the others.
-
-    Attributes:
-        queue: Batches to run, numbers of readiness questions, and None at the end.
-    """
+    """The thread of a model: initializes it, runs what is queued, finalizes it."""
 
     def __init__(
         self,
@@ -377,7 +357,6 @@ class _ModelThread:
         self._runner = PythonModelRunner(_ThreadHost(instance, tell), shares_process=True)
 
     def start(self, cores: Sequence[int]) -> None:
-        """Start the thread, bound to these cores; empty for any."""
         with bound_to(cores):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
@@ -523,11 +502,7 @@ class _ThreadHost:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: object) -> None:
-    """Run an action on the event loop.
-
-    Raises:
-        TritonModelException: The event loop is closed.
-    """
+    """Run an action on the event loop."""
     try:
         loop.call_soon_threadsafe(action, *arguments)
     except RuntimeError as error:  # closed, under a model that outlived the shutdown's time limit

@@ -1,10 +1,9 @@
 """The PyTorch backend.
 
-`backend` completes and loads models; `source` finds the file, `archive` identifies its kind without PyTorch, and
-`torchscript`, `exported`, `aoti` and `eager` each read one kind into a `program.Program`. `naming` maps inputs to
-arguments, `signature` infers a model's signature, `instance` runs batches, `devices` moves arrays, and `openmp` keeps
-OpenMP threads from sleeping too early. The package is imported when the first model needs it: importing PyTorch takes a
-second and 150 MB.
+`backend` completes and loads models; `archive` identifies the kind of a file without PyTorch, and `source` reads it
+into a `program.Program` and infers its signature. `naming` maps inputs to arguments, `instance` runs batches, `devices`
+moves arrays, and `openmp` keeps OpenMP threads from sleeping too early. The package is imported when the first model
+needs it: importing PyTorch takes a second and 150 MB.
 
 Decisions:
 

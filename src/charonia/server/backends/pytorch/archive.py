@@ -27,11 +27,7 @@ _PREFIX_BYTES = 64
 
 
 def file_kind(path: Path) -> FileKind:
-    """Return the kind of a model file.
-
-    Raises:
-        ServingError: INVALID_ARG when it is not a model file.
-    """
+    """Return the kind of a model file. Raises ServingError: INVALID_ARG when it is not a model file."""
     names = archive_names(path)
     if names is None:
         raise invalid(

@@ -26,21 +26,12 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.block_pool import BlockPool
-from charonia.server.backends.pytorch import aoti
 from charonia.server.backends.pytorch.archive import FileKind
-from charonia.server.backends.pytorch.devices import (
-    ComputeDevice,
-    CpuDevice,
-    GpuDevice,
-    check_gpu,
-    gpu_count,
-    pinned,
-)
+from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, check_gpu, gpu_count, pinned
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.openmp import in_passing_thread
-from charonia.server.backends.pytorch.options import EAGER_RUNTIME, PARAMETERS, RunPlan, read_plan
-from charonia.server.backends.pytorch.program import Program
-from charonia.server.backends.pytorch.source import Source, find_source
+from charonia.server.backends.pytorch.program import EAGER_RUNTIME, PARAMETERS, Program, RunPlan, read_plan
+from charonia.server.backends.pytorch.source import Source, device_kind, find_source
 from charonia.server.machine.memory import release_freed_memory
 from charonia.server.metrics.devices import PinnedMemory
 
@@ -88,14 +79,7 @@ def requests(config: ModelConfig) -> Iterator[InferRequest]:
 
 
 class PyTorchModel:
-    """A loaded version.
-
-    Args:
-        source: Its file.
-        config: The complete configuration.
-        plan: Options of its run.
-        pool: Pinned memory for instances on GPUs.
-    """
+    """A loaded version."""
 
     def __init__(self, source: Source, config: ModelConfig, plan: RunPlan, pool: BlockPool) -> None:
         self._source = source
@@ -108,11 +92,6 @@ class PyTorchModel:
         self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> PyTorchInstance:
-        """Make one more instance, with weights of its own unless they are shared.
-
-        Raises:
-            ServingError: The model cannot be loaded, or contradicts the configuration.
-        """
         if placement.kind is InstanceKind.KIND_GPU:
             await asyncio.to_thread(check_gpu, placement.name, placement.device_id)
         device = _device(placement)
@@ -140,7 +119,6 @@ class PyTorchModel:
         return not any(each.problem for each in self._instances if not each.is_closed)
 
     async def aclose(self) -> None:
-        """Release the weights and their memory."""
         self._shared.clear()
         self._instances.clear()
         await asyncio.to_thread(release_freed_memory)
@@ -201,7 +179,7 @@ class PyTorchBackend:
             config = replace(config, platform="")
             notes.append(f"platform: none, as the file is {source.kind.value if source.kind else 'a module in Python'}")
         package = source.path if source.kind is FileKind.AOT_INDUCTOR else None
-        if package is not None and not config.instance_group and aoti.device_kind(package) == "cpu":
+        if package is not None and not config.instance_group and device_kind(package) == "cpu":
             config = replace(config, instance_group=(InstanceGroup(kind=InstanceKind.KIND_CPU),))
             notes.append("instance_group: on the CPU, which the package was compiled for")
         if config.input and config.output:
@@ -216,11 +194,6 @@ class PyTorchBackend:
         return Completion(config, (*notes, *found.notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PyTorchModel:
-        """Load a version; its first instance reads the weights.
-
-        Raises:
-            ServingError: A setting is wrong or not supported, or the file is missing.
-        """
         plan = _plan(config, settings)
         problems = list(_problems(config, plan))
         if problems:

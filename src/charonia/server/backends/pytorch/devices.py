@@ -24,11 +24,7 @@ def gpu_count() -> int:
 
 
 def check_gpu(instance: str, index: int, api: Any = torch.cuda) -> None:
-    """Check that an instance can run on GPU `index`.
-
-    Raises:
-        ServingError: UNSUPPORTED with the reason.
-    """
+    """Check that an instance can run on GPU `index`. Raises ServingError: UNSUPPORTED with the reason."""
     if torch.version.cuda is None and torch.version.hip is None:
         raise _missing(
             instance, f"the installed PyTorch {torch.__version__} is a build for the CPU", "install a CUDA build of it"
@@ -61,32 +57,25 @@ class ComputeDevice(Protocol):
 
     def running(self) -> AbstractContextManager[object]:
         """Return the context for all work of a batch."""
-        ...
 
     def put(self, parts: Sequence[Array]) -> torch.Tensor:
         """Return the arrays, concatenated, as a tensor that the model may change."""
-        ...
 
     def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
         """Return contents of GPUs, concatenated without a copy to the CPU; None where they need one."""
-        ...
 
     def wait(self) -> None:
         """Return when all work that was started is done."""
-        ...
 
     @property
     def keeps(self) -> bool:
         """Whether outputs may stay on the device."""
-        ...
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
         """Return the tensors as arrays, in memory that later batches do not overwrite."""
-        ...
 
     def trim(self) -> None:
         """Release cached memory."""
-        ...
 
 
 def joined(parts: Sequence[Array]) -> Array:
@@ -104,7 +93,6 @@ class CpuDevice:
         return torch.from_numpy(joined(parts))
 
     def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
-        """Return None: inputs are arrays."""
         return None
 
     @property
@@ -130,8 +118,6 @@ class GpuDevice:
     to pinned memory that belongs to the response until it has been sent.
 
     Args:
-        device: The GPU.
-        pool: Pinned memory.
         api: `torch.cuda`, or a replacement in tests.
     """
 
@@ -211,11 +197,7 @@ def _tensor_of(native: object) -> torch.Tensor:
 
 
 class TorchContent:
-    """An output that stays on its GPU.
-
-    Args:
-        tensor: The elements.
-    """
+    """An output that stays on its GPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

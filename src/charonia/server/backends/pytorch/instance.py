@@ -16,28 +16,22 @@ from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
 from charonia.server.backends.batch import TensorPlan, batch_sizes, input_plans, output_plans, scatter
 from charonia.server.backends.pytorch.devices import ComputeDevice, TorchContent
-from charonia.server.backends.pytorch.failures import DeviceLostError, plain_error
 from charonia.server.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
-from charonia.server.backends.pytorch.options import RunPlan
-from charonia.server.backends.pytorch.program import PROTOCOL, TORCH, Parameters, Program
+from charonia.server.backends.pytorch.program import (
+    PROTOCOL,
+    TORCH,
+    DeviceLostError,
+    Parameters,
+    Program,
+    RunPlan,
+    plain_error,
+)
 
 _LAYOUT_DIMENSIONS = 4
 
 
 class PyTorchInstance:
-    """An instance.
-
-    Args:
-        name: Instance name, for errors.
-        program: The model.
-        config: The complete configuration.
-        plan: Options of its run.
-        device: The device that it runs on.
-        threads: Threads within one operator.
-
-    Raises:
-        ServingError: INVALID_ARG when the inputs do not fit the model.
-    """
+    """An instance. Raises ServingError: INVALID_ARG when the inputs do not fit the model."""
 
     def __init__(
         self, name: str, program: Program, config: ModelConfig, plan: RunPlan, device: ComputeDevice, threads: int

@@ -44,7 +44,6 @@ class Parameter:
     """An argument of a model's `forward`.
 
     Attributes:
-        name: Its name.
         kind: What it takes.
         is_required: Whether it has no default.
         is_keyword_only: Whether it can be given by name only.
@@ -84,12 +83,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Arguments with slots in them.
-
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Arguments with slots in them."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -141,8 +135,6 @@ def bind_parameters(names: Sequence[str], parameters: Sequence[Parameter], *, ta
     """Return how to call a model of whose arguments only the names are known.
 
     Args:
-        names: Names of the inputs, in the order of the configuration.
-        parameters: Arguments of the model.
         takes_any: Whether it also takes arguments of any name (`**kwargs`).
 
     Raises:
@@ -221,7 +213,6 @@ def bind_leaves(names: Sequence[str], template: Template, leaves: Sequence[Leaf]
     """Return how to call a program that was exported with arguments of a fixed structure.
 
     Args:
-        names: Names of the inputs, in the order of the configuration.
         template: The arguments, with slots that count the leaves.
         leaves: What is known of each leaf.
 
@@ -255,22 +246,14 @@ def choose_leaves(names: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:
 
 
 class ResultNames:
-    """Finds the outputs of a configuration in what a model returns.
-
-    Args:
-        names: Names of the outputs, in the order of the configuration.
-    """
+    """Finds the outputs of a configuration in what a model returns."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._known: dict[tuple[Path, ...], list[int]] = {}
 
     def select(self, result: object) -> list[Any]:
-        """Return the value of each output.
-
-        Raises:
-            ServingError: INTERNAL when the result has no such part.
-        """
+        """Return the value of each output."""
         paths: list[Path] = []
         values: list[Any] = []
         _flatten(result, (), paths, values)
@@ -302,11 +285,7 @@ def _flatten(part: object, path: Path, paths: list[Path], values: list[Any]) -> 
 
 
 def bind_results(names: Sequence[str], paths: Sequence[Path]) -> list[int]:
-    """Return which part of a result each output is.
-
-    Raises:
-        ServingError: INTERNAL when the result has no such part.
-    """
+    """Return which part of a result each output is. Raises ServingError: INTERNAL when the result has no such part."""
     outer = {path[0]: index for index, path in enumerate(paths) if len(path) == 1 and isinstance(path[0], str)}
     if all(name in outer for name in names):
         return [outer[name] for name in names]

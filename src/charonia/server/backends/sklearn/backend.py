@@ -32,27 +32,25 @@ from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayBackend
-from charonia.server.backends.array_instance import ArrayInstance
-from charonia.server.backends.sklearn.features import EXAMPLE_ROWS, MATRIX, Features, parts_of, prepare, read_rows
-from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
-from charonia.server.backends.sklearn.methods import (
+from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance
+from charonia.server.backends.sklearn.features import (
     CLASS_NUMBERS,
+    EXAMPLE_ROWS,
+    MATRIX,
     METHODS,
+    Features,
+    answer_datatype,
     array_of,
     as_datatype,
     classes_of,
-    datatype_of,
     outputs_of,
+    parts_of,
+    prepare,
     provided,
+    read_rows,
 )
-from charonia.server.backends.sklearn.options import (
-    PARAMETERS,
-    TRUSTED,
-    TRUSTED_TYPES,
-    EstimatorPlan,
-    read_plan,
-)
+from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
+from charonia.server.backends.sklearn.options import PARAMETERS, TRUSTED, TRUSTED_TYPES, EstimatorPlan, read_plan
 from charonia.server.channel.tables import MISSING, class_schema
 from charonia.server.machine.memory import release_freed_memory
 
@@ -90,10 +88,6 @@ class SklearnInstance(ArrayInstance):
     """An instance. Instances share the estimator, which a prediction does not change.
 
     Args:
-        estimator: The estimator.
-        features: What it takes.
-        config: The complete configuration.
-        libraries: The libraries that compute for it.
         threads: Threads that one of their calls may use.
     """
 
@@ -146,12 +140,6 @@ _FORESTS = (
 class SklearnModel:
     """A loaded version.
 
-    Args:
-        path: The model's file.
-        estimator: What it holds.
-        features: What the estimator takes.
-        config: The complete configuration.
-
     Attributes:
         estimator: The estimator, which all instances share.
     """
@@ -165,11 +153,6 @@ class SklearnModel:
         self._checked: asyncio.Task[None] | None = None
 
     async def create_instance(self, placement: Placement) -> SklearnInstance:
-        """Make one more instance of the one estimator.
-
-        Raises:
-            ServingError: The estimator contradicts the configuration.
-        """
         instance = SklearnInstance(self.estimator, self._features, self._config, self._libraries, placement.threads)
         if self._checked is None:
             self._checked = asyncio.create_task(asyncio.to_thread(self._check, instance))
@@ -181,7 +164,6 @@ class SklearnModel:
         return [MemoryUsage("CPU", 0, self._path.stat().st_size)] if self._path.is_file() else []
 
     async def aclose(self) -> None:
-        """Release the estimator, and return its memory to the system."""
         self.estimator = None
         await asyncio.to_thread(release_freed_memory)
 
@@ -214,7 +196,6 @@ class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
         return await asyncio.to_thread(_inspect, self.path(files, config), config, plan)
 
     async def open(self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan) -> SklearnModel:
-        """Load a version."""
         path = self.path(files, config)
         estimator, found = await asyncio.to_thread(read_estimator, path, _trust(config, plan, path))
         for sentence in found:
@@ -276,7 +257,7 @@ def _inspect(path: Path, config: ModelConfig, plan: EstimatorPlan) -> tuple[Sign
             classes = classes_of(estimator)
             if classes and (name == "label" or (name in CLASS_NUMBERS and array.shape[1:] == (len(classes),))):
                 schemas[name] = class_schema(classes, is_label=name == "label")
-            outputs.append(SignatureTensor(name, datatype_of(array), (-1, *array.shape[1:])))
+            outputs.append(SignatureTensor(name, answer_datatype(array), (-1, *array.shape[1:])))
     except ServingError:
         raise
     except Exception as error:  # estimators raise what they like
@@ -375,7 +356,7 @@ def _output_problems(config: ModelConfig, answers: Mapping[str, Array]) -> Itera
     """Yield the outputs that are of another shape or kind than what the estimator answers."""
     for index, tensor in enumerate(config.output):
         array, datatype = answers[tensor.name], tensor.data_type or DataType.FP32
-        dims, own = _dims(tensor, config), datatype_of(array)
+        dims, own = _dims(tensor, config), answer_datatype(array)
         fits = len(dims) == array.ndim and all(
             dim in (-1, size) for dim, size in zip(dims[1:], array.shape[1:], strict=True)
         )

@@ -89,11 +89,7 @@ def plain_text(error: BaseException) -> str:
 
 
 def _is_skops(path: Path) -> bool:
-    """Return whether a file is one of skops.
-
-    Raises:
-        ServingError: INVALID_ARG for an archive of something else, or a file that only has skops' suffix.
-    """
+    """Return whether a file is one of skops."""
     try:
         with open_zip(path) as archive:
             names = archive.namelist()

@@ -43,7 +43,6 @@ class EstimatorPlan:
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[EstimatorPlan, list[Problem]]:
-    """Return the options of a model, and what is wrong with them."""
     values = PARAMETERS.values(config)
     types = tuple(name.strip() for name in values[TRUSTED_TYPES].split(",") if name.strip())
     return EstimatorPlan(values[TRUSTED], types, values["N_JOBS"], values[EXAMPLE_ROWS]), values.problems

@@ -1,33 +1,248 @@
-"""Completes configurations from SavedModels and Keras files, and loads them into workers."""
+"""Completes configurations from SavedModels and Keras files, and loads them into workers.
+
+Source of the parameters: the documentation of Triton's TensorFlow backend.
+"""
 
 import asyncio
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import orjson
 
-from charonia.config.complete import merge_signature
+from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
+from charonia.config.forms import GRAPH_LINES
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig
-from charonia.config.problems import raise_problems
+from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
+from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.python.backend import PythonModel
-from charonia.server.backends.python.describe import ask_worker
-from charonia.server.backends.python.environment import Environment
-from charonia.server.backends.python.services import ServerServices
-from charonia.server.backends.python.template import WorkerTemplate
-from charonia.server.backends.tensorflow.options import INIT_OPS, TensorFlowPlan, graph_problem, read_plan, remarks
-from charonia.server.backends.tensorflow.signature import SavedSignature, read_signature, signature_problems
+from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.workers.model import EXECUTE_SECONDS, START_SECONDS, PythonModel
+from charonia.server.backends.workers.process import Environment, ask_worker
+from charonia.server.backends.workers.services import ServerServices
+from charonia.server.backends.workers.template import WorkerTemplate
 from charonia.server.metrics.custom import CustomMetrics
+
+GRAPH_TAG = "TF_GRAPH_TAG"
+SIGNATURE = "TF_SIGNATURE_DEF"
+INTRA = "TF_NUM_INTRA_THREADS"
+INTER = "TF_NUM_INTER_THREADS"
+INIT_OPS = "TF_INIT_OPS_FILE"
+SESSION_THREADS = "TF_USE_PER_SESSION_THREADS"
+SESSION_SHARE = "MAX_SESSION_SHARE_COUNT"
+
+SOFT_PLACEMENT = "allow-soft-placement"
+VERSION = "version"
+
+# fmt: off
+PARAMETERS = Params(
+    "tensorflow",
+    Param(SIGNATURE, "name of the signature", str, "", "`serving_default`, or the only one"),
+    Param(GRAPH_TAG, "tag of the graph; of several graphs that have it, the one with the fewest other tags counts", str,
+          "", "`serve`"),
+    Param(INTRA, "threads within an operator, for each instance", int, 0, "the thread budget", ge=0),
+    Param(INTER, "threads across operators, for each instance; 0: none, they run one after the other", int, 0, "0",
+          ge=0),
+    Param(INIT_OPS, 'file in the folder of the version or the model: `{"init_ops": ["name of an operation"]}`, run '
+          "after the model is loaded", str, ""),
+    Param(SESSION_THREADS, "accepted: each session has its own threads in any case", bool),
+    Param(SESSION_SHARE, "no effect, with a line in the log: instances are processes, and share no session", int, ge=1),
+    Param(SOFT_PLACEMENT, kind=bool, default=True, is_setting_only=True),
+    Param(VERSION, kind={"2": 2}, default=2, is_setting_only=True),
+    others=(START_SECONDS, EXECUTE_SECONDS),
+)
+# fmt: on
+GPU_MEMORY = ("gpu-memory-fraction", "allow-gpu-memory-growth")
+"""Settings that have no effect: models run on the CPU."""
+
+GRAPH = "model.graphdef"
+"""Default name of a frozen graph."""
+
+CALLER = -1
+"""Number of threads across operators for which a session runs them one after the other, in the thread that calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFlowPlan:
+    """The values of `PARAMETERS`.
+
+    Attributes:
+        inter_threads: Threads across operators, or `CALLER`.
+        soft_placement: Whether an operator runs on another device where its own is not there.
+    """
+
+    tag: str = ""
+    signature: str = ""
+    intra_threads: int = 0
+    inter_threads: int = CALLER
+    init_ops_file: str = ""
+    soft_placement: bool = True
+
+
+def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TensorFlowPlan, list[Problem]]:
+    values = PARAMETERS.values(config, settings)
+    plan = TensorFlowPlan(
+        tag=values[GRAPH_TAG],
+        signature=values[SIGNATURE],
+        intra_threads=values[INTRA],
+        inter_threads=values[INTER] or CALLER,
+        init_ops_file=values[INIT_OPS],
+        soft_placement=values[SOFT_PLACEMENT],
+    )
+    return plan, [*values.problems, *_unsupported(config)]
+
+
+def _unsupported(config: ModelConfig) -> Iterator[Problem]:
+    optimization = config.optimization
+    if optimization is not None and optimization.execution_accelerators is not None:
+        yield Problem(
+            "optimization.execution_accelerators",
+            "TensorFlow models run on the CPU, without an accelerator: remove it, or serve the ONNX model that "
+            "`charonia convert` makes",
+        )
+    if optimization is not None and optimization.graph is not None and optimization.graph.level > 0:
+        yield Problem("optimization.graph.level", "expected 0: XLA is not available for TensorFlow models")
+    if config.model_operations is not None and config.model_operations.op_library_filename:
+        yield Problem(
+            "model_operations.op_library_filename",
+            "libraries of operators are not available for TensorFlow models: serve it as a Python model that calls "
+            "tf.load_op_library",
+        )
+
+
+def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield a warning for each parameter that is unknown, and for each that has no effect."""
+    start = f"model '{config.name}'"
+    yield from PARAMETERS.remarks(config)
+    if config.parameters.get(SESSION_SHARE, "1") != "1":
+        yield f"{start}: {SESSION_SHARE} has no effect: each instance has a process of its own"
+    for key in GPU_MEMORY:
+        if key in settings:
+            yield f"{start}: --backend-config tensorflow,{key} has no effect: TensorFlow models run on the CPU"
+
+
+def graph_problem(config: ModelConfig) -> tuple[str, str]:
+    """Return why a frozen graph is not served, and how to make a SavedModel of it; empty for any other model."""
+    name = config.default_model_filename
+    if config.platform != "tensorflow_graphdef" and not name.endswith(".graphdef"):
+        return "", ""
+    path = PurePosixPath(name or GRAPH)
+    lines = GRAPH_LINES.replace("{path_text}", json.dumps(path.name)).replace("{name}", path.stem)
+    return (
+        "a frozen graph (tensorflow_graphdef) is not served, a SavedModel is",
+        f"convert it in the version's folder, and remove platform from config.pbtxt:\n{lines}",
+    )
+
+
+_DATATYPES = {str(dtype): datatype for dtype, datatype in BY_NUMPY.items()} | {"string": DataType.BYTES}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """An input or output.
+
+    Attributes:
+        name: Its name in the signature.
+        dtype: Datatype as TensorFlow writes it.
+        shape: Its full shape, -1 for a variable dimension; None where the model tells no rank.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSignature:
+    """A signature of a SavedModel."""
+
+    folder: str
+    tags: tuple[str, ...]
+    name: str
+    inputs: tuple[SavedTensor, ...]
+    outputs: tuple[SavedTensor, ...]
+
+    def for_config(self, config: ModelConfig) -> Signature:
+        """Return the signature for a configuration, which decides the shapes that the model leaves open.
+
+        Raises:
+            ServingError: A tensor has a datatype that requests cannot have, or no rank, and the configuration has not
+                got it.
+        """
+        return Signature(
+            tuple(_known(config, "input", tensor, config.input) for tensor in self.inputs),
+            tuple(
+                _known(config, "output", tensor, config.output)
+                for tensor in self.outputs
+                if not config.output or any(output.name == tensor.name for output in config.output)
+            ),
+        )
+
+
+def read_signature(model: str, answer: Mapping[str, Any]) -> SavedSignature:
+    """Return the signature that a worker describes. Raises ServingError: INVALID_ARG, the model cannot be served."""
+    if "refused" in answer:
+        raise invalid(f"model '{model}': {answer['refused']}", hint=answer["hint"])
+
+    def tensors(given: Sequence[Mapping[str, Any]]) -> tuple[SavedTensor, ...]:
+        return tuple(
+            SavedTensor(each["name"], each["dtype"], None if each["dims"] is None else tuple(each["dims"]))
+            for each in given
+        )
+
+    return SavedSignature(
+        answer["folder"],
+        tuple(answer["tags"]),
+        answer["signature"],
+        tensors(answer["inputs"]),
+        tensors(answer["outputs"]),
+    )
+
+
+def signature_problems(config: ModelConfig, saved: SavedSignature) -> Iterator[Problem]:
+    """Yield each difference between a complete configuration and the model that matters."""
+    signature = saved.for_config(config)
+    if not config.output:
+        yield Problem("output", f"none is configured; the model provides {', '.join(t.name for t in saved.outputs)}")
+    names = {tensor.name for tensor in saved.outputs}
+    for index, output in enumerate(config.output):
+        if output.name not in names:
+            message = f"unexpected inference output '{output.name}', allowed outputs are: {', '.join(sorted(names))}"
+            yield Problem(f"output[{index}].name", message)
+    yield from check_signature(replace(config, output=tuple(o for o in config.output if o.name in names)), signature)
+
+
+def _known(
+    config: ModelConfig, kind: str, tensor: SavedTensor, configured: Sequence[ModelInput | ModelOutput]
+) -> SignatureTensor:
+    datatype = _DATATYPES.get(tensor.dtype)
+    if datatype is None:
+        raise unsupported(
+            f"model '{config.name}': {kind} '{tensor.name}' is {tensor.dtype}, a datatype that requests cannot have",
+            hint="cast it in the model: export a signature with tf.cast, for example to float32",
+        )
+    shape = tensor.shape
+    if shape is None:
+        given = next((each for each in configured if each.name == tensor.name), None)
+        if given is None:
+            raise invalid(
+                f"model '{config.name}': {kind} '{tensor.name}' has no rank in the model: its shape must be configured",
+                hint=f'config.pbtxt: {kind} [ {{ name: "{tensor.name}" data_type: {datatype.config} dims: [ ... ] }} ]',
+            )
+        dims = given.dims if given.reshape is None else given.reshape.shape
+        shape = (-1, *dims) if config.max_batch_size > 0 else dims
+    return SignatureTensor(tensor.name, datatype, shape)
+
 
 DEFAULT_FOLDER = "model.savedmodel"
 KERAS = ".keras"
@@ -42,7 +257,6 @@ class DescribedModel:
     """A model on the disk, as it is served.
 
     Attributes:
-        signature: What it takes and gives.
         folder: The SavedModel that was made of a Keras file, None for one that was given.
     """
 
@@ -78,15 +292,9 @@ class TensorFlowBackend:
         self._described: dict[tuple[object, ...], DescribedModel] = {}
 
     def uses_gpus(self) -> bool:
-        """Return False: models run on the CPU."""
         return False
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the signature, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The model cannot be read, or contradicts the configuration.
-        """
         path = _model_path(files, config)
         if config.input and config.output:
             return Completion(config)
@@ -102,12 +310,6 @@ class TensorFlowBackend:
         return Completion(merged, (*notes, f"signature: '{saved.name}' of the graph with the tags {list(saved.tags)}"))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "TensorFlowModel":
-        """Load a version; each of its instances opens a session in a worker.
-
-        Raises:
-            ServingError: A setting is wrong or not supported, or the model cannot be read, or contradicts the
-                configuration.
-        """
         path = _model_path(files, config)
         plan = _plan(config, settings)
         if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
@@ -150,14 +352,7 @@ class TensorFlowBackend:
             await self._template.aclose()
 
     async def _describe(self, path: Path, config: ModelConfig, plan: TensorFlowPlan, *, keeps: bool) -> DescribedModel:
-        """Return what a model is, which a worker tells; it also makes a SavedModel of a Keras file.
-
-        Args:
-            path: The model.
-            config: Its configuration.
-            plan: Which graph and signature of it.
-            keeps: Whether the answer is kept for the next call, which is the load of the same model.
-        """
+        """Return what a model is, which a worker tells; it also makes a SavedModel of a Keras file."""
         key = (path, *await asyncio.to_thread(_state, path), plan.tag, plan.signature)
         source = self._described.pop(key, None)
         if source is None:
@@ -204,12 +399,6 @@ class TensorFlowModel(PythonModel):
     """A loaded version.
 
     Args:
-        files: Folders of the version.
-        config: The complete configuration, with the server's additional inputs and outputs.
-        environment: Where its workers run.
-        server: Services of the server.
-        session: Options of its session.
-        source: The model on the disk.
         template: What its workers are forked from, acquired for it; None where each imports TensorFlow itself.
     """
 
@@ -228,13 +417,13 @@ class TensorFlowModel(PythonModel):
 
         super().__init__(files, config, _SCRIPT, environment, server, arguments)
         self._source = source
-        self._template = template
+        self._imported = template
 
     async def aclose(self) -> None:
         """Let the template go, and remove the SavedModel of a Keras file."""
         await super().aclose()
-        if self._template is not None:
-            self._template.release()
+        if self._imported is not None:
+            self._imported.release()
         await asyncio.to_thread(self._source.close)
 
 

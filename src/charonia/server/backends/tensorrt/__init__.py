@@ -1,7 +1,7 @@
 """The TensorRT backend: plans, through the `tensorrt` package and the driver of the GPU.
 
-`backend` completes configurations and loads models, `options` reads the configuration, `plan` reads plans and their
-profiles, `gpu` has memory, copies and CUDA graphs, `instance` runs batches. `build` makes a plan from an ONNX model.
+`backend` completes configurations, loads models and runs batches, `options` reads the configuration, `plan` reads plans
+and their profiles, `gpu` has memory, copies and CUDA graphs.
 The library is imported when the first plan is loaded.
 
 1. All instances on one GPU share the engine, so another instance costs no second copy of the weights.

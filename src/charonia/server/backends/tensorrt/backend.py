@@ -1,28 +1,301 @@
-"""Completes configurations from plans, and loads them."""
+"""Completes configurations from plans, loads them, and runs batches."""
 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from charonia.config.complete import check_signature, merge_signature
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.errors import invalid, unsupported
+from charonia.core.errors import internal, invalid, unavailable, unsupported
 from charonia.core.statistics import MemoryUsage
+from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.model_file import model_file
-from charonia.server.backends.tensorrt.gpu import Gpus, GpuStream, capability
-from charonia.server.backends.tensorrt.instance import PlanInstance
-from charonia.server.backends.tensorrt.options import PlanOptions, group_of, profiles_of, read_options, without_effect
-from charonia.server.backends.tensorrt.plan import LoadedPlan, check_gpu, library, read_plan
+from charonia.server.backends.array_backend import ArrayInstance, model_file
+from charonia.server.backends.block_pool import Block
+from charonia.server.backends.tensorrt.gpu import ALIGNMENT, Gpus, GpuStream, capability
+from charonia.server.backends.tensorrt.options import (
+    GraphShapes,
+    PlanOptions,
+    Shape,
+    graph_shapes,
+    graph_specs,
+    group_of,
+    profiles_of,
+    read_options,
+    without_effect,
+)
+from charonia.server.backends.tensorrt.plan import LoadedPlan, Profile, check_gpu, library, read_plan
 from charonia.server.channel.cuda_driver import CudaError, driver
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.memory import release_freed_memory
 from charonia.server.metrics.devices import PinnedMemory
+
+
+class _Graph(NamedTuple):
+    """A captured graph, and the shapes of the outputs that it computes."""
+
+    shapes: GraphShapes
+    handle: Any
+    outputs: Mapping[str, Shape]
+
+
+class _Context:
+    """A context of the engine in one profile."""
+
+    def __init__(self, profile: Profile, native: Any) -> None:
+        self.profile = profile
+        self.native = native
+        self.told: dict[str, Shape] = {}
+        self.graphs: list[_Graph] = []
+        self.address = 0
+
+
+class PlanInstance(ArrayInstance):
+    """An instance. To be made with the GPU current.
+
+    A batch takes a block from the pool of the GPU: activations first, inputs and outputs behind them, each as large as
+    the profiles allow. Captured graphs hold addresses, so an instance that has some keeps its block.
+
+    Args:
+        gpu: The GPU, with a stream of this instance's own, which it closes.
+        profiles: The optimization profiles that it uses.
+        has_graphs: Whether CUDA graphs are captured.
+
+    Attributes:
+        bytes: Memory of the GPU that a batch takes.
+
+    Raises:
+        ServingError: The GPU has not enough memory, or TensorRT refuses a profile or a shape.
+        CudaError: The GPU fails.
+    """
+
+    def __init__(
+        self, plan: LoadedPlan, config: ModelConfig, gpu: GpuStream, profiles: Sequence[Profile], *, has_graphs: bool
+    ) -> None:
+        super().__init__(config)
+        self._plan = plan
+        self._gpu = gpu
+        self._on_gpu = {tensor.name: tensor for tensor in plan.tensors if not tensor.is_shape}
+        self._values = {t.name: np.zeros(t.shape, t.datatype.numpy) for t in plan.tensors if t.is_shape}
+        self._sizes = dict.fromkeys(self._on_gpu, 0)
+        self._contexts: list[_Context] = []
+        self._own: Block | None = None
+        try:
+            for profile in profiles:
+                self._contexts.append(self._open(profile))
+            has_unknown = [self._measure(context) for context in self._contexts]
+            self._lay_out()
+            self._keeps_block = has_graphs and not self._values and not any(has_unknown)
+            if has_graphs and not self._keeps_block:
+                _log.warning("model '%s': no CUDA graphs are captured, as shapes depend on values", config.name)
+            with self._block() as block:  # also without graphs: if it does not fit, the load fails
+                if self._keeps_block:
+                    self._capture_all(config, block)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        with self._gpu.current():
+            graphs = [graph.handle for context in self._contexts for graph in context.graphs]
+            self._contexts.clear()
+            self._gpu.close(graphs)
+        own, self._own = self._own, None
+        if own is not None:
+            self._gpu.give_back(own)
+
+    def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
+        gpu = self._gpu
+        try:
+            with gpu.current(), self._block() as block:
+                try:
+                    arrays = self._run(names, feed, block)
+                finally:
+                    gpu.wait()
+        except CudaError as error:
+            raise internal(f"the GPU failed: {error}") from error
+        rows = next(iter(feed.values())).shape[0] if self.is_batched else 0
+        return [arrays[name] if name in arrays else self._values_of(name, rows) for name in names]
+
+    # Inside.
+
+    @contextmanager
+    def _block(self) -> Iterator[int]:
+        """Lend a block for a batch, by its address."""
+        block = self._own or self._gpu.take(self.bytes)
+        try:
+            yield block.memory.address
+        finally:
+            if self._keeps_block:
+                self._own = block
+            else:
+                self._gpu.give_back(block)
+
+    def _run(self, names: Sequence[str], feed: Mapping[str, Array], block: int) -> dict[str, Array]:
+        """Begin everything; return the outputs that lie on the GPU."""
+        shapes = {name: self._shape(name, array) for name, array in feed.items()}
+        context = self._context_for(shapes)
+        fitting = (graph for graph in context.graphs if graph.shapes.serves(shapes))
+        graph = min(fitting, key=lambda graph: sum(map(prod, graph.shapes.upper.values())), default=None)
+        for name, array in feed.items():
+            if name in self._on_gpu:
+                value = array if graph is None else _filled(array, graph.shapes.upper[name])
+                self._gpu.put(value, block + self._offsets[name])
+        if graph is not None:
+            self._gpu.launch(graph.handle)
+            found = graph.outputs
+            if self.is_batched:  # rows that were not asked for stay there
+                rows = next(iter(shapes.values()))[0]
+                found = {name: (rows, *shape[1:]) for name, shape in found.items()}
+        else:
+            self._set_shapes(context, shapes)
+            self._enqueue(context, block)
+            found = self._output_shapes(context)
+        return {
+            name: self._gpu.get(block + self._offsets[name], found[name], self._on_gpu[name].datatype)
+            for name in names
+            if name in self._on_gpu
+        }
+
+    def _context_for(self, shapes: Mapping[str, Shape]) -> _Context:
+        distances = {context: context.profile.distance(shapes) for context in self._contexts}
+        fitting = {context: distance for context, distance in distances.items() if distance is not None}
+        if not fitting:
+            ranges = "; ".join(str(context.profile) for context in self._contexts)
+            given = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            others = len(self._plan.profiles) > len(self._contexts)
+            raise invalid(
+                f"no optimization profile of the plan takes {given}; it has {ranges}",
+                hint="`profile` of the instance group selects others" if others else "",
+            )
+        return min(fitting, key=fitting.__getitem__)
+
+    def _shape(self, name: str, array: Array) -> Shape:
+        """Return the shape of an input, or its values if those are shapes: a batch shares them after its size."""
+        if name in self._on_gpu:
+            return array.shape
+        if not self.is_batched:
+            return tuple(map(int, array.reshape(-1)))
+        if (array != array[:1]).any():
+            raise invalid(f"input '{name}': requests of one batch must have the same values, which are shapes")
+        return (array.shape[0], *map(int, array[0]))
+
+    def _values_of(self, name: str, rows: int) -> Array:
+        values = self._values[name]
+        return np.tile(values[1:], (rows, 1)) if self.is_batched else values.copy()
+
+    def _open(self, profile: Profile) -> _Context:
+        plan, gpu = self._plan, self._gpu
+        native = plan.engine.create_execution_context(plan.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+        if native is None:
+            raise unavailable(f"TensorRT makes no context for {profile}: {plan.logger.reasons()}")
+        try:
+            native.set_optimization_profile_async(profile.index, gpu.stream)
+        except RuntimeError as error:
+            raise invalid(f"TensorRT does not accept {profile}: {plan.logger.reasons()}") from error
+        gpu.wait()
+        for name, values in self._values.items():
+            native.set_tensor_address(name, values.ctypes.data)
+        return _Context(profile, native)
+
+    def _measure(self, context: _Context) -> bool:
+        """Find the size of each input and output on the GPU in the largest shapes of a profile."""
+        native, has_unknown = context.native, False
+        self._set_shapes(context, context.profile.largest())
+        for name, tensor in self._on_gpu.items():
+            shape = tuple(native.get_tensor_shape(name))
+            size = prod(shape) * tensor.datatype.byte_size
+            if not tensor.is_input:
+                size = max(size, native.get_max_output_size(name))
+                if -1 in shape:
+                    has_unknown = native.set_output_allocator(name, self._plan.allocator(self._sizes, context.told))
+            if size < 0:
+                raise invalid(f"output '{name}' of the plan has no largest size: {list(shape)}")
+            self._sizes[name] = max(self._sizes[name], size)
+        return has_unknown
+
+    def _lay_out(self) -> None:
+        """Give everything on the GPU its place in a block."""
+        profiles = (context.profile.index for context in self._contexts)
+        self._activations = max(map(self._plan.engine.get_device_memory_size_for_profile_v2, profiles))
+        self._offsets, self.bytes = {}, _aligned(self._activations)
+        for name, size in self._sizes.items():
+            self._offsets[name] = self.bytes
+            self.bytes += _aligned(size)
+
+    def _set_shapes(self, context: _Context, shapes: Mapping[str, Shape]) -> None:
+        for name, shape in shapes.items():
+            if name in self._values:
+                self._values[name].reshape(-1)[:] = shape
+            elif not context.native.set_input_shape(name, shape):
+                raise invalid(f"the plan refuses input '{name}' {list(shape)}: {self._plan.logger.reasons()}")
+        try:
+            missing = context.native.infer_shapes()
+        except RuntimeError as error:
+            raise invalid(f"the plan refuses the shapes of its inputs: {self._plan.logger.reasons()}") from error
+        if missing:
+            raise invalid(f"inputs {', '.join(missing)} of the plan are missing")
+
+    def _enqueue(self, context: _Context, block: int) -> None:
+        """Begin to compute in a block; TensorRT is told its address if it was another one the last time."""
+        native = context.native
+        if context.address != block:
+            native.set_device_memory(block, _aligned(self._activations))
+            for name, offset in self._offsets.items():
+                native.set_tensor_address(name, block + offset)
+            context.address = block
+        if not native.execute_async_v3(self._gpu.stream):
+            raise internal(f"TensorRT failed: {self._plan.logger.reasons()}")
+
+    def _output_shapes(self, context: _Context) -> dict[str, Shape]:
+        return {
+            name: context.told[name] if name in context.told else tuple(context.native.get_tensor_shape(name))
+            for name, tensor in self._on_gpu.items()
+            if not tensor.is_input
+        }
+
+    def _capture_all(self, config: ModelConfig, block: int) -> None:
+        """Capture the graphs of each context; what `graph_spec` asks for must fit one of them."""
+        self._gpu.clear(block, self.bytes)
+        wanted = graph_shapes(config, self._contexts[0].profile.usual())
+        missing = dict(enumerate(wanted)) if graph_specs(config) else {}
+        for context in self._contexts:
+            for index, shapes in enumerate(graph_shapes(config, context.profile.usual())):
+                if context.profile.distance(shapes.upper) is not None:
+                    context.graphs.append(self._capture(context, shapes, block))
+                    missing.pop(index, None)
+        for index, shapes in missing.items():
+            raise invalid(f"optimization.cuda.graph_spec[{index}]: no profile takes {dict(shapes.upper)}")
+
+    def _capture(self, context: _Context, shapes: GraphShapes, block: int) -> _Graph:
+        self._set_shapes(context, shapes.upper)
+        self._enqueue(context, block)  # what TensorRT sets up in the first run must not be in the graph
+        self._gpu.wait()
+        handle = self._gpu.capture(lambda: self._enqueue(context, block))
+        return _Graph(shapes, handle, self._output_shapes(context))
+
+
+def _aligned(size: int) -> int:
+    """Return the room that something takes in a block, some also for what is empty: each thing has its own address."""
+    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
+
+
+def _filled(value: Array, shape: Shape) -> Array:
+    """Return the value in the shape of a graph, with zeros for what it lacks."""
+    if value.shape == shape:
+        return value
+    return np.pad(value, [(0, to - size) for size, to in zip(value.shape, shape, strict=True)])
+
 
 DEFAULT_FILE = "model.plan"
 
@@ -32,11 +305,7 @@ _Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
 
 
 def open_plan(files: ModelFiles, config: ModelConfig, options: PlanOptions, device: int) -> LoadedPlan:
-    """Load the plan of a model on a GPU: the file that the configuration names for the GPU's capability, if any.
-
-    Raises:
-        ServingError: There is no such GPU, or the plan cannot be loaded on it.
-    """
+    """Load the plan of a model on a GPU: the file that the configuration names for the GPU's capability, if any."""
     check_gpu(device)
     library()
     if config.cc_model_filenames:
@@ -51,14 +320,7 @@ def open_plan(files: ModelFiles, config: ModelConfig, options: PlanOptions, devi
 
 
 class TensorRtModel:
-    """A loaded version, with an engine for each GPU that its instances run on.
-
-    Args:
-        files: Its folders.
-        config: Its configuration.
-        options: Its options.
-        gpus: The memory of GPUs.
-    """
+    """A loaded version, with an engine for each GPU that its instances run on."""
 
     def __init__(self, files: ModelFiles, config: ModelConfig, options: PlanOptions, gpus: Gpus) -> None:
         self._files = files
@@ -70,11 +332,6 @@ class TensorRtModel:
         self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> PlanInstance:
-        """Make one more instance, with contexts of its own.
-
-        Raises:
-            ServingError: The plan cannot be loaded on the GPU, or contradicts the configuration.
-        """
         device = placement.device_id
         async with self._opening[device]:
             if device not in self._plans:
@@ -92,7 +349,6 @@ class TensorRtModel:
         return list(self._memory)
 
     async def aclose(self) -> None:
-        """Release the engines, and the memory of their GPUs that no batch uses."""
         devices = list(self._plans)
         self._plans.clear()
         for device in devices:
@@ -130,11 +386,6 @@ class TensorRtBackend:
         return visible_gpus() > 0
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        """Fill in inputs, outputs and batching from the plan, unless inputs and outputs are given.
-
-        Raises:
-            ServingError: The plan cannot be read here, or contradicts the configuration.
-        """
         if config.input and config.output:
             return Completion(config)
         group = config.instance_group[0] if config.instance_group else group_of(config, "")
@@ -158,11 +409,6 @@ class TensorRtBackend:
         return Completion(completed, tuple(notes))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> TensorRtModel:
-        """Load a version; its first instance on a GPU reads the plan.
-
-        Raises:
-            ServingError: A setting is wrong or not supported, the file is missing, or the library is.
-        """
         options = _options(config, settings)
         await asyncio.to_thread(library)
         if not config.cc_model_filenames:

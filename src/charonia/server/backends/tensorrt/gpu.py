@@ -118,13 +118,8 @@ class GpuStream:
     """A GPU and a stream of its own on it. Used by one thread at a time, within `current`.
 
     Args:
-        device: Number of the GPU.
-        pinned: Pinned memory for the GPU.
         memory: The memory of the GPU; that of a block has an `address`.
         priority: CUDA's priority of the stream.
-
-    Attributes:
-        stream: The stream.
 
     Raises:
         CudaError: The GPU fails.

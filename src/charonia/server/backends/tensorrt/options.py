@@ -40,10 +40,7 @@ class PlanOptions:
     """Options of a model.
 
     Attributes:
-        plugins: Libraries of plugins.
         runs_host_code: Whether the plan may bring code that runs in this process, as version-compatible ones do.
-        priority: CUDA's priority of the streams.
-        has_graphs: Whether CUDA graphs are captured.
         pool_bytes: Limit of the memory of each GPU that batches take, 0 for all that there is.
     """
 
@@ -148,7 +145,6 @@ def graph_shapes(config: ModelConfig, usual: Mapping[str, Shape]) -> list[GraphS
     """Return the shapes to capture graphs for: those of `graph_spec`, else the usual ones in several batch sizes.
 
     Args:
-        config: The configuration.
         usual: The shape of each input that a profile was optimised for.
     """
     specs = graph_specs(config) or tuple(GraphSpec(batch_size=size) for size in _usual_batches(config))

@@ -16,7 +16,7 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid, unsupported
 from charonia.install_hint import extra_hint
-from charonia.server.backends.model_file import broken_file_hint
+from charonia.server.backends.array_backend import broken_file_hint
 from charonia.server.backends.tensorrt.options import PlanOptions, Shape
 from charonia.server.channel.cuda_driver import CudaError, driver
 
@@ -41,7 +41,7 @@ _MESSAGES_MAX = 4
 _TAG = b"ftrt"
 _HEADER_BYTES = 28
 _VERSION_AT = 24
-_BUILD = "charonia convert --to tensorrt builds one here"
+_BUILD = "trtexec --onnx=net.onnx --saveEngine=model.plan builds one here"
 _REBUILD = f"a plan fits one release of TensorRT: {_BUILD}"
 _TRUSTED = (
     "--backend-config=tensorrt,version-compatible=true loads it; it brings code that runs in the server, so load only "
@@ -86,11 +86,7 @@ def library() -> Any:
 
 
 def check_gpu(device: int) -> None:
-    """Check that this process can use a GPU.
-
-    Raises:
-        ServingError: UNSUPPORTED with the reason.
-    """
+    """Check that this process can use a GPU. Raises ServingError: UNSUPPORTED with the reason."""
     try:
         count = driver().device_count()
     except CudaError as error:
@@ -131,10 +127,7 @@ class PlanTensor:
     """An input or output of an engine.
 
     Attributes:
-        name: Its name.
-        datatype: Its datatype.
         shape: Its shape; -1 for variable dimensions.
-        is_input: Whether it is an input.
         is_shape: Whether its values are shapes, which lie in the memory of the CPU.
     """
 
@@ -154,7 +147,6 @@ class Profile:
     """An optimization profile.
 
     Attributes:
-        index: Its number.
         ranges: Range of the shape of each input, or of its values where those are shapes.
     """
 
@@ -191,12 +183,8 @@ class LoadedPlan:
     """A plan on a GPU. Its engine may be used by several threads, each with contexts of its own.
 
     Attributes:
-        trt: The library.
         engine: The engine, which keeps what it was made with.
         logger: The logger of the engine: `reasons()`.
-        tensors: Its inputs and outputs.
-        profiles: Its optimization profiles.
-        size: Size of the file in bytes.
     """
 
     trt: Any
@@ -255,15 +243,7 @@ class LoadedPlan:
 
 
 def read_plan(path: Path, options: PlanOptions) -> LoadedPlan:
-    """Load a plan on the GPU of this thread.
-
-    Args:
-        path: The file.
-        options: Options of the model.
-
-    Raises:
-        ServingError: UNSUPPORTED or INVALID_ARG with the reason.
-    """
+    """Load a plan on the GPU of this thread. Raises ServingError: UNSUPPORTED or INVALID_ARG with the reason."""
     trt = library()
     try:
         content = path.read_bytes()
@@ -290,11 +270,7 @@ def read_plan(path: Path, options: PlanOptions) -> LoadedPlan:
 
 
 def started(make: Any, logger: Any) -> Any:
-    """Return a `Runtime` or a `Builder`.
-
-    Raises:
-        ServingError: UNSUPPORTED when TensorRT does not start.
-    """
+    """Return a `Runtime` or a `Builder`. Raises ServingError: UNSUPPORTED when TensorRT does not start."""
     try:
         return make(logger)
     except TypeError as error:  # as the binding says it

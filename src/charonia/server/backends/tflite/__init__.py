@@ -1,7 +1,6 @@
 """The TensorFlow Lite backend, on LiteRT.
 
-`options` reads parameters, `program` reads models, `instance` runs batches, `backend` completes configurations and
-loads models. The package is imported when the first model needs it.
+The package is imported when the first model needs it.
 
 An interpreter is not thread-safe, so each instance has its own; they share the content of the file. What is called here
 is what the signature runner of LiteRT calls beneath the interpreter: the runner resizes all inputs before every run.

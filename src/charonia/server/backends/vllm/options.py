@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.server.backends.language.arguments import arguments_of
+from charonia.server.backends.language.signature import arguments_of
 from charonia.server.backends.parameters import Param, Params
 
 ARGUMENTS_FILE = "model.json"
@@ -47,8 +47,6 @@ def engine_options(config: ModelConfig, arguments_text: str, loras_text: str | N
     """Return what the worker needs to know.
 
     Args:
-        config: The configuration.
-        arguments_text: Content of `model.json`.
         loras_text: Content of `multi_lora.json`, None where there is none.
 
     Raises:
@@ -86,7 +84,6 @@ def engine_arguments(config: ModelConfig, text: str) -> tuple[dict[str, Any], li
 
     Args:
         config: The configuration; its parameters take precedence.
-        text: Content of `model.json`.
 
     Raises:
         ServingError: INVALID_ARG: the file holds no JSON object.
@@ -106,11 +103,7 @@ def routes_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_object(model: str, file: str, text: str) -> dict[str, Any]:
-    """Return the members of a JSON file.
-
-    Raises:
-        ServingError: INVALID_ARG: it holds no JSON object.
-    """
+    """Return the members of a JSON file. Raises ServingError: INVALID_ARG: it holds no JSON object."""
     try:
         found = json.loads(text)
     except ValueError as error:

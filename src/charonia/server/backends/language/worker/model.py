@@ -58,13 +58,10 @@ class EngineSetup:
     """What an engine is made with.
 
     Attributes:
-        model_name: Name of the model.
         version_dir: Folder of the version.
-        config: The complete configuration.
         routes: OpenAI's routes that the model has; a request may name any other.
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
-        device_id: GPU of the instance.
         number: Number of the instance in its group, from 0.
         folder: A folder for sockets, which only this user may enter; the workers of the version share it.
         pb_utils: The API of Python models: the log, metrics, codes of errors.
@@ -105,7 +102,6 @@ class LanguageRequest:
         returns: Names of the further outputs that are wanted.
         sampling: Sampling parameters by name, whatever way they came; not checked.
         images: Images, in base64.
-        parameters: The request parameters.
         is_over: Whether the last response is on its way.
     """
 
@@ -151,7 +147,6 @@ class TritonPythonModel:
     """An engine, and the event loop that it works in."""
 
     def initialize(self, arguments: dict[str, str]) -> None:
-        """Load the engine."""
         self._loop = _new_loop()
         self._outbox = _Outbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,12 +159,10 @@ class TritonPythonModel:
         self._loop.call_soon_threadsafe(self._watch)
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand the requests to the event loop."""
         taken = [(request, request.get_response_sender()) for request in requests]
         self._loop.call_soon_threadsafe(self._begin, taken)
 
     def finalize(self) -> None:
-        """End the engine."""
         ending = asyncio.run_coroutine_threadsafe(self._engine.stop(), self._loop)
         ending.result(STOP_S_MAX)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import xllamacpp
 
-from .exchange import OK, ask
-from .openai_answers import AnswerForm
+from .exchange import OK, SeveralChoices, ask, choices_count, streamed_request
 from .openai_members import (
     CHAT,
     COMPLETIONS,
@@ -25,11 +24,11 @@ from .openai_members import (
     MESSAGES,
     TOKENIZE,
     Abilities,
+    AnswerForm,
     MemberError,
+    completion_of,
     llama_request,
 )
-from .sampling import completion_of
-from .several_choices import SeveralChoices, choices_count, streamed_request
 
 if TYPE_CHECKING:
     from charonia.server.backends.language.worker.model import EngineSetup, LanguageRequest
@@ -88,7 +87,6 @@ class Engine:
         self._problem = ""
 
     async def start(self) -> None:
-        """Load the model."""
         params = self._common_params()
         try:
             self._server = await asyncio.to_thread(xllamacpp.Server, params)
@@ -107,11 +105,9 @@ class Engine:
         return self._problem
 
     async def stop(self) -> None:
-        """End llama.cpp, with what it works on."""
         self._server = None
 
     async def answer(self, request: "LanguageRequest") -> None:
-        """Answer a request, when a slot is free if it needs one."""
         async with contextlib.nullcontext() if request.route in _TOKENS else self._slots:
             try:
                 if request.route:

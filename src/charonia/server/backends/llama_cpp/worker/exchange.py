@@ -1,8 +1,104 @@
-"""Requests to llama.cpp's server, which listens on a Unix socket of this process."""
+"""Requests to llama.cpp's server, which listens on a Unix socket of this process, and answers of several choices.
+
+llama.cpp counts the tokens of one choice only. So several choices are requested as a stream, whose last chunk of each
+choice has its counts, and these are added up.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+_STREAMED = ("stream", "stream_options")
+_SAID_ONCE = ("role", "id", "type", "name")
+
+
+def choices_count(body: Mapping[str, Any]) -> int:
+    """Return how many choices a request of chats or completions asks for."""
+    return _each(body) * (len(body["prompt"]) if _has_several_prompts(body.get("prompt")) else 1)
+
+
+def streamed_request(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request that asks for the same choices as a stream, with the counts of each."""
+    return {**{name: value for name, value in body.items() if name not in _STREAMED}, "stream": True}
+
+
+class SeveralChoices:
+    """The choices of one answer.
+
+    Args:
+        body: The request; it asks for `n` choices for each of its prompts.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._each = _each(body)
+        self._model = body.get("model")
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0}
+
+    def take(self, chunk: dict[str, Any]) -> dict[str, Any]:
+        """Take a chunk, and return it for the client: with its name of the model, without the usage of one choice."""
+        chunk.pop("usage", None)
+        if isinstance(self._model, str):
+            chunk["model"] = self._model
+        self._head = {name: value for name, value in chunk.items() if name not in ("choices", "timings")}
+        for choice in chunk["choices"]:
+            self._count(choice["index"], chunk.get("timings", {}))
+            _add(self._choices.setdefault(choice["index"], {}), choice)
+        return chunk
+
+    def usage_chunk(self) -> dict[str, Any]:
+        return {**self._head, "choices": [], "usage": self._usage()}
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer as one document."""
+        choices = []
+        for _, choice in sorted(self._choices.items()):
+            message = choice.pop("delta", None)
+            for call in (message or {}).get("tool_calls", ()):
+                del call["index"]
+            choices.append({**choice, "message": message} if message is not None else choice)
+        kind = self._head["object"].removesuffix(".chunk")
+        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, completion, cached = self.usage.values()
+        total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _count(self, index: int, timings: Mapping[str, int]) -> None:
+        self.usage["completion_tokens"] += timings.get("predicted_n", 0)
+        if index % self._each == 0:  # the first choice of a prompt
+            cached = timings.get("cache_n", 0)
+            self.usage["prompt_tokens"] += timings.get("prompt_n", 0) + cached
+            self.usage["cached_tokens"] += cached
+
+
+def _each(body: Mapping[str, Any]) -> int:
+    return body.get("n") or 1
+
+
+def _has_several_prompts(prompt: object) -> bool:
+    return isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
+
+
+def _add(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Add a piece of a choice, or of a part of one: texts and lists grow."""
+    for name, value in piece.items():
+        before = whole.get(name)
+        if before is None:
+            whole[name] = value
+        elif isinstance(value, dict):
+            _add(before, value)
+        elif name == "tool_calls":
+            for call in value:
+                known = next((each for each in before if each["index"] == call["index"]), None)
+                before.append(call) if known is None else _add(known, call)
+        elif isinstance(value, list) or (isinstance(value, str) and name not in _SAID_ONCE):
+            whole[name] = before + value
+        elif value is not None:
+            whole[name] = value
+
 
 OK = 200
 
@@ -18,8 +114,6 @@ async def ask(path: str, route: str, body: bytes, on_event: Callable[[bytes], No
     """Send a request and return the status and the body of its answer. When cancelled, the server ends its work on it.
 
     Args:
-        path: The socket.
-        route: Path of the request.
         body: JSON; b"" to get the route.
         on_event: Called with each server-sent event of a good answer, without its end; the body is then empty.
 

@@ -1,15 +1,138 @@
 """Requests of OpenAI's API as llama.cpp reads them: one list of members a route, every other member is refused. Pure.
 
 llama.cpp ignores members that it does not know, and takes some values wrongly or in part. A request is checked against
-the lists here, and members that llama.cpp knows by another name or in another form are translated.
+the lists here, and members that llama.cpp knows by another name or in another form are translated: sampling parameters
+have vLLM's names. Answers get the form of OpenAI's API: names, ids, log probabilities, usage. Source: OpenAI's API
+reference.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...language.worker.members import near
-from .sampling import SEED_MAX
+from ...language.worker.members import FLAG, OBJECT, TEXTS, RequestMember, integer, near, number, read_members
+
+
+class AnswerForm:
+    """The form of the answer to one request.
+
+    Args:
+        route: The route of the request.
+        served: llama.cpp's name of the model.
+        body: The client's document.
+    """
+
+    def __init__(self, route: str, served: str, body: Mapping[str, Any]) -> None:
+        self._is_completion = route == COMPLETIONS
+        self._counts_each = bool((body.get("stream_options") or {}).get("continuous_usage_stats"))
+        self._has_logprobs = self._is_completion and body.get("logprobs") is not None
+        self._lengths: dict[int, int] = {}  # of the text of each choice
+        self._replaced: list[tuple[bytes, bytes]] = []  # texts between quotes, which no text of an answer can hold
+        asked = body.get("model")
+        if isinstance(asked, str) and asked != served:
+            self._replaced.append((b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode()))
+        if self._is_completion:
+            self._replaced.append((b'"id":"chatcmpl-', b'"id":"cmpl-'))
+
+    def of(self, document: bytes) -> bytes:
+        """Return a chunk, or a document, for the client."""
+        if self._counts_each or self._has_logprobs:
+            document = json.dumps(self.completed(json.loads(document)), separators=(",", ":")).encode()
+        for old, new in self._replaced:
+            document = document.replace(old, new)
+        return document
+
+    def completed(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Return a chunk, or a document, with what llama.cpp leaves out."""
+        timings = document.get("timings")
+        if self._counts_each and timings and "usage" not in document:
+            prompt, made = timings["prompt_n"] + timings["cache_n"], timings["predicted_n"]
+            document["usage"] = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        if self._is_completion:
+            document["id"] = document["id"].replace("chatcmpl-", "cmpl-", 1)
+            for choice in document["choices"]:
+                if choice.get("logprobs"):
+                    choice["logprobs"] = self._logprobs(choice)
+        return document
+
+    def _logprobs(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        tokens = choice["logprobs"]["content"]
+        offsets = []
+        at = self._lengths.get(choice["index"], 0)
+        for token in tokens:
+            offsets.append(at)
+            at += len(token["token"])
+        self._lengths[choice["index"]] = at
+        return {
+            "tokens": [token["token"] for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [{each["token"]: each["logprob"] for each in token["top_logprobs"]} for token in tokens],
+            "text_offset": offsets,
+        }
+
+
+SEED_MAX = 2**32 - 1
+"""Seeds have 32 bits; the largest one stands for any."""
+
+TEMPERATURE_MAX = 2
+
+SAMPLED_LOGPROBS_MAX = 100
+"""Most tokens of which a request may have the probabilities at each place."""
+
+_NAMES = {
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "logprobs": "n_probs",
+    "n": "n_cmpl",
+}
+"""Names of llama.cpp, where they differ."""
+
+
+def completion_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a request of llama.cpp for these sampling parameters.
+
+    Numbers and truth values may be texts, as some clients send them. None stands for the default.
+
+    Raises:
+        ValueError: One is unknown, or has a value that it cannot have; the message begins with its name.
+    """
+    return {_NAMES.get(name, name): value for name, value in read_members(sampling, PARAMETERS).items()}
+
+
+def _biases(value: Any) -> list[list[float]]:
+    return [[int(token), float(bias)] for token, bias in OBJECT.read(value).items()]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+_ABOVE_0 = math.ulp(0.0)
+_SHARE = number("a number from 0 to 1", 0, 1)
+_PENALTY = number("a number from -2 to 2", -2, 2)
+
+PARAMETERS = {
+    "max_tokens": integer(1),
+    "temperature": number(f"a number from 0 to {TEMPERATURE_MAX}", 0, TEMPERATURE_MAX),
+    "top_p": number("a number above 0 and up to 1", _ABOVE_0, 1),
+    "top_k": integer(-1),
+    **dict.fromkeys(("min_p", "typical_p"), _SHARE),
+    "seed": integer(-1, SEED_MAX),
+    "stop": TEXTS,
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _PENALTY),
+    "repetition_penalty": number("a number above 0", _ABOVE_0),
+    "logprobs": integer(0, SAMPLED_LOGPROBS_MAX),
+    "logit_bias": RequestMember("an object with a number for each token's id", _biases),
+    "ignore_eos": FLAG,
+    "json_schema": OBJECT,
+    "grammar": RequestMember("a text, in llama.cpp's notation for grammars", _text),
+    "n": RequestMember("1: a response has one text", integer(1, 1).read),
+}
+"""The parameters, by their names for clients."""
+
 
 CHAT = "chat/completions"
 COMPLETIONS = "completions"
@@ -46,12 +169,7 @@ class Abilities(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """Valid values of a member.
-
-    Attributes:
-        words: Description, for errors.
-        fits: Whether a value is that.
-    """
+    """Valid values of a member."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -61,8 +179,6 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
     """Return a request as llama.cpp reads it.
 
     Args:
-        route: Its route.
-        body: Its document.
         model: Abilities of the model.
 
     Raises:
@@ -111,11 +227,11 @@ def _tokenize_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_parts(messages: Iterable[Any], model: Abilities) -> None:
     takes = {"text": True, "refusal": True, "image_url": model.images, "input_audio": model.audio}
-    for number, message in enumerate(messages):
+    for position, message in enumerate(messages):
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
-            where = f"messages[{number}].content[{place}]"
+            where = f"messages[{position}].content[{place}]"
             if kind not in takes:
                 raise MemberError(f"{where}: expected a part of type {', '.join(takes)}, got {json.dumps(part)[:100]}")
             if not takes[kind]:

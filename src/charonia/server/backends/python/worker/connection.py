@@ -1,38 +1,310 @@
 """The host of a model in a worker process: encodes and dispatches the messages between the model and the server.
 
-`ChannelReader` reads messages, in any thread that waits for one; `ChannelWriter` sends them. The connection tracks open
-work: unanswered batches, calls of other models, and control requests.
+`ChannelReader` reads messages, in any thread that waits for one (leader/followers pattern: there is no reader thread);
+`ChannelWriter` sends them. Messages are decoded immediately, because descriptors belong to messages in order of
+arrival. The connection tracks open work: unanswered batches, calls of other models, and control requests.
 
 Any thread of the model may send, and a finalizer may interrupt a thread that holds the lock of the writer. Messages of
 finalizers are therefore deferred: they are sent at once if the lock is free, else by the thread that holds it.
+
+Memory with references at this end must not change at the other end. So messages in both directions list the references
+that their sender has dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import select
+import socket
 import sys
 import threading
+import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ....channel import channel, datatypes
+from ....channel.cuda_driver import CudaError
+from ....channel.cuda_ipc import GpuArray, imported_array
 from ....channel.datatypes import TritonModelException
-from ....channel.regions import ChannelError
+from ....channel.regions import ChannelError, Mappings, RegionPool
 from .errors import TritonError
 from .host import Inbox, ModelBatch
-from .reader import SERVER_GONE, ChannelReader, Disconnected
-from .references import References, Refused
 from .tensor import GpuTensor, received
 
 if TYPE_CHECKING:
-    import socket
+    import asyncio
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from .host import Result
+    from ....channel.regions import Mapped
+    from .host import Answer, Failure, Fields, ModelCall, Result
     from .tensor import Tensor
+
+    Task = tuple[Any, ...]
+    """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""
+
+
+POLL_READS_MAX = 16
+"""Reads of one look at the connection that does not wait, so that a busy server cannot keep a model from its work."""
+
+THREADS_ALONE = 2
+"""Threads of a worker whose model has started none: the main thread, and the one that watches for the server's end."""
+
+SERVER_GONE = "the server has gone"
+
+
+class Disconnected(TritonModelException):
+    """The server has gone."""
+
+
+class ChannelReader:
+    """Reads messages: one thread at a time, and always one while any thread waits.
+
+    Args:
+        receiver: Assembles messages from bytes.
+        on_message: Handles a message. An exception of it ends the connection.
+        on_end: Called once when nothing more can be read, with the reason.
+
+    Attributes:
+        awake_ns: How long `stay_awake` polls.
+        is_over: Whether nothing more can be read.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        receiver: channel.Receiver,
+        on_message: Callable[[channel.Incoming], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.awake_ns = 0
+        self.is_over = False
+        self._sock = sock
+        self._buffer = memoryview(bytearray(channel.RECEIVE_BYTES))  # other connections have threads of their own
+        self._receiver = receiver
+        self._on_message = on_message
+        self._on_end = on_end
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        self._lead = threading.Lock()
+        self._followers: dict[threading.Event, None] = {}
+        self._followers_lock = threading.Lock()
+
+    def wait(self, inbox: Inbox[Any]) -> None:
+        """Return when the inbox holds something; takes part in reading until then.
+
+        Raises:
+            Disconnected: The server has gone. Exceptions of `on_message` propagate, too.
+        """
+        while not inbox.items:
+            if self._lead.acquire(False):
+                try:
+                    while not inbox.items:
+                        self._read(True)
+                finally:
+                    self._lead.release()
+                    self._hand_on()
+            else:
+                self._follow(inbox)
+
+    def poll(self) -> None:
+        """Handle messages that have arrived, without waiting, unless another thread reads."""
+        if self.is_over or not self._lead.acquire(False):
+            return
+        try:
+            for _ in range(POLL_READS_MAX):
+                self._read(False)
+        except BlockingIOError:
+            pass  # there is nothing more
+        finally:
+            self._lead.release()
+            self._hand_on()
+
+    def stay_awake(self) -> None:
+        """Wait without sleeping, for as long as the server has asked for, until there is something to read."""
+        # A polling thread hardly releases the interpreter's lock, which would starve other threads of the model.
+        if self.awake_ns and threading.active_count() <= THREADS_ALONE:
+            channel.poll_for(self._readable, self.awake_ns)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._loops:
+            self._loops.add(loop)
+            loop.add_reader(self._sock.fileno(), self.poll)
+
+    def close(self) -> None:
+        """In a process that the model has forked: leave the connection alone."""
+        self._sock.close()
+
+    def _read(self, waits: bool) -> None:
+        """Read once. Raises BlockingIOError when it is not to wait and there is nothing."""
+        if self.is_over:
+            raise Disconnected(SERVER_GONE)
+        try:
+            data, fds = channel.receive(self._sock, 0 if waits else socket.MSG_DONTWAIT, self._buffer)
+            if not data:
+                self._end(SERVER_GONE)
+                if not waits:
+                    raise BlockingIOError
+            for message in self._receiver.feed(data, fds):
+                self._on_message(message)
+        except BlockingIOError:
+            raise
+        except Disconnected:
+            self._end(SERVER_GONE)
+            raise
+        except BaseException as error:  # what follows cannot be understood any more
+            self._end(f"a message of the server cannot be read: {type(error).__name__}: {error}")
+            raise
+
+    def _end(self, reason: str) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        for loop in list(self._loops):
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(loop.remove_reader, self._sock.fileno())
+        self._on_end(reason)
+
+    def _follow(self, inbox: Inbox[Any]) -> None:
+        """Wait until the inbox holds something, or the lead may be free."""
+        event = threading.Event()
+        with self._followers_lock:
+            self._followers[event] = None
+        inbox.listen(event.set)
+        # A leader that stopped before this look at the lead may not have seen this follower.
+        if self._lead.locked() and not inbox.items:
+            event.wait()
+        with self._followers_lock:
+            self._followers.pop(event, None)
+        # It may have been woken to take the lead and have no need for it any more.
+        if inbox.items:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Wake a thread that waits, unless one leads."""
+        if self._followers and not self._lead.locked():
+            with self._followers_lock:
+                for event in self._followers:
+                    if not event.is_set():
+                        event.set()
+                        return
+
+
+FAILURE_LENGTH = 2
+"""Length of what replaces the place of a tensor that cannot be had: number of the `TritonError` code, and why."""
+
+
+class Refused(Exception):
+    """A tensor is not available.
+
+    Attributes:
+        failure: The number of the `TritonError` code, and why.
+    """
+
+    def __init__(self, failure: tuple[Any, ...]) -> None:
+        super().__init__(failure)
+        self.failure: tuple[int, str] = (failure[0], failure[1])
+
+
+class _HeldRegions(Mappings):
+    """The server's regions. Messages no longer name those that were released, even if the model has kept an array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[int] = set()
+
+    def may_name(self, mapped: Mapped) -> bool:
+        return super().may_name(mapped) and mapped.id in self.held
+
+
+class References:
+    """The references between both ends.
+
+    The thread that reads notes what comes. All that makes a message happens with the lock of the senders.
+
+    Args:
+        release_soon: Called, from any thread, when a handle waits to be released.
+
+    Attributes:
+        mappings: The server's regions.
+        pool: This end's regions and exports. Belongs to the senders, but for looking up exports.
+        released: Regions and handles of the server that nothing here refers to any more; any thread appends to it.
+    """
+
+    def __init__(self, release_soon: Callable[[], None]) -> None:
+        self.mappings = _HeldRegions()
+        self.released: list[int] = []
+        self.pool = RegionPool(self.mappings)
+        self._release_soon = release_soon
+        self._returned: deque[Sequence[int]] = deque()  # regions of ours that the server no longer refers to
+        self._freed: list[int] = []  # of these, those that were freed
+
+    def note(self, released: Sequence[int], freed: Sequence[int]) -> None:
+        """Note what came with a message: references to ours that were dropped, and regions that the server freed."""
+        if released:
+            self._returned.append(released)  # to the pool, which belongs to the senders
+        if freed:
+            self.mappings.drop(freed)
+
+    def hold(self, regions: Sequence[int]) -> None:
+        """Note that a message has come whose tensors lie in regions of the server."""
+        self.mappings.held.update(regions)
+
+    def counted(self, data: memoryview, region: int) -> memoryview:
+        """Return a view of the same bytes that releases the region when the last array over it is gone."""
+        # Views of an array keep what it was made over, and numpy does not look through a memoryview to find something
+        # else to keep.
+        holder = np.frombuffer(data, np.uint8)
+        weakref.finalize(holder, self.released.append, region).atexit = False
+        return memoryview(holder)  # type: ignore[arg-type] # an array is a buffer
+
+    def open_handle(self, reader: str, entry: tuple[Any, ...]) -> GpuTensor:
+        """Return a tensor that the server has sent as a CUDA IPC handle, opened, or one of this process that returns.
+
+        Args:
+            reader: Name of the instance, for errors.
+            entry: Name, datatype, shape and place as they came.
+
+        Raises:
+            Refused: It cannot be had.
+            ChannelError: The place leads nowhere.
+        """
+        name, datatype, shape, place = entry
+        if len(place) == FAILURE_LENGTH:
+            raise Refused(place)
+        source = imported_array(place, shape, datatype, self.pool, self._release_handle)
+        if isinstance(source, GpuArray):
+            try:
+                source.imported.open()
+            except CudaError as error:
+                reason = f"tensor '{name}' in the memory of a GPU cannot be reached from '{reader}': {error}"
+                raise Refused((TritonError.UNAVAILABLE, reason)) from error
+        return GpuTensor(name, datatype, source)
+
+    def compose(self) -> channel.Outgoing:
+        """Return an empty message; it can use the regions that the server has released."""
+        while self._returned:
+            self._freed += self.pool.release(self._returned.popleft())
+        return channel.Outgoing(self.pool)
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """Return what a message tells: references to the server's that were dropped, and ours that were freed."""
+        freed, self._freed = self._freed, []
+        if not self.released:
+            return [], freed
+        released = self.released.copy()
+        del self.released[: len(released)]  # in place: finalizers append to it
+        self.mappings.held.difference_update(released)
+        return released, freed
+
+    def _release_handle(self, export_id: int) -> None:
+        self.released.append(export_id)
+        self._release_soon()
 
 
 ELEMENT_BYTES_MAX = 4096
@@ -42,12 +314,8 @@ ELEMENT_BYTES_MAX = 4096
 class ChannelWriter:
     """Writes messages to the server.
 
-    Args:
-        sock: The socket that the server reads from, blocking.
-
     Attributes:
         lock: To be held from composing a message until it is written.
-        references: The shared memory that messages refer to.
         is_child: Whether this is a process that the model has forked, which must not write.
     """
 
@@ -169,26 +437,8 @@ def _encode(result: Any, outgoing: channel.Outgoing) -> tuple[object, ...]:
     return (-1, tensors, result[2])
 
 
-if TYPE_CHECKING:
-    import asyncio
-    import socket
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from .host import Answer, Failure, Fields, ModelCall, Result
-    from .tensor import Tensor
-
-    Task = tuple[Any, ...]
-    """A header for the main thread, or ("execute", batch, fields and inputs of each request)."""
-
-
 class WorkerConnection:
     """A `Host` whose server is at the other end of two sockets.
-
-    Args:
-        receiving: The socket that the server writes to, blocking.
-        sending: The socket that the server reads from, blocking.
-        name: Name of the instance.
 
     Attributes:
         tasks: For the main thread.
@@ -227,7 +477,6 @@ class WorkerConnection:
     # Called for the model
 
     def wait(self, inbox: Inbox[Any]) -> None:
-        """Return when the inbox holds something; takes part in reading until then."""
         self.reader.wait(inbox)
 
     def poll(self) -> None:
@@ -240,7 +489,6 @@ class WorkerConnection:
         self.respond_together(((batch, index, result, final),))
 
     def respond_together(self, answers: Sequence[Answer]) -> None:
-        """Answer requests through their senders, in one message."""
         writer = self.writer
         with writer.lock:
             encoded, outgoing = writer.encode([result for _, _, result, _ in answers], self.name)
@@ -253,7 +501,6 @@ class WorkerConnection:
         writer.run_deferred()
 
     def begin(self, call: ModelCall) -> None:
-        """Start a request of another model."""
         call.number = number = next(self._numbers)
         self._calls[number] = call
         writer = self.writer
@@ -273,18 +520,15 @@ class WorkerConnection:
             self.writer.send(("call_cancel", call.number))
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
-        """Write to the server's log; in a process that the model has forked, to the output."""
         if self.writer.is_child:
             print(f"{message} ({file}:{line})", file=sys.stderr, flush=True)
         else:
             self.writer.send(("log", level, message, file, line))
 
     def raised(self, request_ids: list[str], traceback: str) -> None:
-        """Report an exception of `execute`."""
         self.writer.send(("raised", request_ids, traceback))
 
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
-        """Do something with a model and return the answer."""
         number = next(self._numbers)
         return self._ask(number, ("control", number, action, model_name, options))
 
@@ -292,14 +536,12 @@ class WorkerConnection:
         return next(self._numbers)
 
     def ask_metrics(self, update: tuple[Any, ...]) -> Any:
-        """Make a family of metrics known, or return the value of a metric."""
         return self._ask(update[1], ("metrics", [update]))
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
         self.writer.send(("metrics", updates))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Run an action soon: now, unless a thread is sending, which then runs it afterwards."""
         self.writer.defer(action)
 
     # Inside

@@ -128,7 +128,6 @@ def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
     """Return request or response parameters as plain values.
 
     Args:
-        owner: Class that they are given to, for errors.
         parameters: Dictionary or None.
 
     Raises:

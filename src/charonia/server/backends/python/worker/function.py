@@ -12,8 +12,7 @@ import numpy as np
 
 from ....channel.tables import TableError, class_schema, table_of
 from . import signature as signatures
-from .kinds import ColumnKind, ImageKind, JsonKind, Kind
-from .records import made
+from .kinds import ColumnKind, ImageKind, JsonKind, Kind, made
 from .service import BadRequest, Request, Response
 from .signature import Port, Signature
 
@@ -184,10 +183,6 @@ class Function:
     def read(self, tensors: Mapping[str, Array], parameters: str = NONE) -> dict[str, Any]:
         """Return the arguments of a call.
 
-        Args:
-            tensors: The inputs of the request.
-            parameters: Its parameters, as JSON.
-
         Raises:
             BadRequest: An input is no such value, or a parameter is a misspelt input.
         """
@@ -221,10 +216,6 @@ class Function:
     def arguments(self, values: dict[str, Any], size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return values as positional and keyword arguments.
 
-        Args:
-            values: Values by input.
-            size: Items of a batch.
-
         Raises:
             BadRequest: They make no record.
         """
@@ -257,8 +248,6 @@ class Function:
         """Return the outputs of a call.
 
         Args:
-            returned: What the function has returned, or yielded.
-            size: Items of the batch.
             accept: Result of `accepted`.
 
         Raises:

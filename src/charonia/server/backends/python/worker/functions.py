@@ -18,7 +18,7 @@ import numpy as np
 from ....channel.datatypes import TritonModelException
 from .errors import TritonError, describe, failures, traced
 from .function import Function
-from .responses import FINAL, InferenceResponse
+from .requests import FINAL, InferenceResponse
 from .service import BadRequest, running
 from .signature import kind_of_value
 from .tensor import Tensor
@@ -79,7 +79,6 @@ class FunctionModel:
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Make the instance."""
         definition = self.named(args["model_name"])
         self._function = function = Function(definition)
         target = definition.target
@@ -99,7 +98,6 @@ class FunctionModel:
     def execute(
         self, requests: list[InferenceRequest]
     ) -> list[InferenceResponse | None] | Coroutine[Any, Any, Any] | None:
-        """Call the function."""
         if self._function.is_batched and self._is_async:
             return self._batches_async(requests)
         token = running.set(self._calls)
@@ -216,11 +214,7 @@ class FunctionModel:
 
 
 class Made:
-    """An object of a class in a service file, which its methods that are models share.
-
-    Attributes:
-        target: The object.
-    """
+    """An object of a class in a service file, which its methods that are models share."""
 
     _shared: ClassVar[dict[tuple[type, str], Made]] = {}
     _making: ClassVar[threading.Lock] = threading.Lock()
@@ -278,10 +272,6 @@ class _Batches:
 
     One call takes all requests that have the same inputs; that is one call but for optional inputs. If it refuses them
     with a BadRequest, each request is called again by itself.
-
-    Attributes:
-        calls: The remaining calls: positional and keyword arguments, and index and item count of each request.
-        responses: A response for each request.
     """
 
     def __init__(self, function: Function, requests: Sequence[InferenceRequest]) -> None:
@@ -351,7 +341,6 @@ class ServiceCalls:
 
     Args:
         request_class: The request class of the model.
-        siblings: The definitions of its file.
     """
 
     def __init__(self, request_class: type[InferenceRequest], siblings: Mapping[str, Definition]) -> None:
@@ -418,9 +407,6 @@ def bound_to_file(
     """Return the class `TritonPythonModel` of a file with definitions.
 
     Args:
-        definitions: The definitions.
-        host: The host.
-        request_class: The request class of the model.
         complete: Completes a coroutine on the event loop of the instance.
     """
     body = {"definitions": definitions, "host": host, "request_class": request_class, "complete": complete}

@@ -44,23 +44,18 @@ if TYPE_CHECKING:
 
         def log(self, level: int, message: str, file: str, line: int) -> None:
             """Write to the server's log; levels are those of `Logger`."""
-            ...
 
         def raised(self, request_ids: list[str], traceback: str) -> None:
             """Report an exception of `execute`, with the ids of its requests, for the server's log."""
-            ...
 
         def respond(self, batch: ModelBatch, index: int, result: Result | None, final: bool) -> None:
             """Answer a request through its sender, before or after its `execute` returns. None only with `final`."""
-            ...
 
         def respond_together(self, answers: Sequence[Answer]) -> None:
             """Answer requests as `respond` does, in one message where the host has messages."""
-            ...
 
         def poll(self) -> None:
             """Handle messages that have arrived, such as cancellations, without waiting."""
-            ...
 
         def begin(self, call: ModelCall) -> None:
             """Start a request of another model; its outcomes go to `call.inbox`.
@@ -68,36 +63,28 @@ if TYPE_CHECKING:
             Raises:
                 TritonModelException: It cannot be sent.
             """
-            ...
 
         def end(self, call: ModelCall) -> None:
             """Cancel a call that has no last outcome yet. Idempotent."""
-            ...
 
         def wait(self, inbox: Inbox[Any]) -> None:
             """Return when the inbox holds something."""
-            ...
 
         def attach(self, loop: asyncio.AbstractEventLoop) -> None:
             """Handle messages also while this event loop runs in the model's thread."""
-            ...
 
         def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
             """Do "load", "unload" or "ready" with a model and return the answer.
 
             Args:
-                action: What to do.
-                model_name: The model.
                 options: "config" text or None, "files" bytes by path, "unload_dependents" bool, "version" text.
 
             Raises:
                 TritonModelException: The server refuses; its words.
             """
-            ...
 
         def make_number(self) -> int:
             """Return a number that is unique in this host, for metrics and their families."""
-            ...
 
         def ask_metrics(self, update: tuple[Any, ...]) -> Any:
             """Make a family of metrics known, or return the value of a metric.
@@ -108,7 +95,6 @@ if TYPE_CHECKING:
             Raises:
                 TritonModelException: The family contradicts another of that name, or there is no such metric.
             """
-            ...
 
         def metrics(self, updates: list[tuple[object, ...]]) -> None:
             """Report on metrics.
@@ -118,11 +104,9 @@ if TYPE_CHECKING:
                     ("add" | "set" | "observe", metric, value), ("merge", metric, counts of the buckets, sum),
                     ("drop_family", number).
             """
-            ...
 
         def later(self, action: Callable[[], None]) -> None:
             """Run an action soon. For finalizers, which may interrupt a thread that holds any lock: never waits."""
-            ...
 
 
 RESPONSES_UNREAD_MAX = 16_384
@@ -166,13 +150,9 @@ class ModelCall:
     """A request that the model makes.
 
     Attributes:
-        number: Its number, given by the host when it begins.
         batch: Number of the batch whose `execute` makes it, 0 for none.
-        model_name: Model.
         model_version: Its version, "" for the latest.
         decoupled: Whether any number of responses is fine.
-        fields: Id and so on.
-        inputs: Input tensors.
         on_gpu: Whether outputs may stay in the memory of a GPU.
         inbox: Gets `(result or None, whether it is the last)`. None only as the last: no (further) response.
     """
@@ -252,7 +232,6 @@ class Binding:
     """State that all objects of one model share.
 
     Attributes:
-        host: The host.
         model_dir: Folder of the model version.
         is_decoupled: Whether a request may have any number of responses.
         is_serving: Whether the model is between `initialize` and `finalize`, where it may call other models.
@@ -317,11 +296,7 @@ class Binding:
         return self.host
 
     def calling(self) -> Host:
-        """Return the host, to call other models.
-
-        Raises:
-            TritonModelException: Not now.
-        """
+        """Return the host, to call other models. Raises TritonModelException: Not now."""
         if not self.is_serving:
             raise TritonModelException(
                 "BLS is only supported during the 'execute' function; other models cannot be called or controlled in "

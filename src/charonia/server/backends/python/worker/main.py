@@ -15,9 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from .connection import WorkerConnection
+from .connection import Disconnected, WorkerConnection
 from .errors import describe
-from .reader import Disconnected
 from .runner import runner_for
 
 if TYPE_CHECKING:

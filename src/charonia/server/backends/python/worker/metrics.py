@@ -20,16 +20,7 @@ _KINDS = ("counter", "gauge", "histogram")
 
 
 class _Family:
-    """What a family and its metrics share; metrics do not keep the family alive.
-
-    Attributes:
-        host: The host.
-        name: Name of the family.
-        kind: Its kind.
-        number: Its number.
-        metrics: Numbers of its metrics by labels.
-        is_gone: Whether the family object is gone.
-    """
+    """What a family and its metrics share; metrics do not keep the family alive."""
 
     __slots__ = ("host", "is_gone", "kind", "metrics", "name", "number")
 

@@ -92,7 +92,6 @@ class MountedApp:
         return self._thread.is_alive()
 
     def finalize(self) -> None:
-        """End it, with its requests."""
         self._is_ending = self._server.should_exit = True
         self._thread.join(2 * END_S_MAX)
 

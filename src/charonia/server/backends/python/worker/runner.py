@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from ....channel.datatypes import TritonModelException
 from . import triton_python_backend_utils as pb_utils
-from .calls import arrival
 from .errors import RESCHEDULED, TritonError, describe, failures, note_step, traced
 from .host import Binding
 from .imports import ModelImports
-from .responses import InferenceResponse, result_of
+from .requests import InferenceResponse, arrival, result_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -75,11 +74,7 @@ class PythonModelRunner:
     def initialize(
         self, path: str, version_dir: str, model_dir: str, arguments: dict[str, str], is_decoupled: bool
     ) -> dict[str, object]:
-        """Import and initialize the model; return what it can do.
-
-        Raises:
-            BaseException: Any exception of the model.
-        """
+        """Import and initialize the model; return what it can do."""
         imports = self._make_imports(version_dir, model_dir)
         self._binding.is_decoupled = is_decoupled
         parameters = self._binding.configure(arguments.get("model_config", "{}")).get("parameters") or {}
@@ -100,11 +95,7 @@ class PythonModelRunner:
         return {"has_is_ready": callable(getattr(model, "is_ready", None))}
 
     def complete(self, path: str, version_dir: str, model_dir: str, config_json: str) -> str:
-        """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none.
-
-        Raises:
-            BaseException: Any exception of the model.
-        """
+        """Return the configuration as the model's `auto_complete_config` completes it, "" where it has none."""
         model = self._load(self._make_imports(version_dir, model_dir), path)
         if not hasattr(model, "auto_complete_config"):
             return ""
@@ -127,9 +118,6 @@ class PythonModelRunner:
         Args:
             path: The file.
             template_json: What their configurations have in common.
-
-        Raises:
-            BaseException: Any exception of the file.
         """
         folder = os.path.dirname(path)
         model = self._load(self._make_imports(folder, folder), path)

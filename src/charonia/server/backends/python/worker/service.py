@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
         def call(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
             """Call a model and wait."""
-            ...
 
         async def call_async(self, model: str, inputs: Mapping[str, object]) -> dict[str, Array]:
             """Call a model."""
-            ...
 
 
 __all__ = ["BadRequest", "Request", "Response", "Shape", "call", "call_async", "method", "model", "serve"]
@@ -147,8 +145,6 @@ class Definition:
     """One model of a service file.
 
     Attributes:
-        target: The function, class or object.
-        name: Name of the model.
         max_batch_size: Largest batch, 0 for a target that takes one request at a time.
         max_delay_ms: Longest time that a request waits for others of its batch.
         max_queue_size: Most requests that wait, 0 for the server's own limit.

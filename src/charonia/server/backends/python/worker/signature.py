@@ -24,6 +24,7 @@ import numpy as np
 from ....channel import datatypes
 from ....channel.tables import OBJECT
 from .kinds import (
+    Adapter,
     ArrayKind,
     BodyKind,
     BytesKind,
@@ -36,8 +37,12 @@ from .kinds import (
     ScalarKind,
     TextKind,
     TorchKind,
+    expanded,
+    fields_of,
+    hints_of,
+    is_record,
+    without_none,
 )
-from .records import Adapter, expanded, fields_of, hints_of, is_record, without_none
 from .service import Request, Response, Shape
 
 if TYPE_CHECKING:
@@ -75,8 +80,6 @@ class Signature(typing.NamedTuple):
     """The inputs and outputs of a function.
 
     Attributes:
-        inputs: Its inputs.
-        outputs: Its outputs.
         record: The class of its only parameter, whose fields are the inputs; None for a parameter an input.
         returns: How what is returned has the outputs: "one" value, a "tuple" or a "record".
         is_stream: Whether it yields any number of responses.
@@ -304,11 +307,7 @@ def _dtype(element: Any, what: str, name: str) -> np.dtype[Any]:
 
 
 def kind_of_value(value: Any, *, is_batch: bool) -> Kind:
-    """Return the kind of an example's values.
-
-    Raises:
-        TypeError: They are no tensor.
-    """
+    """Return the kind of an example's values. Raises TypeError: They are no tensor."""
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):

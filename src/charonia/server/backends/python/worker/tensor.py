@@ -149,8 +149,6 @@ def received(name: str, datatype: str, array: Array) -> Tensor:
     """Return a tensor of an array that is known to be right.
 
     Args:
-        name: Name.
-        datatype: Datatype as the protocol writes it.
         array: Elements; for BF16 their bits.
     """
     tensor = Tensor.__new__(Tensor)

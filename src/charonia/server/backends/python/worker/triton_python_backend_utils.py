@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 
 from ....channel import datatypes
 from ....channel.datatypes import TritonModelException
-from .calls import ResponseIterator
 from .errors import ArgumentTypeError, TritonError, checked_text
 from .host import Binding
 from .metrics import Metric, MetricFamily
 from .model_config import ModelConfig
-from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace, PreferredMemory
-from .responses import FINAL, InferenceResponse, InferenceResponseSender, send_together
+from .requests import (
+    FINAL,
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    InferenceTrace,
+    PreferredMemory,
+    ResponseIterator,
+    send_together,
+)
 from .tensor import Tensor
 
 if TYPE_CHECKING:

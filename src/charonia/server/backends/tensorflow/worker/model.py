@@ -73,7 +73,6 @@ class TritonPythonModel:
         return pb_utils.ModelConfig(answer)
 
     def initialize(self, arguments: dict[str, str]) -> None:
-        """Open the session."""
         self._is_batched = json.loads(arguments["model_config"]).get("max_batch_size", 0) > 0
         plan = json.loads(arguments["tensorflow"])
         options = _v1.ConfigProto(

@@ -9,11 +9,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from ...language.worker.chunks import CHAT
-from ...language.worker.text_stream import TextStream
-from .generation import TritonAnswer, usage_of
-from .openai import document, read_body
-from .sampling import read_sampling, sampling_params
+from ...language.worker.text_stream import CHAT, TextStream
+from .generation import TritonAnswer, document, read_body, read_sampling, sampling_params, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,11 +51,6 @@ class Engine:
         self._llm = await asyncio.to_thread(lambda: LLM(**arguments))
 
     async def answer(self, request: Any) -> None:
-        """Answer a request.
-
-        Raises:
-            RequestError: It is refused, or the engine has failed.
-        """
         try:
             if request.route:
                 await self._answer_openai(request)
@@ -130,15 +122,7 @@ class Engine:
     async def _run(
         self, request_id: str, prompt: str | list[int], params: Any, stream: bool, take: Callable[[Any], None]
     ) -> None:
-        """Run a request to its end; if this is cancelled, or `take` fails, the engine works on it no longer.
-
-        Args:
-            request_id: The client's id, by which it may be cancelled.
-            prompt: Text, or ids of tokens.
-            params: Sampling parameters.
-            stream: Whether `take` gets each output, or the last one only.
-            take: Called with the request's output, which holds everything so far.
-        """
+        """Run a request to its end; if this is cancelled, or `take` fails, the engine works on it no longer."""
         result = self._llm.generate_async(prompt, params, streaming=stream)
         running = self._running.setdefault(request_id, [])
         running.append(result)

@@ -1,15 +1,241 @@
-"""Requests that follow the contract of Triton's backend: a prompt, and what of the outputs is wanted."""
+"""Requests by the contract of Triton's backend and of OpenAI's API: the prompt, sampling parameters, and answers.
+
+Sources: the reference of TensorRT-LLM's LLM API, "SamplingParams"; OpenAI's API reference, "Chat completions" and
+"Completions". Further members are those of `trtllm-serve`.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from ...language.worker.members import FLAG, IDS, OBJECT, TEXTS, integer, near, number, read_members
+from ...language.worker.text_stream import CHAT, COMPLETIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+PREFIX = "sampling_param_"
+"""Prefix of the inputs of Triton's backend."""
+
+_ABOVE_0 = math.ulp(0.0)
+_SHARE = number("a number above 0 and up to 1", _ABOVE_0, 1)
+_ANY = number("a number")
+_POSITIVE = number("a number above 0", _ABOVE_0)
+_NOT_NEGATIVE = number("a number of at least 0", 0)
+
+PARAMETERS = {
+    **dict.fromkeys(("max_tokens", "n", "best_of", "no_repeat_ngram_size", "truncate_prompt_tokens"), integer(1)),
+    **dict.fromkeys(("min_tokens", "top_k", "top_p_reset_ids", "early_stopping", "logprobs"), integer(0)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "length_penalty"), _ANY),
+    **dict.fromkeys(("top_p", "top_p_min", "top_p_decay"), _SHARE),
+    **dict.fromkeys(("temperature", "beam_search_diversity_rate"), _NOT_NEGATIVE),
+    **dict.fromkeys(("use_beam_search", "ignore_eos", "return_perf_metrics", "add_special_tokens"), FLAG),
+    **dict.fromkeys(("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"), FLAG),
+    **dict.fromkeys(("stop", "bad"), TEXTS),
+    **dict.fromkeys(("stop_token_ids", "bad_token_ids"), IDS),
+    "exclude_input_from_output": FLAG,  # of the token ids: the text never holds the prompt
+    "guided_decoding": OBJECT,
+    "min_p": number("a number from 0 to 1", 0, 1),
+    "repetition_penalty": _POSITIVE,
+    "seed": integer(0, 2**64 - 1),
+}
+
+
+def read_sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters; a temperature of 0 takes the most likely token.
+
+    Args:
+        given: Members by name, also with the prefix of Triton's inputs; None stands for the default.
+
+    Raises:
+        ValueError: One is unknown, or has a value that it cannot have.
+    """
+    members = read_members({name.removeprefix(PREFIX): value for name, value in given.items()}, PARAMETERS)
+    members.pop("exclude_input_from_output", None)
+    if members.get("temperature") == 0:
+        del members["temperature"]
+        members.pop("top_p", None)
+        members["top_k"] = 1
+    return members
+
+
+def sampling_params(members: dict[str, Any], *, stream: bool) -> Any:
+    """Return TensorRT-LLM's sampling parameters. Raises ValueError: They do not go together."""
+    from tensorrt_llm import SamplingParams
+    from tensorrt_llm.llmapi import GuidedDecodingParams
+
+    if stream and (members.get("use_beam_search") or members.get("best_of", 1) > members.get("n", 1)):
+        name = "use_beam_search" if members.get("use_beam_search") else "best_of"
+        raise ValueError(f"{name}: the best answer is known at the end only, so it cannot be streamed")
+    members = dict(members)
+    guided = members.pop("guided_decoding", None)
+    if guided is not None:
+        try:
+            members["guided_decoding"] = GuidedDecodingParams(**guided)
+        except TypeError as error:
+            raise ValueError(f"guided_decoding: {error}") from None
+    return SamplingParams(**members)
+
+
+MAX_TOKENS = 16
+"""Default of `max_tokens` in completions; in chats it is the room that the context has left."""
+
+_SAMPLING = (PARAMETERS.keys() | {"max_completion_tokens", "response_format"}) - {
+    *("best_of", "use_beam_search", "logprobs", "return_perf_metrics", "exclude_input_from_output", "guided_decoding")
+}
+_COMMON = _SAMPLING | {"model", "stream", "stream_options"}
+_MEMBERS = {
+    CHAT: _COMMON | {"messages", "add_generation_prompt", "chat_template_kwargs"},
+    COMPLETIONS: _COMMON | {"prompt"},
+}
+_WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+_WITHOUT_EFFECT_UNSET = {"tools", "logprobs", "echo", "suffix", "best_of", "logit_bias", "tool_choice", "functions"}
+"""Members that may be there if they ask for nothing: null, false, 0, "", [] or {}; `tool_choice` may be "none"."""
+
+
+class OpenAiPrompt(NamedTuple):
+    """What the engine is asked.
+
+    Attributes:
+        prompt: Text, or ids of tokens.
+        sampling: Members of `SamplingParams`.
+    """
+
+    prompt: str | list[int]
+    sampling: dict[str, Any]
+    stream: bool
+
+
+def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> OpenAiPrompt:
+    """Return what a client's document asks for.
+
+    Args:
+        route: `CHAT` or `COMPLETIONS`.
+        tokenizer: The engine's, with the chat template.
+
+    Raises:
+        ValueError: A member is wrong, or asks for what this backend does not have; the message begins with its name.
+    """
+    for name, value in body.items():
+        if name in _WITHOUT_EFFECT or name in _MEMBERS[route]:
+            continue
+        if name not in _WITHOUT_EFFECT_UNSET:
+            raise ValueError(f"{name}: the tensorrtllm backend has no such parameter{near(name, _MEMBERS[route])}")
+        if value and not (name == "tool_choice" and value == "none") and not (name == "best_of" and value == 1):
+            raise ValueError(f"{name}: the tensorrtllm backend does not support it")
+    stream = body.get("stream") or False
+    if not isinstance(stream, bool):
+        raise ValueError(f"stream: expected true or false, got {json.dumps(stream)[:100]}")
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise ValueError("stream_options: expected an object")
+    sampling = _sampling(route, body)
+    if stream and sampling.get("n", 1) > 1:
+        raise ValueError("n: expected 1 with `stream`")
+    prompt = _chat_prompt(body, tokenizer) if route == CHAT else _prompt(body.get("prompt"))
+    return OpenAiPrompt(prompt, sampling, stream)
+
+
+def _sampling(route: str, body: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in body.items() if name in PARAMETERS and name in _SAMPLING}
+    if body.get("max_completion_tokens") is not None:
+        given["max_tokens"] = body["max_completion_tokens"]
+    given["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
+    given["guided_decoding"] = _guided(body.get("response_format"))
+    sampling = read_sampling(given)
+    if "top_k" not in sampling:
+        sampling.setdefault("top_p", 1.0)  # without both of them the engine takes the most likely token
+    sampling.setdefault("max_tokens", None if route == CHAT else MAX_TOKENS)
+    return sampling
+
+
+def _guided(given: Any) -> dict[str, Any] | None:
+    if given is None or given == {"type": "text"}:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "json_object":
+        return {"json_object": True}
+    schema = given.get("json_schema") if isinstance(given, dict) else None
+    if kind == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        return {"json": schema["schema"]}
+    raise ValueError(
+        f"response_format: expected the type text, json_object, or json_schema with its schema, "
+        f"got {json.dumps(given)[:100]}"
+    )
+
+
+def _prompt(given: Any) -> str | list[int]:
+    prompt = given[0] if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int) else given
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(type(each) is int and each >= 0 for each in prompt):
+        return prompt
+    raise ValueError(f"prompt: expected one text, or a list of ids of tokens, got {json.dumps(given)[:100]}")
+
+
+def _chat_prompt(body: dict[str, Any], tokenizer: Any) -> list[int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("messages: expected a list of at least one message")
+    conversation = [_message(index, message) for index, message in enumerate(messages)]
+    more = body.get("chat_template_kwargs") or {}
+    if not isinstance(more, dict):
+        raise ValueError("chat_template_kwargs: expected an object")
+    begins_answer = body.get("add_generation_prompt") is not False
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation, tokenize=False, **{**more, "add_generation_prompt": begins_answer}
+        )
+    except Exception as error:  # whatever the template raises, about these messages
+        raise ValueError(f"messages: the chat template refuses them: {error}") from None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template writes them
+    return ids
+
+
+def _message(index: int, message: Any) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{where}: expected an object with a role")
+    content = message.get("content")
+    if isinstance(content, list):
+        for number, part in enumerate(content):
+            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(f"{where}.content[{number}]: expected a part of type text")
+        content = "\n".join(part["text"] for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise ValueError(f"{where}.content: expected a text or a list of parts")
+    return {**message, "content": content or ""}
+
+
+def document(route: str, request_id: str, model: str, output: Any, usage: dict[str, int]) -> bytes:
+    """Return the answer to a request that is not streamed.
+
+    Args:
+        route: `CHAT` or `COMPLETIONS`.
+    """
+    choices = []
+    for choice in output.outputs:
+        of_route = (
+            {"message": {"role": "assistant", "content": choice.text}} if route == CHAT else {"text": choice.text}
+        )
+        end = {"logprobs": None, "finish_reason": choice.finish_reason or "stop", "stop_reason": choice.stop_reason}
+        choices.append({"index": choice.index, **of_route, **end})
+    counts = {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
+        "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
+    }
+    kind = "chat.completion" if route == CHAT else "text_completion"
+    head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
+    return json.dumps({**head, "choices": choices, "usage": counts}).encode()
+
 
 _KV_CACHE = (
     ("kv_cache_reused_block", "num_reused_blocks", np.int32),
@@ -27,11 +253,7 @@ _SPECULATION = (
 
 
 class TritonAnswer:
-    """Turns the outputs of one request into responses: one, or with `stream` one for each of the engine's.
-
-    Args:
-        request: The request.
-    """
+    """Turns the outputs of one request into responses: one, or with `stream` one for each of the engine's."""
 
     def __init__(self, request: Any) -> None:
         self._request = request

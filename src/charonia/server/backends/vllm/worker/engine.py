@@ -16,8 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ...language.worker.members import near
-from .application import Application
-from .failures import NOT_FOUND, failure_of
+from .application import NOT_FOUND, Application, failure_of
 from .generation import answer_generation
 from .metrics import MetricsRelay, later_statistics
 from .streams import PlainStreams, is_plain
@@ -89,11 +88,6 @@ class Engine:
             self._relaying = asyncio.create_task(self._relay(relay, getattr(statistics, "latest", None)))
 
     async def answer(self, request: Any) -> None:
-        """Answer a request.
-
-        Raises:
-            RequestError: It is refused, or the engine has died.
-        """
         self._open += 1
         self._has_worked.set()
         try:
@@ -190,11 +184,7 @@ class Engine:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus
 
     def _arguments(self) -> tuple[Any, Any]:
-        """Return the arguments of vLLM's server and of the engine.
-
-        Raises:
-            ValueError: One is unknown, or vLLM refuses it.
-        """
+        """Return the arguments of vLLM's server and of the engine."""
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -241,11 +231,7 @@ def engine_cores(cores: list[int], threads: int) -> dict[str, str]:
 
 
 def _of_first(modules: tuple[str, ...], name: str) -> Any:
-    """Return the function of the first module that has it.
-
-    Raises:
-        ImportError: None has.
-    """
+    """Return the function of the first module that has it."""
     for module in modules:
         with contextlib.suppress(ImportError, AttributeError):
             return getattr(importlib.import_module(module), name)

@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ...language.worker.members import near
-from . import submission
+from .streams import run_request
 
 _INTERNAL = {"output_kind", "skip_clone", "output_text_buffer_length"}
 """Members of vLLM's parameters that a request may not set."""
@@ -71,8 +71,6 @@ async def answer_generation(engine: Any, request: Any, tasks: frozenset[str], lo
     """Answer a request: one response, or with `stream` one for each output of the engine.
 
     Args:
-        engine: An `AsyncLLM`.
-        request: The request.
         tasks: What the model can do, in vLLM's names.
         lora: The adapter, None for none.
     """
@@ -92,7 +90,7 @@ async def answer_generation(engine: Any, request: Any, tasks: frozenset[str], lo
         prompt["multi_modal_data"] = {"image": images}
     answer = GenerationAnswer(request)
     options = {"lora_request": lora} if lora is not None else {}
-    await submission.run(engine, request_id, prompt, params, answer.take, **options)
+    await run_request(engine, request_id, prompt, params, answer.take, **options)
 
 
 class GenerationAnswer:

@@ -14,16 +14,11 @@ from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.tensor import Array
-from charonia.server.backends.pytorch import exported, torchscript
+from charonia.server.backends.conversion import ReadOptions, failed, random_samples, rename, versioned
 from charonia.server.backends.pytorch.archive import FileKind, file_kind
-from charonia.server.backends.pytorch.failures import plain_text
 from charonia.server.backends.pytorch.naming import ResultNames
-from charonia.server.backends.pytorch.options import RunPlan
-from charonia.server.backends.pytorch.program import TORCH
-from charonia.server.backends.pytorch.source import Source
-from charonia.server.convert.check import random_samples
-from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, versioned
+from charonia.server.backends.pytorch.program import TORCH, RunPlan, plain_text
+from charonia.server.backends.pytorch.source import Source, interface_of, load_module, read_exported
 
 EXAMPLE_ROWS = 2
 """Batch of the example that TorchScript is exported with; a batch of one would be taken for a constant."""
@@ -42,7 +37,7 @@ class PyTorchOriginal:
     scale = 1.0
     texts: Mapping[str, Sequence[str]] = {}
 
-    def __init__(self, path: Path, options: ConvertOptions) -> None:
+    def __init__(self, path: Path, options: ReadOptions) -> None:
         self._path = path
         kind = file_kind(path)
         if kind not in (FileKind.TORCHSCRIPT, FileKind.EXPORTED):
@@ -55,17 +50,16 @@ class PyTorchOriginal:
         self._signature = self._found(Source(path.parent, path, kind), options)
         self._results = ResultNames([tensor.name for tensor in self._signature.outputs])
         if self._is_exported:
-            self._program = exported.read(path, unpickles=options.trust)
-            self._template = exported.interface_of(self._program).template
+            self._program = read_exported(path, unpickles=options.trust)
+            self._template = interface_of(self._program).template
             self._module = self._program.module()
         else:
-            self._program = self._module = torchscript.load_module(path, torch.device("cpu"))
+            self._program = self._module = load_module(path, torch.device("cpu"))
         self.title = f"{kind.value} of {versioned('torch')}".replace("an exported", "Exported")
         self.converter = f"torch.onnx of {versioned('torch')}"
         self.warnings: list[str] = []
 
     def to_onnx(self, path: Path, opset: int) -> None:
-        """Write the model as ONNX. Inputs and outputs have the names that the pytorch backend gives them."""
         loggers = {name: logging.getLogger(name).level for name in ("torch.onnx", "torch.onnx._internal")}
         for name in loggers:
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -85,7 +79,6 @@ class PyTorchOriginal:
                 logging.getLogger(name).setLevel(level)
 
     def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the model's answers."""
         tensors = [_tensor(feed[tensor.name], tensor) for tensor in self._signature.inputs]
         with torch.no_grad():
             if self._is_exported:
@@ -99,7 +92,7 @@ class PyTorchOriginal:
 
     def close(self) -> None: ...
 
-    def _found(self, source: Source, options: ConvertOptions) -> Signature:
+    def _found(self, source: Source, options: ReadOptions) -> Signature:
         given = tuple(ModelInput(t.name, t.datatype, dims=t.shape) for t in options.inputs)
         found = source.inspect(ModelConfig(name=source.folder.name, input=given), self._plan)
         if found.signature is None:

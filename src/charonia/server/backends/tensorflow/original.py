@@ -1,6 +1,6 @@
 """TensorFlow models as ONNX, by tf2onnx: SavedModels, Keras models and TensorFlow Lite models.
 
-TensorFlow runs in a process of its own (`tensorflow_worker`): it writes to stderr as it likes, takes seconds to
+TensorFlow runs in a process of its own (`original_worker`): it writes to stderr as it likes, takes seconds to
 import, and may end its process.
 """
 
@@ -15,10 +15,9 @@ import numpy as np
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
 from charonia.python_command import python_module
-from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, unknown_operators, versioned
+from charonia.server.backends.conversion import ReadOptions, failed, rename, unknown_operators, versioned
 
-WORKER = "charonia.server.convert.tensorflow_worker"
+WORKER = "charonia.server.backends.tensorflow.original_worker"
 
 
 class TensorFlowOriginal:
@@ -27,7 +26,7 @@ class TensorFlowOriginal:
     scale = 1.0
     texts: Mapping[str, Sequence[str]] = {}
 
-    def __init__(self, path: Path, options: ConvertOptions) -> None:
+    def __init__(self, path: Path, options: ReadOptions) -> None:
         kind = {".tflite": "tflite", ".keras": "keras", ".h5": "keras"}.get(path.suffix.lower(), "saved_model")
         titles = {"tflite": "TensorFlow Lite model", "keras": "Keras model", "saved_model": "SavedModel"}
         self.title = f"{titles[kind]}, {versioned('tensorflow')}"
@@ -45,7 +44,6 @@ class TensorFlowOriginal:
         self._process: subprocess.Popen[str] | None = None
 
     def to_onnx(self, path: Path, opset: int) -> None:
-        """Write the model as ONNX. Inputs and outputs have the names of the signature."""
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 python_module(WORKER),
@@ -84,11 +82,7 @@ class TensorFlowOriginal:
         self._folder.cleanup()
 
     def _ask(self, question: Mapping[str, object]) -> dict[str, object]:
-        """Send a question to the process and return its answer.
-
-        Raises:
-            ServingError: It failed or ended.
-        """
+        """Send a question to the process and return its answer."""
         process = self._process
         assert process is not None, "to_onnx comes before run"
         assert process.stdin is not None, "a pipe"

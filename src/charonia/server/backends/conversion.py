@@ -1,18 +1,47 @@
-"""What the procedure needs of a model that is converted, and what converters have in common."""
+"""Models that `charonia convert` reads and checks, as their backends open them, and what converters have in common.
+
+A backend that reads a form has an `Original`. The command names it by its path, and imports nothing else of a backend.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+from charonia.config.complete import Signature, SignatureTensor
+from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import extra_hint
+from charonia.wire.example_inputs import example_dims
 
 ERROR_CHARS_MAX = 600
 """Longest text of a library's error that is repeated."""
+
+INTEGER_MAX = 1
+"""Greatest integer of random samples: one is a valid id, mask and count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How a model is read.
+
+    Attributes:
+        trust: Whether the file may run code while it is read.
+        trusted_types: Types that a file of skops may make.
+        inputs: Inputs, for files that do not say them.
+        signature: Signature of a SavedModel, "" for the default one.
+    """
+
+    trust: bool = False
+    trusted_types: tuple[str, ...] = ()
+    inputs: tuple[SignatureTensor, ...] = ()
+    signature: str = ""
 
 
 class Original(Protocol):
@@ -36,29 +65,68 @@ class Original(Protocol):
         """Write the model as ONNX.
 
         Args:
-            path: The file to write.
             opset: Version of the operators, 0 for the converter's choice.
 
         Raises:
             ServingError: UNSUPPORTED for an operator that cannot be converted, with its name.
         """
-        ...
 
     def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the original's answers, by the names that the outputs have in the ONNX model; BYTES as in requests."""
-        ...
 
     def close(self) -> None:
         """Release what it holds."""
-        ...
+
+
+class Converted(Protocol):
+    """The ONNX model that was made of it."""
+
+    signature: Signature
+
+    def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return its answers, by output. Raises ServingError."""
+
+
+def random_samples(
+    inputs: Sequence[SignatureTensor], rows: int, texts: Mapping[str, Sequence[str]], scale: float, seed: int = 0
+) -> dict[str, Array]:
+    """Return an array for each input.
+
+    Args:
+        rows: Size of the first dimension, where it is variable.
+        texts: Texts to choose from, by input.
+        scale: Standard deviation of numbers with a fraction in the last row; in the first one it is 1.
+        seed: Of the generator.
+
+    Raises:
+        ServingError: INVALID_ARG when nothing is known of the texts of an input.
+    """
+    generator = np.random.default_rng(seed)
+    feed: dict[str, Array] = {}
+    for tensor in inputs:
+        dims = example_dims(tensor.shape, tensor.datatype, batched=False)
+        shape = (rows, *dims[1:]) if tensor.shape[:1] == (-1,) else dims
+        kind = tensor.datatype.numpy.kind
+        if tensor.datatype is DataType.BYTES:
+            if not texts.get(tensor.name):
+                raise invalid(
+                    f"input '{tensor.name}' takes texts, and nothing says which ones",
+                    hint="give samples: --samples FILE.npz, with an array for each input",
+                )
+            array: Array = np.array([t.encode() for t in generator.choice(texts[tensor.name], shape).ravel()], object)
+            array = array.reshape(shape)
+        elif kind == "f":
+            array = generator.normal(size=shape)
+            if shape and shape[0] > 1:
+                array *= np.geomspace(1, scale, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        else:
+            array = generator.integers(0, INTEGER_MAX, shape, endpoint=True)
+        feed[tensor.name] = array.astype(tensor.datatype.numpy, copy=False)
+    return feed
 
 
 def require(extra: str, *modules: str) -> None:
-    """Check that libraries are installed.
-
-    Raises:
-        ServingError: UNSUPPORTED with the command that installs the extra.
-    """
+    """Check that libraries are installed. Raises ServingError: UNSUPPORTED with the command that installs the extra."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         named = ", ".join(f"'{name}'" for name in missing)

@@ -43,7 +43,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 """Environment variables with the number of threads of numeric libraries, 1 in a template: OpenBLAS would start its own
 when it is imported, and they would be missing in a fork."""
 
-SCRIPT = Path(__file__).parent / "worker" / "template.py"
+SCRIPT = Path(__file__).parents[1] / "python" / "worker" / "template.py"
 """What a template runs."""
 
 _MESSAGE_BYTES_MAX = 64 * 1024
@@ -53,7 +53,6 @@ class ForkedProcess:
     """A process that a template has forked, with what is used of `subprocess.Popen`.
 
     Attributes:
-        pid: Its number.
         pidfd: Its pidfd, which the caller closes.
         stdout: What it writes.
         returncode: Its status, once it was waited for; None before.
@@ -158,9 +157,6 @@ class WorkerTemplate:
         """Fork a worker.
 
         Args:
-            receiving: The socket that it reads.
-            sending: The socket that it writes.
-            variables: Its environment variables.
             cores: Cores that it is bound to, empty for any.
 
         Raises:

@@ -12,11 +12,17 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unsupported
 from charonia.core.tensor import Array
-from charonia.server.backends.sklearn.features import parts_of, prepare
+from charonia.server.backends.conversion import ReadOptions, failed, rename, versioned
+from charonia.server.backends.sklearn.features import (
+    METHODS,
+    answer_datatype,
+    array_of,
+    as_datatype,
+    outputs_of,
+    parts_of,
+    prepare,
+)
 from charonia.server.backends.sklearn.files import Trust, read_estimator
-from charonia.server.backends.sklearn.methods import METHODS, array_of, as_datatype, datatype_of, outputs_of
-from charonia.server.convert.options import ConvertOptions
-from charonia.server.convert.original import failed, rename, versioned
 
 TRUST_HINT = "--trust reads it, if you trust its source; skops.io.dump writes files that run no code"
 TYPES_HINT = "if you trust its source: --trust, or --trusted-types {types}"
@@ -35,7 +41,7 @@ class EstimatorOriginal:
 
     scale = 100.0
 
-    def __init__(self, path: Path, options: ConvertOptions) -> None:
+    def __init__(self, path: Path, options: ReadOptions) -> None:
         self._path = path
         trust = Trust(options.trust, options.trusted_types, TRUST_HINT, TYPES_HINT)
         self._estimator, self.warnings = read_estimator(path, trust)
@@ -60,7 +66,6 @@ class EstimatorOriginal:
         return (features if keeps else features.as_matrix()).signature()
 
     def to_onnx(self, path: Path, opset: int) -> None:
-        """Write the estimator as ONNX. Inputs and outputs have the names that the sklearn backend gives them."""
         import onnx
         from skl2onnx import convert_sklearn, get_latest_tested_opset_version
 
@@ -89,12 +94,11 @@ class EstimatorOriginal:
         onnx.save(model, str(path))
 
     def run(self, feed: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the estimator's answers."""
         table = self._features.rows(feed)
         answers = {}
         for output in self._outputs.values():
             array = array_of(output, getattr(self._estimator, METHODS[output])(table))
-            answers[output] = as_datatype(array, datatype_of(array))
+            answers[output] = as_datatype(array, answer_datatype(array))
         return answers
 
     def close(self) -> None:

@@ -81,7 +81,6 @@ def imported_tensor(entry: tuple[Any, ...], message: Incoming, release: Callable
 
     Args:
         entry: Name, datatype, shape and place as received.
-        message: The message.
         release: Called from any thread with the id of an export without references.
 
     Raises:
@@ -132,11 +131,9 @@ class RegionReferences(Protocol):
 
     def release(self, region: int) -> None:
         """Drop the reference to a region."""
-        ...
 
     def release_handle(self, export_id: int) -> None:
         """Drop the reference to an exported GPU tensor."""
-        ...
 
 
 def encode_requests(
@@ -145,9 +142,7 @@ def encode_requests(
     """Return the requests in the form of a message header; their tensors are placed in `outgoing`.
 
     Args:
-        requests: The requests of a batch.
         output_names: All outputs of the model, for requests that name none.
-        outgoing: The message.
     """
     encoded: list[tuple[object, ...]] = []
     for request in requests:
@@ -191,7 +186,6 @@ def decode_request(
         model: Name and version of that model.
         fields: As in `request_fields`.
         tensors: Its inputs as the worker described them.
-        message: The message with the tensors.
         references: As for `decode_results`.
         kind: `DeviceRequest` if outputs may stay on the GPU.
 
@@ -230,8 +224,6 @@ def decode_results(
     """Return the results of a batch; None stays None.
 
     Args:
-        results: The results as the worker sent them.
-        message: The message with their tensors.
         references: Releases memory that is no longer in use.
 
     Raises:
@@ -255,8 +247,6 @@ def encode_outcome(outcome: Outcome, outgoing: Outgoing, on_gpu: bool = False) -
     """Return the outcome of a request that the worker made; its tensors are placed in `outgoing`.
 
     Args:
-        outcome: The outcome.
-        outgoing: The message.
         on_gpu: Whether tensors may stay in GPU memory.
     """
     if outcome is None:

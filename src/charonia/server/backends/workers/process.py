@@ -4,6 +4,10 @@ The exit of the process counts, not the end of its connection: a child process o
 descriptors open. Where pidfd is available, it reports the exit to the event loop; elsewhere the end of the connection
 is the signal. The worker leads a process group of its own, so that its children end with it, and also when the server
 is killed.
+
+The functions of one file share a process: each is a thread in it, with its own connection. A function that is loaded
+again gets a new process, which the others join when they are loaded again, so new code never runs beside old code. When
+the process ends, all its functions are started again, together in another one.
 """
 
 import asyncio
@@ -15,21 +19,123 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 import psutil
 
-from charonia.server.backends.python.codec import log_of_model
-from charonia.server.backends.python.environment import SERVER_ENVIRONMENT, Environment
-from charonia.server.backends.python.reaper import reaper
-from charonia.server.backends.python.shared_process import SCRIPT, JoinedThread, SharedProcess, Start
-from charonia.server.backends.python.template import THREAD_VARIABLES, ForkedProcess
+from charonia.core.errors import invalid
+from charonia.server.backends.workers.codec import log_of_model
+from charonia.server.backends.workers.reaper import reaper
+from charonia.server.backends.workers.template import THREAD_VARIABLES, ForkedProcess, WorkerTemplate
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.end import SOCKET_BYTES, ChannelEnd, TensorLink
 from charonia.server.channel.regions import RegionPool
 from charonia.server.machine.cores import bound_to
+
+ANSWER_S_MAX = 120.0
+"""Time that a file has to be imported and to answer."""
+
+EXIT_S_MAX = 5.0
+"""Time that a process has to exit when its last function has left."""
+
+SCRIPT = Path(__file__).parents[1] / "python" / "worker" / "script.py"
+
+Start = Callable[[tuple[str, ...], tuple[int, ...]], "subprocess.Popen[bytes]"]
+"""Starts a process, with arguments of the script and descriptors that it inherits."""
+
+
+class SharedProcess:
+    """A process.
+
+    Attributes:
+        models: The models that have joined, also those that have left.
+        count: Functions in it now.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.models: set[str] = set()
+        self.count = 0
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.popen = start(("shared", str(theirs.fileno())), (theirs.fileno(),))
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.popen.returncode is not None or self._ending is not None
+
+    def join(self, receiving: socket.socket, sending: socket.socket) -> "JoinedThread":
+        """Start a thread with these ends of a connection. Raises OSError: The process has ended."""
+        socket.send_fds(self._control, [b"+"], [receiving.fileno(), sending.fileno()])
+        self.count += 1
+        return JoinedThread(self)
+
+    def leave(self) -> None:
+        """A thread has ended; with the last one, so does the process."""
+        self.count -= 1
+        if not self.count:
+            self._control.close()
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await asyncio.to_thread(self.popen.wait, EXIT_S_MAX)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, 9)
+            await asyncio.to_thread(self.popen.wait)
+        reaper.forget(self.popen.pid)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+
+class JoinedThread:
+    """A thread in a shared process, with what is used of `subprocess.Popen`.
+
+    Attributes:
+        pidfd: Its pidfd, which the caller closes.
+        stdout: What the process writes: whichever of its functions reads first gets it.
+    """
+
+    def __init__(self, shared: SharedProcess) -> None:
+        self.shared = shared
+        self.pid = shared.popen.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        output = shared.popen.stdout
+        assert output is not None
+        self.stdout: IO[bytes] = open(os.dup(output.fileno()), "rb", 0)  # noqa: SIM115 # its owner closes it
+
+    @property
+    def returncode(self) -> int | None:
+        return self.shared.popen.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self.shared.popen.wait(timeout)
+
+
+class SharedProcesses:
+    """The processes in use, by what their functions have in common."""
+
+    def __init__(self) -> None:
+        self._current: dict[Hashable, SharedProcess] = {}
+
+    def of(self, key: Hashable, model: str, start: Start) -> SharedProcess:
+        """Return the process that an instance of a model joins.
+
+        Args:
+            key: What the functions of a process have in common.
+        """
+        found = self._current.get(key)
+        if found is None or found.has_ended or model in found.models:
+            self._current = {other: each for other, each in self._current.items() if not each.has_ended}
+            found = self._current[key] = SharedProcess(start)
+        found.models.add(model)
+        return found
+
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +161,46 @@ LAST_READS_MAX = 64
 """Reads of the remaining data of an ended process: more than the socket's buffers hold."""
 
 
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An interpreter.
+
+    Attributes:
+        folder: The environment that it belongs to, None for the server's own interpreter.
+        template: The process that workers in it are forked from, None where each one starts the interpreter.
+    """
+
+    python: str = sys.executable
+    folder: Path | None = None
+    template: WorkerTemplate | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the interpreter.
+
+        A worker imports nothing from the current folder. With `-P`, which Python has since 3.11, nor do the processes
+        that its models spawn.
+        """
+        return ("-P",) if self.folder is None else ()
+
+    def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables of a process in it, without those of other environments."""
+        if self.folder is None:
+            return dict(inherited)
+        variables = {k: v for k, v in inherited.items() if k not in ("PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX")}
+        variables["VIRTUAL_ENV"] = str(self.folder)
+        variables["PATH"] = os.pathsep.join([str(self.folder / "bin"), inherited.get("PATH", os.defpath)])
+        return variables
+
+
+SERVER_ENVIRONMENT = Environment()
+"""The server's own interpreter."""
+
+
 class WorkerProcess:
     """One worker process. Not thread-safe: use it on the event loop's thread.
 
     Args:
-        name: Instance name, for logs.
-        environment: Its Python environment.
         threads: Threads of its numeric libraries, unless environment variables say otherwise.
         cores: Cores that it and its children are bound to, empty for any.
         takes_gpu: Whether it gets tensors in GPU memory without a copy.
@@ -293,7 +433,6 @@ class WorkerLink(TensorLink):
     """Sends messages to one worker process, with the dropped references to shared memory.
 
     Attributes:
-        process: The process.
         is_open: Whether it is still the current worker.
     """
 
@@ -356,3 +495,48 @@ def describe_exit(status: int | None) -> str:
         hint = ": often the system's answer to a lack of memory" if -status == signal.SIGKILL else ""
         return f"the worker process was ended by {name}{hint}"
     return f"the worker process exited with status {status}"
+
+
+async def ask_worker(
+    name: str,
+    environment: Environment,
+    question: tuple[object, ...],
+    *,
+    failed: str,
+    lost: str,
+    late: str,
+    limit_s: float = ANSWER_S_MAX,
+) -> str:
+    """Return the answer of a worker process that ends afterwards.
+
+    Args:
+        failed: Begins the error for an exception in the model's code.
+        lost: Begins the error for a process that ends without an answer.
+        late: Begins the error for a process that does not answer in time.
+
+    Raises:
+        ServingError: INVALID_ARG, one of these.
+    """
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def message(received: Incoming) -> None:
+        kind, text = received.header[:2]
+        if not answer.done():
+            if kind == "completed":
+                answer.set_result(text)
+            else:
+                answer.set_exception(invalid(f"{failed}: {text}"))
+
+    def end(reason: str) -> None:
+        if not answer.done():
+            answer.set_exception(invalid(f"{lost}: {reason}"))
+
+    process = WorkerProcess(name, environment=environment, on_message=message, on_end=end)
+    try:
+        process.send(question)
+        return await asyncio.wait_for(answer, limit_s)
+    except TimeoutError:
+        raise invalid(f"{late} within {limit_s:g} s") from None
+    finally:
+        process.kill("it has answered")
+        await process.stop(0)

@@ -1,0 +1,1 @@
+"""Models in worker processes: start, supervision, batches, and what the server does for a model."""
