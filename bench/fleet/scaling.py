@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from charonia.platform.deployments.replica_rule import ReplicaBounds, ReplicaRule, ReplicaSample
+from charonia.platform.deployments.scaler import ReplicaBounds, ReplicaRule, ReplicaSample
 from charonia.server.metrics.model_metrics import BatchCost
 
 TICK_S = 15.0

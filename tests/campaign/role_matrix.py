@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from tests.campaign.figures import Context, Figures
 
 from charonia.platform.app import make_app
-from charonia.platform.people import local
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 
 OWN, OTHER = "own", "other"
@@ -195,7 +195,7 @@ def _platform(context: Context) -> Iterator[tuple[TestClient, dict[str, tuple[Le
     app = make_app(PlatformSettings(context.folder, isolation="available"))
     platform = app.state.platform
     with platform.database.transaction() as session:
-        local.prepare(session, context.folder)
+        prepare_owner(session, context.folder)
     owner = (context.folder / "owner.key").read_text().strip()
     with TestClient(app, base_url="http://127.0.0.1:8080", follow_redirects=False) as client:
         platform.tasks.close()  # what waits goes on waiting

@@ -12,7 +12,7 @@ from tests.support.postgresql import find_programs, postgresql
 from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import PlatformTable
-from charonia.platform.people import local
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
@@ -34,7 +34,7 @@ def platform(app: FastAPI) -> Platform:
 @pytest.fixture
 def link(platform: Platform) -> str:
     with platform.database.transaction() as session:
-        return local.prepare(session, platform.settings.data)
+        return prepare_owner(session, platform.settings.data)
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.app import BODY_BYTES_MAX, make_app
+from charonia.platform.app import BODY_BYTES_MAX, OPENAPI_PATH, make_app
 from charonia.platform.database import connection
-from charonia.platform.openapi import OPENAPI_PATH
-from charonia.platform.people import local
 from charonia.platform.people.calls import caller
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 
 PUBLIC = {"/login", "/login/link", "/login/sso", "/login/callback", "/assets/{digest}/{name}", OPENAPI_PATH}
@@ -184,7 +183,7 @@ def test_a_call_while_another_program_keeps_the_database_locked_is_refused_and_l
     monkeypatch.setattr(connection, "LOCK_WAIT_S", 0.2)
     app = make_app(PlatformSettings(tmp_path, isolation="available"))
     with app.state.platform.database.transaction() as session:
-        local.prepare(session, tmp_path)
+        prepare_owner(session, tmp_path)
     headers = {"Authorization": f"Bearer {(tmp_path / 'owner.key').read_text().strip()}"}
     body = {"name": "vision"}
 

@@ -4,7 +4,7 @@ import pytest
 from fastapi import FastAPI
 from tests.support.described import of_app, unlike_its_document
 
-from charonia.platform.openapi import OPENAPI_PATH
+from charonia.platform.app import OPENAPI_PATH
 from charonia.platform.state import Platform
 
 

@@ -18,7 +18,7 @@ from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import PlatformTable
 from charonia.platform.deployments.service import Deployments
-from charonia.platform.people import local
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 
 AT = "/api/v1/projects/default/deployments"
@@ -33,7 +33,7 @@ def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
     made = Deployments(platform.database, {"local": target}, platform.workloads)
     object.__setattr__(platform, "deployments", made)
     with platform.database.transaction() as session:
-        local.prepare(session, data)
+        prepare_owner(session, data)
     with TestClient(app, base_url="http://127.0.0.1:8080", follow_redirects=False) as client:
         client.headers["Authorization"] = f"Bearer {(data / 'owner.key').read_text().strip()}"
         yield client

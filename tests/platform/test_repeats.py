@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from tests.platform.test_values import on_each
 
 from charonia.platform import repeats
-from charonia.platform.database import connection, keyed_calls
+from charonia.platform.database import connection
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import CallRow, KeyRow, ModelRow
 
@@ -93,14 +93,14 @@ def test_nobody_gets_an_answer_without_their_credentials(on_each: TestClient) ->
 
 
 def test_keys_expire_and_are_bounded(on_each: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_calls, "CALLS_MAX", 2)
+    monkeypatch.setattr(connection, "CALLS_MAX", 2)
     for number in range(4):
         send(on_each, key=f"k{number}", name=f"m{number}")
     assert rows(on_each, CallRow) == 2
     assert send(on_each, key="k3", name="m3")[2]
     assert send(on_each, key="k0", name="m0")[0] == 409
 
-    monkeypatch.setattr(connection, "now", lambda: time.time() + keyed_calls.KEPT_S + 1)
+    monkeypatch.setattr(connection, "now", lambda: time.time() + connection.KEPT_S + 1)
     send(on_each, key="later", name="later")
     assert rows(on_each, CallRow) == 1
 
@@ -112,7 +112,7 @@ def losing(on_each: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def lose(session: Session) -> None:
         Session.commit(session)
-        call = keyed_calls.current_call.get()
+        call = connection.current_call.get()
         if losses and call is not None and call.digest and not call.is_recorded:
             losses.pop()
             raise OperationalError("COMMIT", {}, psycopg.OperationalError("lost"), connection_invalidated=True)

@@ -16,12 +16,12 @@ from pydantic_core import PydanticCustomError
 from tests.platform.test_app import api_routes
 from tests.support.platform_models import add_version
 
-from charonia.platform.app import make_app
+from charonia.platform.app import OPENAPI_PATH, make_app
 from charonia.platform.database.connection import Database
-from charonia.platform.openapi import OPENAPI_PATH
-from charonia.platform.people import local, sessions
+from charonia.platform.people import sessions
 from charonia.platform.people.calls import caller
 from charonia.platform.people.routes import KeyRequest
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.values import DEPTH_MAX, INTEGER_MAX, SIZE_MAX, TEXT_PATTERN, TIME_S_MAX, check_json
 
@@ -128,7 +128,7 @@ def on_each(tmp_path: Path, database: Database) -> Iterator[TestClient]:
     url = database.engine.url.render_as_string(hide_password=False)
     app = make_app(PlatformSettings(tmp_path, isolation="available", database=url))
     with app.state.platform.database.transaction() as session:
-        secret = local.prepare(session, tmp_path)
+        secret = prepare_owner(session, tmp_path)
     with app.state.platform.database.transaction() as session:
         cookie = sessions.use_link(session, secret, "") or ""
     add_version(app.state.platform.database, tmp_path, "echo", {"1/model.onnx": b"x"})

@@ -12,9 +12,9 @@ import uvicorn
 from tests.support.ports import free_ports
 
 from charonia.platform.app import make_app
-from charonia.platform.people import local
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.login import link as link_of
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
@@ -34,7 +34,7 @@ class RunningPlatform:
     def login_link(self) -> str:
         """Return an address that signs the owner in, once."""
         with self.platform.database.transaction() as session:
-            return link_of(self.platform.settings, local.prepare(session, self.platform.settings.data))
+            return link_of(self.platform.settings, prepare_owner(session, self.platform.settings.data))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tests.support.fake_target import FakeTarget
 from charonia.platform import app
 from charonia.platform.data_folder import announce, claim
 from charonia.platform.deployments import reconciler
-from charonia.platform.people import local
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import Observed
@@ -66,7 +66,7 @@ def served_platform(data: Path) -> Iterator[ServedPlatform]:
     ):
         made = app.make_app(PlatformSettings(data, isolation="available"))
         with made.state.platform.database.transaction() as session:
-            link = local.prepare(session, data)
+            link = prepare_owner(session, data)
         announce(data, url)
         server = uvicorn.Server(uvicorn.Config(made, log_config=None, access_log=False))
         thread = threading.Thread(target=server.run, args=([listener],), name="served platform")

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from charonia.core.errors import Code, RefusalKind, ServingError, TooLargeError, TooManyError
-from charonia.platform.artifacts.faults import StorageFullError
+from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
@@ -35,8 +36,7 @@ from charonia.platform.jobs import jobs as measurements
 from charonia.platform.jobs import routes as jobs
 from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
-from charonia.platform.models.hosts import AllowedHosts
-from charonia.platform.openapi import OPENAPI_PATH, describe
+from charonia.platform.models.sources import AllowedHosts
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
@@ -52,9 +52,54 @@ from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
-from charonia.platform.trials.trials import Trials
+from charonia.platform.trials import Trials
 from charonia.platform.values import TEXT_PATTERN
 from charonia.version import __version__
+
+OPENAPI_PATH = "/api/openapi.json"
+
+DESCRIPTION = """\
+Models, environments and deployments. Calls name their caller with an API key, or with the session of a browser.
+"""
+
+PROBLEM = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "string", "description": "The problem: the thing, the expected and the received value."},
+        "hint": {"type": "string", "description": "How to fix it."},
+    },
+}
+
+_METHODS = frozenset({"get", "put", "post", "delete", "patch"})
+
+
+def describe(app: FastAPI) -> None:
+    """Let an application describe its API, including its errors."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
+            app.openapi_schema = with_problems(found)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def with_problems(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document in which every call has the platform's error responses."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Problem"] = PROBLEM
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for path in document["paths"].values():
+        for method in path.keys() & _METHODS:
+            responses = path[method]["responses"]
+            responses.pop("422", None)
+            responses["default"] = {"description": "An error.", "content": content}
+    return document
+
 
 STATUS = {
     Code.NOT_FOUND: 404,

@@ -22,8 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia.core.errors import ServingError, conflict, invalid
-from charonia.platform.database.connection import Database
-from charonia.platform.database.keyed_calls import KeyedCall, current_call
+from charonia.platform.database.connection import Database, KeyedCall, current_call
 from charonia.platform.database.tables import CallRow
 
 HEADER = "Idempotency-Key"

@@ -5,15 +5,20 @@ import signal
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from charonia.core.errors import invalid
 from charonia.platform.app import make_app
-from charonia.platform.data_folder import announce, claim
-from charonia.platform.people import local, login
+from charonia.platform.data_folder import KEY_FILE, announce, claim, write_private
+from charonia.platform.database.tables import KeyRow
+from charonia.platform.people import keys, login, projects, users
+from charonia.platform.people.access import Grant, Principal, ProjectRole, digest_of
 from charonia.platform.settings import PlatformSettings
 
 FINISH_S = 5
@@ -45,13 +50,31 @@ def serve(settings: PlatformSettings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):  # before and after it handles them itself
             signal.signal(number, end)
         with app.state.platform.database.transaction() as session:
-            secret = local.prepare(session, settings.data)
+            secret = prepare_owner(session, settings.data)
         announce(settings.data, settings.local_url)
         print(f"Charonia platform at {settings.url}, data in {settings.data}")
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         gc.collect()
         gc.freeze()  # a collection of the objects that all calls share takes longer than most pages
         server.run(sockets=[listener])
+
+
+KEY_NAME = "owner"
+
+
+def prepare_owner(session: Session, data: Path) -> str:
+    """Create the initial records where they are missing, and return the secret of a link for the owner.
+
+    The key in the data folder is kept as long as the platform knows it.
+    """
+    projects.ensure_default(session)
+    path = data / KEY_FILE
+    secret = path.read_text().strip() if path.exists() else ""
+    if not secret or session.scalar(select(KeyRow.id).where(KeyRow.digest == digest_of(secret))) is None:
+        session.execute(delete(KeyRow).where(KeyRow.name == KEY_NAME))
+        platform = Principal("platform", everywhere=ProjectRole.ADMIN)
+        write_private(path, keys.create(session, platform, KEY_NAME, [Grant(ProjectRole.ADMIN)])[1] + "\n")
+    return users.new_link(session, users.owner(session))
 
 
 def _listening(settings: PlatformSettings) -> socket.socket:

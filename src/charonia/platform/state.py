@@ -15,7 +15,7 @@ from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.tasks.runner import TaskRunner
-from charonia.platform.trials.trials import Trials
+from charonia.platform.trials import Trials
 
 
 @dataclass(frozen=True, slots=True)

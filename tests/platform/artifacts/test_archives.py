@@ -18,7 +18,7 @@ from charonia import archives as reading
 from charonia.core.errors import ServingError, TooLargeError
 from charonia.platform.artifacts import archives, blobs
 from charonia.platform.artifacts.archives import extract, is_archive, unpack
-from charonia.platform.artifacts.faults import StorageFullError
+from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.isolation.isolation import Isolation
 
 

@@ -15,8 +15,7 @@ from tests.support.s3_server import S3, s3_server
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.artifacts import blobs, store
-from charonia.platform.artifacts.blobs import BlobFolder
-from charonia.platform.artifacts.faults import StorageFullError
+from charonia.platform.artifacts.blobs import BlobFolder, StorageFullError
 from charonia.platform.artifacts.manifest import Blob, digest, from_json, served_path, to_json
 from charonia.platform.artifacts.store import ArtifactStore, open_artifacts
 

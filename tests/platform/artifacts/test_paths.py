@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.platform.artifacts.paths import NAME_BYTES_MAX, PATH_CHARS_MAX, check_together, is_content, safe_path
+from charonia.platform.artifacts.manifest import NAME_BYTES_MAX, PATH_CHARS_MAX, check_together, is_content, safe_path
 
 
 @pytest.mark.parametrize(

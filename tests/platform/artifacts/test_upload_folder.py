@@ -9,7 +9,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError, TooLargeError
 from charonia.platform.artifacts import blobs, uploads
-from charonia.platform.artifacts.faults import StorageFullError
+from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.artifacts.uploads import UploadFolder
 
 

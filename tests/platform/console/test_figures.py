@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.audit_page import DONE, action_text, detail_text
 from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
+from charonia.platform.console.people_page import DONE, action_text, detail_text
 from charonia.platform.console.traffic_pages import shadows, traffic_view
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.deployments.figures import Figures, FiguresPoint
-from charonia.platform.deployments.views import DeploymentView, ReplicaView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.models.records import NeededPackageRecord, VersionReport
 from charonia.platform.people import audit
+from charonia.platform.targets.api import Replica
 
 SHADOW: dict[str, Any] = {"sent": 9, "compared": 8, "different": 2, "failed": 1, "dropped": 3, "difference_rate": 0.25}
 SHADOW |= {"latency_us": {"p99": 2500.0}}
@@ -72,7 +73,7 @@ def test_a_deployment_in_the_list_says_where_it_runs_unless_that_is_here() -> No
 
 
 def test_a_deployment_waits_where_its_servers_say_why() -> None:
-    pod = ReplicaView("pod", is_ready=False, restarts=0, reason="it waits for a node")
+    pod = Replica("pod", is_ready=False, restarts=0, reason="it waits for a node")
     says = {"reason": "it waits for a node", "doing": "it waits for a node"}
 
     assert shown.waits(view(replicas=[pod], **says))

@@ -9,7 +9,7 @@ from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import unavailable
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 
 
 def look(stage: Stage) -> DeploymentView:

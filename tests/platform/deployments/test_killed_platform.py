@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 from tests.support.process import eventually
 
 from charonia.platform.database.connection import Database
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.local_folder import ServerFolder
 

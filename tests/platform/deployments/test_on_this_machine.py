@@ -24,8 +24,8 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
+from charonia.platform.deployments.reads import ChangePlan, DeploymentView
 from charonia.platform.deployments.service import Deployments
-from charonia.platform.deployments.views import ChangePlan, DeploymentView
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.fit import MIB, LocalMachine

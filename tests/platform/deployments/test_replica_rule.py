@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.platform.deployments.replica_rule import (
+from charonia.platform.deployments.scaler import (
     GROW_AFTER_S,
     SHRINK_AFTER_S,
     SHRINK_EVERY_S,

@@ -15,10 +15,10 @@ from tests.support.platform_models import add_version
 from tests.support.ports import free_ports
 from tests.support.process import eventually
 
-from charonia.platform.deployments import collector, reconciler, replica_rule
+from charonia.platform.deployments import collector, reconciler, scaler
 from charonia.platform.deployments.collector import fetch_page
 from charonia.platform.deployments.figures import read_page
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.targets.server_calls import ask
 
 PORTS = free_ports(40)
@@ -92,9 +92,9 @@ def test_servers_are_added_while_requests_wait_and_closed_when_fewer_suffice(
     for module, name, seconds in (
         (collector, "WATCHED_S", 1.0),
         (reconciler, "STEADY_S", 1.0),
-        (replica_rule, "GROW_AFTER_S", 3.0),
-        (replica_rule, "SHRINK_AFTER_S", 6.0),
-        (replica_rule, "AVERAGED_S", 6.0),
+        (scaler, "GROW_AFTER_S", 3.0),
+        (scaler, "SHRINK_AFTER_S", 6.0),
+        (scaler, "AVERAGED_S", 6.0),
     ):
         monkeypatch.setattr(module, name, seconds)
     place.deployments.changes.create(ADA, "default", spec(3, {"min": 1, "max": 2}))

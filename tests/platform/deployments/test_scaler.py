@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from tests.support.fake_target import FakeTarget
 
-from charonia.platform.deployments.replica_rule import ReplicaBounds
-from charonia.platform.deployments.scaler import Scaler
+from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase
 
 

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec, read_spec, write_spec
-from charonia.platform.deployments.spec_diff import changes, changes_traffic_only
+from charonia.platform.deployments.spec import (
+    DeployedModel,
+    DeploymentSpec,
+    changes,
+    changes_traffic_only,
+    read_spec,
+    write_spec,
+)
 
 WHOLE = {
     "name": "reader",

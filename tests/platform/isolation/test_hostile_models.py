@@ -20,7 +20,7 @@ from charonia.platform.isolation.isolation import layers
 from charonia.platform.models.check import first_look
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.state import Platform
-from charonia.platform.trials.server import TrialPhase
+from charonia.platform.trials import TrialPhase
 
 ADMIN = Principal("tests", everywhere=ProjectRole.ADMIN)
 

@@ -10,8 +10,7 @@ from tests.platform.models.conftest import add_files
 from charonia.core.errors import invalid
 from charonia.platform.database.tables import EnvironmentRow, ProjectRow
 from charonia.platform.models import arrival
-from charonia.platform.models.check import absent_module
-from charonia.platform.models.child import CheckingPython
+from charonia.platform.models.check import CheckingPython, absent_module
 from charonia.platform.state import Platform
 
 ABSENT = "load failed: ModuleNotFoundError: No module named 'own_tools.text'"

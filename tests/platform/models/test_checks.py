@@ -12,9 +12,9 @@ from fastapi.testclient import TestClient
 from tests.platform.models.conftest import add_files
 from tests.support.models import PYTHON_IDENTITY, identity
 
-from charonia.platform.models import load_trial
+from charonia.platform.models import check
 from charonia.platform.models.arrival import VersionTasks
-from charonia.platform.models.child import CheckingPython
+from charonia.platform.models.check import CheckingPython
 from charonia.platform.state import Platform
 
 pytestmark = pytest.mark.timeout(400)
@@ -170,7 +170,7 @@ def test_code_that_does_not_start_is_told(admin: TestClient) -> None:
 
 
 def test_a_load_that_takes_too_long_is_given_up(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_trial, "LOAD_S_MAX", 3.0)
+    monkeypatch.setattr(check, "LOAD_S_MAX", 3.0)
 
     version = add_files(admin, "own", python_model("        import time; time.sleep(60)"))
 
@@ -178,7 +178,7 @@ def test_a_load_that_takes_too_long_is_given_up(admin: TestClient, monkeypatch: 
 
 
 def test_a_load_that_takes_too_much_memory_is_given_up(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_trial, "MEMORY_SHARE_MAX", (2 * 2**30 + 2**19) / machine_memory())
+    monkeypatch.setattr(check, "MEMORY_SHARE_MAX", (2 * 2**30 + 2**19) / machine_memory())
 
     version = add_files(admin, "own", python_model("        self.much = bytearray(4 << 30)"))
 

@@ -4,9 +4,15 @@ import pytest
 
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.manifest import Blob
-from charonia.platform.models.difference import ChangedValue, changed_values, compare_files
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
-from charonia.platform.models.registry import check_details, tag_counts, tag_text
+from charonia.platform.models.registry import (
+    ChangedValue,
+    changed_values,
+    check_details,
+    compare_files,
+    tag_counts,
+    tag_text,
+)
 
 
 def test_values_are_compared_to_the_leaves() -> None:

@@ -5,7 +5,7 @@ from fastapi.testclient import TestClient
 from tests.platform.models.conftest import add
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.models.hosts import AllowedHosts
+from charonia.platform.models.sources import AllowedHosts
 from charonia.stores.location import parse_address
 
 NAMES = {

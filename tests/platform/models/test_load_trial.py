@@ -1,6 +1,6 @@
 """What is read from a server that loads one model, and which models are not tried."""
 
-from charonia.platform.models.load_trial import obstacle, why_not_loaded
+from charonia.platform.models.check import obstacle, why_not_loaded
 
 LOG = [
     'I1124 01:56:43.661848 27294 lifecycle.py:404] "loading: m:1"',

@@ -6,8 +6,7 @@ import pytest
 from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.models.arriving import RemoteFiles
-from charonia.platform.models.sources import MlflowServer, ProxiedArtifacts
+from charonia.platform.models.sources import MlflowServer, ProxiedArtifacts, RemoteFiles
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from charonia.platform.database.tables import (
     VersionRow,
 )
 from charonia.platform.models import registry, uploads
-from charonia.platform.models.child import CheckingPython
+from charonia.platform.models.check import CheckingPython
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform

@@ -5,8 +5,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from charonia.platform.app import make_app
-from charonia.platform.people import keys, local, sessions, users
+from charonia.platform.people import keys, sessions, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
@@ -154,7 +155,7 @@ def test_the_key_of_the_folder_is_for_its_owner_and_stays(admin: TestClient, pla
     path = platform.settings.data / "owner.key"
     before = path.read_text()
     with platform.database.transaction() as session:
-        local.prepare(session, platform.settings.data)
+        prepare_owner(session, platform.settings.data)
 
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == before

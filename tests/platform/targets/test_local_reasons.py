@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.platform.targets.local_reasons import last_said, why_ended, why_not_upgraded
+from charonia.platform.targets.local_server import last_said, why_ended, why_not_upgraded
 
 LOG = """\
 I1124 00:09:35.500744 29763 lifecycle.py:404] "loading: plus:1"

@@ -20,8 +20,7 @@ from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, 
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
 from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder, Steps
-from charonia.platform.targets.local_reasons import MOVED
-from charonia.platform.targets.local_server import DeployedServer
+from charonia.platform.targets.local_server import MOVED, DeployedServer
 from charonia.platform.targets.rollout import LOST_STARTS_MAX
 from charonia.testing.target_suite import TargetCase, TargetSuite
 

@@ -24,9 +24,8 @@ from charonia.archives import (
     unpacked_bytes_max,
 )
 from charonia.core.errors import TooLargeError, invalid, too_large
-from charonia.platform.artifacts.blobs import PIECE_BYTES, demand_room
-from charonia.platform.artifacts.faults import StorageFullError, disk_faults
-from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content, safe_path
+from charonia.platform.artifacts.blobs import PIECE_BYTES, StorageFullError, demand_room, disk_faults
+from charonia.platform.artifacts.manifest import FILES_MAX, check_together, is_content, safe_path
 from charonia.platform.isolation.isolation import Isolation, Reach
 from charonia.python_command import python_module
 

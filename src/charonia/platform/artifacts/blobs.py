@@ -1,4 +1,4 @@
-"""Files by the hash of their content, in a folder: `sha256/ab/abcd...`.
+"""Files by the hash of their content, in a folder: `sha256/ab/abcd...`; and errors of disks.
 
 A blob is complete when it has its name: it is written under a temporary one first. Blobs are immutable, so folders of
 models are made of hard links to them.
@@ -15,9 +15,38 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from charonia.core.errors import internal
-from charonia.platform.artifacts.faults import disk_faults, storage_full
+from charonia.core.errors import Code, ServingError, internal
 from charonia.platform.artifacts.manifest import Blob
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class StorageFullError(ServingError):
+    """The disk has no room left."""
+
+
+def storage_full(message: str) -> StorageFullError:
+    return StorageFullError(Code.UNAVAILABLE, message, hint="delete unused versions, or add room")
+
+
+@contextmanager
+def disk_faults(what: str, place: Path) -> Iterator[None]:
+    """Turn errors of a disk into errors for users.
+
+    Args:
+        what: The operation: "upload".
+
+    Raises:
+        StorageFullError: If the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        if error.errno in _FULL:
+            raise storage_full(f"{what}: there is no room left in '{place}'") from error
+        raise internal(f"{what}: '{place}' cannot be used: {reason}") from error
+
 
 PIECE_BYTES = 1024 * 1024
 """Bytes read and hashed at a time."""

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from charonia.core.errors import internal
-from charonia.platform.artifacts.blobs import BlobFolder
-from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.blobs import BlobFolder, disk_faults
 from charonia.platform.artifacts.manifest import Blob, Manifest, served_path, size
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from charonia.core.errors import Code, ServingError, not_found, too_large
-from charonia.platform.artifacts.blobs import demand_room
-from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.blobs import demand_room, disk_faults
 
 LOOK_BYTES = 16 * 1024 * 1024
 """Bytes after which free space is checked again."""

@@ -18,11 +18,11 @@ from charonia.platform.console.deploy_form import (
     with_version,
 )
 from charonia.platform.console.deployment_pages import as_file
-from charonia.platform.console.measure_forms import offer
+from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
-from charonia.platform.deployments.views import ChangePlan
+from charonia.platform.deployments.reads import ChangePlan
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.people import projects

@@ -5,7 +5,7 @@ from typing import Any
 
 from charonia.platform.console.text import figure, percent, size_text
 from charonia.platform.deployments.figures import Figures, FiguresPoint
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 
 CHARTS = (
     ("rate", "Requests", "per second"),

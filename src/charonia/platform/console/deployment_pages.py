@@ -15,7 +15,7 @@ from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Vis
 from charonia.platform.console.text import duration_text, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")

@@ -1,24 +1,29 @@
-"""The pages of jobs: all tasks of a project, and one with its log."""
+"""The pages of jobs: all tasks of a project, and one with its log; measurements, which other pages start and offer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Response
 from sqlalchemy import select
 
-from charonia.core.errors import not_found
-from charonia.platform.console.pages import ROWS_MAX, OnPage
+from charonia.core.errors import invalid, not_found
+from charonia.platform.console.deploy_form import FormFields, form_of, number, text_of
+from charonia.platform.console.pages import ROWS_MAX, OnPage, Sent, Visit, go
 from charonia.platform.console.text import date_text, duration_text, figure
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
+from charonia.platform.jobs.commands import PerfJob, TuneJob
 from charonia.platform.models import records
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.tasks import queue
-from charonia.platform.values import Number
+from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/jobs")
+router = APIRouter()
+
+JOBS = "/p/{project}/jobs"
 
 TITLES = {
     catalog.KIND: "Build of an environment",
@@ -33,7 +38,7 @@ TITLES = {
 _HIDDEN = frozenset({"log"})
 
 
-@router.get("")
+@router.get(JOBS)
 def show_all(visit: OnPage, offset: Number = 0) -> Response:
     """List the tasks of a project, latest first."""
     with visit.platform.database.reading() as session:
@@ -44,12 +49,12 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
     return visit.show("jobs.html", values)
 
 
-@router.get("/{number}")
+@router.get(JOBS + "/{number}")
 def show(visit: OnPage, number: Number) -> Response:
     return _page(visit, number)
 
 
-@router.post("/{number}/cancel")
+@router.post(JOBS + "/{number}/cancel")
 def cancel(visit: OnPage, number: Number) -> Response:
     """Cancel a task."""
     with visit.platform.database.transaction() as session:
@@ -108,3 +113,63 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
         "results": results,
     }
     return visit.show("job.html", {"job": shown, "log": visit.task_log(number)}, block=block)
+
+
+@router.post("/p/{project}/deployments/{name}/measure")
+def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
+    """Measure a model of a deployment."""
+    job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), text_of(sent, "protocol") or "http")
+    with visit.platform.database.transaction() as session:
+        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
+        task = jobs.start_perf(session, project, name, job, visit.who.name)
+        audit.note(session, visit.who, "job.perf", f"{visit.project}/{task.subject}", project_id=project.id)
+    return _started(visit, task)
+
+
+@router.post("/p/{project}/models/{name}/versions/{version}/search")
+def search(visit: OnPage, name: Text, version: Number, sent: Sent) -> Response:
+    """Search the best configuration of a version."""
+    job = TuneJob(
+        name,
+        version,
+        minutes=_of(sent, "minutes", 5.0),
+        latency_budget_ms=_of(sent, "latency_budget_ms", 0.0),
+        environment=text_of(sent, "environment"),
+    )
+    with visit.platform.database.transaction() as session:
+        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
+        task = jobs.start_tune(session, project, visit.platform.workloads, job, visit.who)
+        audit.note(session, visit.who, "job.tune", f"{visit.project}/{task.subject}", project_id=project.id)
+    return _started(visit, task)
+
+
+def offer(task: TaskRow | None) -> dict[str, Any] | None:
+    """Return the result of the search for a model as fields of the form; None without a search.
+
+    `fields` is empty if the model's own configuration is the best.
+    """
+    if task is None or not task.result:
+        return None
+    result: Mapping[str, Any] = task.result
+    change = result.get("change")
+    named = ("instances_min", "max_batch_size", "max_queue_delay_us", "config")
+    fields = form_of({"models": [{"name": "", **change}]})["models"][0] if change else {}
+    return {
+        "task": task.id,
+        "text": next(iter(result.get("sentences", ())), ""),
+        "fields": {name: fields[name] for name in named if fields and fields[name] != ""},
+    }
+
+
+def _started(visit: Visit, task: TaskRow) -> Response:
+    visit.platform.tasks.wake()
+    return go(visit.path("jobs", task.id))
+
+
+def _of(sent: FormFields, name: str, default: float) -> float:
+    value = number(sent, name)
+    if value is None:
+        return default
+    if isinstance(value, int | float):
+        return float(value)
+    raise invalid(f"{name}: expected a number, got '{value}'")

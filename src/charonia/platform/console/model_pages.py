@@ -19,7 +19,6 @@ from charonia.platform.models import arrival, registry
 from charonia.platform.models.records import (
     ARRIVING,
     CHECKING,
-    ModelRecord,
     ModelSummary,
     TensorRecord,
     VersionRecord,
@@ -223,8 +222,9 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
         job = visit.task(session, version.task) if version is not None and version.task else None
     context = {
-        "model": _model(model),
-        "versions": [_listed(each) for each in model.versions],
+        "model": model,
+        "links_text": "\n".join(f"{label} {address}" for label, address in model.links.items()),
+        "versions": model.versions,
         "version": _version(version, former),
         "deployments": model.deployments,
         "job": job,
@@ -252,28 +252,6 @@ def _row(model: ModelSummary) -> dict[str, Any]:
         "backend": latest.backend if latest else "",
         "runs_code": latest.runs_code if latest else False,
         "changed": latest.created if latest else model.created,
-    }
-
-
-def _model(model: ModelRecord) -> dict[str, Any]:
-    links_text = "\n".join(f"{label} {address}" for label, address in model.links.items())
-    return {
-        "name": model.name,
-        "description": model.description,
-        "owner": model.owner,
-        "tags": model.tags,
-        "links": model.links,
-        "links_text": links_text,
-    }
-
-
-def _listed(version: Any) -> dict[str, Any]:
-    return {
-        "number": version.number,
-        "state": version.state,
-        "size": version.size,
-        "created": version.created,
-        "about": version.backend or version.author,
     }
 
 

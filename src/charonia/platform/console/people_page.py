@@ -1,20 +1,29 @@
-"""The page of users and API keys."""
+"""The pages of users and API keys, of the audit log, and to sign in; the redirect to the first page."""
 
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Form, Response
+from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import ServingError
-from charonia.platform.console.pages import INVALID, OnPage, Visit, problems_of
+from charonia.core.errors import RefusalKind, ServingError
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, plain_page, problems_of
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow, UserRow
-from charonia.platform.people import audit, keys, login, users
+from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
-from charonia.platform.people.grants import kept
+from charonia.platform.people.calls import Caller
+from charonia.platform.people.login import LOGIN_PAGE, SIGN_ON_PATH, local_path
+from charonia.platform.people.projects import kept
+from charonia.platform.state import Here
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/people")
+router = APIRouter()
+
+PEOPLE = "/p/{project}/people"
 
 PEOPLE_MAX = 200
 """Most keys and users on the page."""
@@ -27,12 +36,12 @@ Role = Annotated[Literal["viewer", "deployer", "admin"], Form()]
 RoleOrNone = Annotated[Literal["none", "viewer", "deployer", "admin"], Form()]
 
 
-@router.get("")
+@router.get(PEOPLE)
 def show(visit: OnPage) -> Response:
     return _page(visit)
 
 
-@router.post("/keys")
+@router.post(PEOPLE + "/keys")
 def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field = "0", code: Field = "") -> Response:
     """Create a key for this project."""
     form = {"name": name, "role": role, "days": days, "code": code}
@@ -46,7 +55,7 @@ def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field
     return _page(visit, block="keys", secret={"name": name.strip(), "key": secret})
 
 
-@router.post("/keys/{name}/revoke")
+@router.post(PEOPLE + "/keys/{name}/revoke")
 def revoke_key(visit: OnPage, name: Text) -> Response:
     """Revoke a key."""
     with visit.platform.database.transaction() as session:
@@ -54,7 +63,7 @@ def revoke_key(visit: OnPage, name: Text) -> Response:
     return _page(visit, block="keys")
 
 
-@router.post("/users")
+@router.post(PEOPLE + "/users")
 def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role = "viewer") -> Response:
     """Create a user with a role in this project, and their first link."""
     try:
@@ -70,7 +79,7 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role
     return _page(visit, block="users", link={"name": user, "address": login.link(visit.platform.settings, secret)})
 
 
-@router.post("/users/{number}/role")
+@router.post(PEOPLE + "/users/{number}/role")
 def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Response:
     """Set the role of a user in this project."""
     with visit.platform.database.transaction() as session:
@@ -79,7 +88,7 @@ def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Respon
     return _page(visit, block="users")
 
 
-@router.post("/users/{number}/link")
+@router.post(PEOPLE + "/users/{number}/link")
 def make_link(visit: OnPage, number: Number) -> Response:
     """Create a link that signs a user in."""
     with visit.platform.database.transaction() as session:
@@ -139,3 +148,92 @@ def _user(row: UserRow, project: str) -> dict[str, Any]:
         "role": here.name.lower() if here else "none",
         "everywhere": everywhere.name.lower() if everywhere else "",
     }
+
+
+DONE: Mapping[str, str] = {
+    "add": "added",
+    "annotate": "described",
+    "begin": "begun",
+    "cancel": "cancelled",
+    "change": "changed",
+    "check": "checked again",
+    "create": "created",
+    "delete": "deleted",
+    "link": "got a link to sign in",
+    "perf": "started: load test",
+    "rebuild": "built again",
+    "remove": "removed",
+    "retry": "tried again",
+    "revoke": "revoked",
+    "role": "got a role",
+    "start": "started",
+    "stop": "stopped",
+    "traffic": "traffic changed",
+    "try": "tried",
+    "tune": "started: search for a configuration",
+}
+"""Past participles of the verbs of actions."""
+
+
+@router.get("/p/{project}/audit")
+def show_audit(visit: OnPage, before: Number = 0) -> Response:
+    """Show the audit log."""
+    with visit.platform.database.reading() as session:
+        project = visit.project if visit.who.everywhere is None else ""
+        found = audit.entries(session, visit.who, project=project, before=before, limit=ROWS_MAX + 1)
+    entries = [
+        {
+            "action_text": action_text(row.action),
+            "subject": row.subject,
+            "detail": detail_text(row.detail),
+            "who": row.who,
+            "address": row.address,
+            "created": row.created,
+        }
+        for row in found[:ROWS_MAX]
+    ]
+    after = f"?before={found[ROWS_MAX - 1].id}" if len(found) > ROWS_MAX else ""
+    pages = {"before": visit.path("audit") if before else "", "after": after}
+    return visit.show("audit.html", {"entries": entries, "pages": pages})
+
+
+def action_text(action: str) -> str:
+    """Return an action as a sentence: "Deployment changed"."""
+    noun, _, verb = action.rpartition(".")
+    return f"{noun.replace('.', ' ').capitalize()} {DONE.get(verb, verb)}"
+
+
+def detail_text(detail: Mapping[str, Any]) -> str:
+    """Return the details of an entry in one line."""
+    parts = []
+    for name, value in detail.items():
+        shown = "; ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(shown, dict):
+            shown = json.dumps(shown)
+        if shown not in ("", None, 0):
+            parts.append(f"{name.replace('_', ' ')}: {shown}")
+    return ", ".join(parts)
+
+
+PROBLEMS = {
+    "link": "This link was used already, or has expired.",
+    "sso": "Single sign-on has failed. Try it again.",
+}
+"""What `?problem=` says."""
+
+
+@router.get(LOGIN_PAGE)
+def sign_in(platform: Here, problem: Text = "", next: Text = "/") -> Response:
+    """Show the page to sign in."""
+    target = f"{SIGN_ON_PATH}?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
+    return plain_page("login.html", {"problem": PROBLEMS.get(problem, problem and PROBLEMS["sso"]), "sso": target})
+
+
+@router.get("/")
+def start(platform: Here, who: Caller) -> Response:
+    """Redirect to the first page that the caller may see."""
+    with platform.database.reading() as session:
+        found = projects.visible(session, who, limit=1)
+    if not found:
+        raise NotPermittedError(RefusalKind.FORBIDDEN, f"{who.name}: has no role yet; ask an administrator for one")
+    return RedirectResponse(f"/p/{found[0].name}/deployments", 303)

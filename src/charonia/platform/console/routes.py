@@ -4,15 +4,12 @@ from fastapi import APIRouter
 
 from charonia.platform.console import (
     assets,
-    audit_page,
     deploy_pages,
     deployment_pages,
     environment_pages,
     job_pages,
-    measure_forms,
     model_pages,
     people_page,
-    sign_in,
     traffic_pages,
     trial_pages,
 )
@@ -20,8 +17,6 @@ from charonia.platform.console import (
 router = APIRouter(include_in_schema=False)
 for page in (
     assets,
-    sign_in,
-    audit_page,
     people_page,
     environment_pages,
     job_pages,
@@ -30,6 +25,5 @@ for page in (
     deployment_pages,
     traffic_pages,
     trial_pages,
-    measure_forms,
 ):
     router.include_router(page.router)

@@ -12,7 +12,7 @@ from charonia.platform.console.deployment_pages import page
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
-from charonia.platform.deployments.views import DeploymentView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.values import Text
 
 router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")

@@ -22,7 +22,7 @@ from charonia.platform.environments import catalog
 from charonia.platform.models import registry
 from charonia.platform.people import projects
 from charonia.platform.people.access import ProjectRole
-from charonia.platform.trials.server import IDLE_S_MAX, START_S_MAX, TrialPhase
+from charonia.platform.trials import IDLE_S_MAX, START_S_MAX, TrialPhase
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}")

@@ -3,12 +3,14 @@
 Times are seconds since the epoch, UTC. JSON columns are for values that are only read and written as a whole.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 NAME_CHARS_MAX = 128
+
+_T = TypeVar("_T")
 
 
 class PlatformTable(DeclarativeBase):
@@ -300,3 +302,9 @@ class AuditRow(PlatformTable):
     address: Mapped[str] = mapped_column(String(64), default="")
 
     project: Mapped[ProjectRow | None] = relationship()
+
+
+def copied(kind: type[_T], row: object, **more: Any) -> _T:
+    """Return a record: a dataclass or a pydantic model, whose other fields the row has under the same names."""
+    names: Any = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
+    return kind(**{name: getattr(row, name) for name in names if name not in more}, **more)

@@ -9,10 +9,8 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
-from charonia.platform.deployments.reads import find, revision_of, row_of
-from charonia.platform.deployments.spec import DeploymentSpec, read_spec, write_spec
-from charonia.platform.deployments.spec_diff import changes, changes_traffic_only
-from charonia.platform.deployments.views import ChangePlan
+from charonia.platform.deployments.reads import ChangePlan, find, revision_of, row_of
+from charonia.platform.deployments.spec import DeploymentSpec, changes, changes_traffic_only, read_spec, write_spec
 from charonia.platform.deployments.workloads import Named, Workloads
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole

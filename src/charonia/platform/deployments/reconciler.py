@@ -13,8 +13,7 @@ from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
-from charonia.platform.deployments.replica_rule import ReplicaBounds
-from charonia.platform.deployments.scaler import Scaler
+from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
 from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Query, Response
 from pydantic import BaseModel, Field
 
 from charonia.platform.deployments.figures import FiguresPoint
-from charonia.platform.deployments.views import (
+from charonia.platform.deployments.reads import (
     ChangePlan,
     DeploymentView,
     NewServerKey,

@@ -1,22 +1,111 @@
-"""Wires the parts that manage the deployments of a platform."""
+"""Wires the parts that manage the deployments of a platform, and records the outcome of canary plans."""
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
+from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import DeploymentRow
-from charonia.platform.deployments.canaries import Canaries
+from charonia.platform.database.tables import DeploymentRow, ProjectRow
 from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.reconciler import Reconciler
 from charonia.platform.deployments.scaler import Scaler
-from charonia.platform.deployments.server_keys import ServerKeys
-from charonia.platform.deployments.servers import DeploymentServers
+from charonia.platform.deployments.servers import DeploymentServers, ServerKeys
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Interval between polls of running plans."""
+
+_UNDER_WAY = ("running", "paused")
+
+
+class _Plan(NamedTuple):
+    """A running canary plan."""
+
+    deployment_id: int
+    project: str
+    name: str
+    model: str
+    who: str
+
+
+class Canaries:
+    """Polls the canary plans of deployments in a thread."""
+
+    def __init__(self, database: Database, servers: DeploymentServers) -> None:
+        self._database = database
+        self._servers = servers
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canaries", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; plans continue."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self) -> None:
+        """Poll all plans, and record the weights of finished ones as a revision."""
+        for plan in self._plans():
+            try:
+                self._look(plan)
+            except ServingError as error:
+                if error.code is Code.NOT_FOUND:
+                    self._forget(plan)
+                elif error.code is not Code.UNAVAILABLE:
+                    _log.error("canary of '%s' in '%s/%s': %s", plan.model, plan.project, plan.name, error)
+
+    def _look(self, plan: _Plan) -> None:
+        who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
+        traffic = self._servers.traffic(who, plan.project, plan.name, plan.model)
+        canary = traffic.get("canary")
+        if canary is not None and canary["state"] in _UNDER_WAY:
+            return
+        if canary is not None:  # otherwise its server has exited, and the plan with it
+            self._keep(who, plan, canary, traffic["weights"])
+        self._forget(plan)
+
+    def _keep(self, who: Principal, plan: _Plan, canary: Mapping[str, Any], weights: Mapping[str, float]) -> None:
+        note = f"canary of version {canary['plan']['version']} of '{plan.model}': {canary['state']}: {canary['reason']}"
+        self._servers.set_traffic(who, plan.project, plan.name, plan.model, {"weights": weights}, note=note)
+
+    def _plans(self) -> list[_Plan]:
+        query = select(DeploymentRow.id, ProjectRow.name, DeploymentRow.name, DeploymentRow.canaries).join(
+            ProjectRow, ProjectRow.id == DeploymentRow.project_id
+        )
+        with self._database.reading() as session:
+            return [
+                _Plan(number, project, name, model, who)
+                for number, project, name, canaries in session.execute(query)
+                for model, who in canaries.items()
+            ]
+
+    def _forget(self, plan: _Plan) -> None:
+        with self._database.transaction() as session:
+            row = session.get(DeploymentRow, plan.deployment_id)
+            if row is not None:
+                row.canaries = {model: who for model, who in row.canaries.items() if model != plan.model}
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self.step()
+            except ServingError as error:
+                _log.warning("canaries: %s", error)
+            except Exception:
+                _log.exception("canaries: a poll has failed")
 
 
 class Deployments:

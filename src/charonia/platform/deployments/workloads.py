@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from charonia.config import json_form, pbtxt
 from charonia.core.errors import ServingError, invalid
-from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import from_json
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.database.tables import (

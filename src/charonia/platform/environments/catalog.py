@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import conflict, not_found, unavailable
+from charonia.core.errors import conflict, not_found
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder
@@ -111,16 +111,6 @@ def remove(session: Session, row: EnvironmentRow) -> None:
             hint="stop or remove these deployments first",
         )
     session.delete(row)
-
-
-def python(session: Session, folder: Path, project: ProjectRow, name: str) -> Path:
-    """Return the interpreter of a ready environment."""
-    row = get(session, project, name)
-    path = builder.folder_of(folder, row.project_id, row.digest)
-    if row.state != "ready" or not builder.is_built(path):
-        reason = f": {row.reason}" if row.reason else ""
-        raise unavailable(f"environment '{name}' is {row.state}{reason}", hint="build it first")
-    return builder.python_of(path)
 
 
 def sweep(session: Session, folder: Path) -> None:

@@ -1,13 +1,13 @@
 """The API of environments."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from charonia.config.backends import presets
-from charonia.platform.database.tables import EnvironmentRow, TaskRow
+from charonia.platform.database.tables import EnvironmentRow, TaskRow, copied
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
@@ -65,8 +65,7 @@ class EnvironmentBody(BaseModel):
 
     @classmethod
     def of(cls, row: EnvironmentRow, task: TaskRow | None = None) -> "EnvironmentBody":
-        values: dict[str, Any] = {name: getattr(row, name) for name in cls.model_fields if name != "task"}
-        return cls(task=task.id if task else 0, **values)
+        return copied(cls, row, task=task.id if task else 0)
 
 
 @router.get("/environments/choices")

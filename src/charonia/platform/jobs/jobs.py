@@ -27,8 +27,7 @@ from charonia.platform.jobs.commands import (
     seconds_left,
 )
 from charonia.platform.people.access import Principal
-from charonia.platform.targets.api import DeploymentTarget
-from charonia.platform.targets.model_folder import make_model_folder
+from charonia.platform.targets.api import DeploymentTarget, make_model_folder
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
 from charonia.python_command import python_module

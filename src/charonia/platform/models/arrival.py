@@ -22,11 +22,8 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
-from charonia.platform.models.arriving import START_BYTES, ArrivingFiles, unpacked
-from charonia.platform.models.check import absent_module, first_look, full_check
-from charonia.platform.models.child import CheckingPython
+from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
 from charonia.platform.models.code import trusting
-from charonia.platform.models.hosts import ANY, AllowedHosts
 from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
 from charonia.platform.models.records import (
     ADD,
@@ -40,7 +37,15 @@ from charonia.platform.models.records import (
     VersionReport,
 )
 from charonia.platform.models.registry import ModelDetails, collect_later, create
-from charonia.platform.models.sources import VersionSource, open_source
+from charonia.platform.models.sources import (
+    ANY,
+    START_BYTES,
+    AllowedHosts,
+    ArrivingFiles,
+    VersionSource,
+    open_source,
+    unpacked,
+)
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue

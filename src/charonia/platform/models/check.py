@@ -1,26 +1,28 @@
-"""Checks a version as `charonia config` and `charonia doctor` do.
+"""Checks a version as `charonia config` and `charonia doctor` do, and loads it as a server does.
 
-Both run in separate processes, because a file that crashes its reader must not end the platform.
+All run in separate, confined processes with limits: a file that crashes its reader must not end the platform.
 """
 
 import importlib.util
 import json
+import os
 import re
+import sys
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import replace
-from pathlib import PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from charonia.config.backends import record_of
+from charonia.config.backends import ENSEMBLE, record_of
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.config.onnx_file import OnnxFile
 from charonia.config.pbtxt import parse
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.models.child import CheckingPython, CheckOutput, CheckRun, charonia
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.models.code import (
     START_BYTES,
     backend_of,
@@ -32,9 +34,168 @@ from charonia.platform.models.code import (
     needed_package,
 )
 from charonia.platform.models.layout import CONFIG
-from charonia.platform.models.load_trial import try_to_load
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
 from charonia.platform.tasks.runner import TaskRun
+from charonia.python_command import python_module
+
+CHECK_S_MAX = 600.0
+"""Time limit of a command."""
+
+OUTPUT_LINES_MAX = 100_000
+"""Lines of a command's output that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckingPython:
+    """An interpreter for checks.
+
+    Attributes:
+        name: Name of its environment, "" for the platform's own.
+    """
+
+    name: str = ""
+    path: Path = Path(sys.executable)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """What all commands of a check share."""
+
+    run: TaskRun
+    python: CheckingPython
+    isolation: Isolation
+    room: PrivateFolders
+    repository: Path
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOutput:
+    """The result of a command."""
+
+    status: int
+    output: list[str]
+
+
+def charonia(
+    check: CheckRun,
+    arguments: Sequence[str],
+    *,
+    timeout_s: float = CHECK_S_MAX,
+    memory_bytes: int = 0,
+    enough: Callable[[str], bool] | None = None,
+) -> CheckOutput:
+    """Run a command of Charonia.
+
+    Args:
+        memory_bytes: Memory limit of each process, 0 for none.
+        enough: Returns whether to stop the command after a line.
+
+    Raises:
+        CancelledTaskError: If the task was cancelled.
+    """
+    output: list[str] = []
+
+    def keep(line: str) -> None:
+        if len(output) < OUTPUT_LINES_MAX:
+            output.append(line.replace("\0", "\ufffd"))  # which PostgreSQL rejects
+
+    command = python_module("charonia", *arguments, python=check.python.path)
+    if memory_bytes:
+        command = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"', str(memory_bytes >> 10), *command]
+    check.run.log(f"$ charonia {' '.join(arguments)}")
+    reach = Reach(read=[check.repository], python=check.python.path, project=check.run.project_id)
+    status = check.run.run(
+        check.isolation.command(command, check.room, reach),
+        timeout_s=timeout_s,
+        environment=check.isolation.environment(check.room),
+        folder=check.room.home,
+        on_line=keep,
+        enough=enough,
+    )
+    return CheckOutput(status, output)
+
+
+LOAD_S_MAX = 120.0
+"""Time limit for loading a version."""
+
+MEMORY_SHARE_MAX = 0.5
+"""Share of the machine's memory that it may use."""
+
+_READY = "Started HTTPService"
+_ERROR = re.compile(r'[EF]\d{4} [^\]]*\] "(.*)"')
+_LOGGED = re.compile(r"[A-Z]\d{4} \d\d:")
+_PREFIX = re.compile(r"load failed for model '[^']*': version \d+ is at UNAVAILABLE state: ")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTrial:
+    """The result of a trial.
+
+    Attributes:
+        text: Whether it loads, or why it was not tried.
+        problem: Why it does not load, "" if it does.
+    """
+
+    text: str
+    problem: str = ""
+
+
+def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
+    """Load the model of a repository, without a GPU.
+
+    Args:
+        check: The check, whose repository has just this model.
+
+    Raises:
+        CancelledTaskError: If the task was cancelled.
+    """
+    reason = obstacle(config)
+    if reason:
+        return LoadTrial(f"not tried: {reason}")
+    memory = int(MEMORY_SHARE_MAX * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    arguments = ["serve", f"--model-repository={check.repository}", "--host=127.0.0.1", "--port=0"]
+    arguments += ["--allow-grpc=false", "--allow-metrics=false"]
+    started = time.monotonic()
+    try:
+        ran = charonia(check, arguments, timeout_s=LOAD_S_MAX, memory_bytes=memory, enough=lambda line: _READY in line)
+    except ServingError as error:
+        if error.code is not Code.INTERNAL:
+            raise
+        problem = f"it was not ready after {LOAD_S_MAX:.0f} s"
+    else:
+        if ran.status == 0:
+            return LoadTrial(f"yes, in {time.monotonic() - started:.1f} s")
+        problem = why_not_loaded(ran.output, ran.status).replace(f"{check.repository}/", "")
+    limits = f"{LOAD_S_MAX:.0f} s, {memory >> 20} MiB"
+    return LoadTrial("no", f"it does not load on this machine (limits: {limits}): {problem[:PROBLEM_CHARS_MAX]}")
+
+
+def obstacle(config: Mapping[str, Any]) -> str:
+    """Return why a model cannot be loaded alone and without a GPU, "" if it can."""
+    if config.get("platform") == ENSEMBLE or "ensemble_scheduling" in config:
+        return "its steps are other models"
+    kinds = {group.get("kind") for group in config.get("instance_group", ())}
+    if record_of(config.get("backend") or "").needs_gpu or "KIND_GPU" in kinds:
+        return "it asks for a GPU"
+    return ""
+
+
+def why_not_loaded(lines: Sequence[str], status: int) -> str:
+    """Return why a server of one model has exited, from its output."""
+    found: list[str] = []
+    is_error = False
+    for line in lines:
+        if error := _ERROR.fullmatch(line):
+            found.append(_PREFIX.sub("", error[1]))
+            is_error = True
+        elif _LOGGED.match(line):
+            is_error = False
+        elif is_error and line.startswith(" "):
+            found.append(line.strip())
+    if not found and status < 0:
+        found.append(f"the process that loaded it was ended by signal {-status}")
+    return "\n".join(dict.fromkeys(found)) or next((line for line in reversed(lines) if line.strip()), "it has ended")
+
 
 TEXT_BYTES_MAX = 16 * 1024 * 1024
 """Longest file that is read as text: a configuration, requirements, a model in Python."""

@@ -17,7 +17,7 @@ from typing import Any
 from charonia.config.backends import Form, formats, records, served
 from charonia.config.forms import RECOGNISED, advice, form_of, suffixes
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.platform.artifacts.paths import FILES_MAX, check_together, is_content
+from charonia.platform.artifacts.manifest import FILES_MAX, check_together, is_content
 
 CONFIG = "config.pbtxt"
 MLMODEL = "MLmodel"

@@ -1,8 +1,8 @@
-"""Models and their versions: listed, created, changed, deleted; their tags, and the deployments that use them."""
+"""Models and their versions: listed, created, changed, compared, deleted; tags, and deployments that use them."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,17 @@ from sqlalchemy import Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError, conflict, invalid, not_found
-from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.artifacts.manifest import Manifest, from_json
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import DeploymentRow, ModelRow, ProjectRow, RevisionRow, TaskRow, VersionRow
-from charonia.platform.models.difference import VersionDifference, changed_values, compare_files
+from charonia.platform.database.tables import (
+    DeploymentRow,
+    ModelRow,
+    ProjectRow,
+    RevisionRow,
+    TaskRow,
+    VersionRow,
+    copied,
+)
 from charonia.platform.models.records import (
     ADD,
     ARRIVING,
@@ -35,6 +42,64 @@ from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
 from charonia.platform.values import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedValue:
+    """A field of the configuration that differs.
+
+    Attributes:
+        path: Its path: "input[0].dims".
+        before: Its value in the first version, None if absent.
+        after: Its value in the second one.
+    """
+
+    path: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDifference:
+    """Differences between two versions.
+
+    Attributes:
+        after: Number of the second.
+        added: Files that only the second one has.
+        removed: Files that only the first one has.
+    """
+
+    before: int
+    after: int
+    config: list[ChangedValue]
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+
+def changed_values(before: Any, after: Any, path: str = "") -> Iterator[ChangedValue]:
+    """Yield the differences between two JSON values. Entries of lists with names are compared by name."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            yield from changed_values(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(before, list) and isinstance(after, list) and _named(before) and _named(after):
+        first, second = ({entry["name"]: entry for entry in entries} for entries in (before, after))
+        for name in [*first, *(name for name in second if name not in first)]:
+            yield from changed_values(first.get(name), second.get(name), f"{path}[{name}]")
+    elif before != after:
+        yield ChangedValue(path, before, after)
+
+
+def compare_files(before: Manifest, after: Manifest) -> tuple[list[str], list[str], list[str]]:
+    """Return the paths that were added, removed, and changed."""
+    changed = [path for path in before.keys() & after.keys() if before[path].sha256 != after[path].sha256]
+    return sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys()), sorted(changed)
+
+
+def _named(entries: list[Any]) -> bool:
+    names = [entry.get("name") if isinstance(entry, Mapping) else None for entry in entries]
+    return all(names) and len(set(names)) == len(names)
+
 
 VERSIONS_LISTED_MAX = 200
 """Most versions of a model that are listed, latest first."""
@@ -101,17 +166,8 @@ def model(session: Session, who: Principal, project: str, name: str) -> ModelRec
     row = find(session, projects.find(session, who, project), name)
     numbers = select(*_SUMMARY).where(VersionRow.model_id == row.id).order_by(VersionRow.number.desc())
     versions = [_summary(each) for each in session.execute(numbers.limit(VERSIONS_LISTED_MAX))]
-    return ModelRecord(
-        name=row.name,
-        project=project,
-        owner=row.owner,
-        description=row.description,
-        tags=row.tags,
-        links=row.links,
-        created=row.created,
-        versions=_settled(session, row, versions),
-        deployments=names(uses(session, row.project_id, name)),
-    )
+    deployments = names(uses(session, row.project_id, name))
+    return copied(ModelRecord, row, project=project, versions=_settled(session, row, versions), deployments=deployments)
 
 
 def version(session: Session, who: Principal, project: str, name: str, number: int) -> VersionRecord:
@@ -122,18 +178,12 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
     (state,) = _settled(session, owner, [_summary(row)])
     report = VersionReport.from_json(row.report | ({"problem": state.problem} if state.problem else {}))
     newest = _newest_ready(session, owner)
-    return VersionRecord(
+    return copied(
+        VersionRecord,
+        row,
         model=name,
         project=project,
-        number=number,
         state=state.state,
-        digest=row.digest,
-        size=row.size,
-        source=row.source,
-        notes=row.notes,
-        runs_code=row.runs_code,
-        author=row.author,
-        created=row.created,
         report=report,
         files=[VersionFile(path, blob.size, blob.sha256) for path, blob in from_json(row.files).items()],
         task=task.id if task is not None else 0,
@@ -298,13 +348,10 @@ def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list
     )
     latest = {row.model_id: row for row in session.execute(query)}
     return [
-        ModelSummary(
-            name=row.name,
+        copied(
+            ModelSummary,
+            row,
             project=project,
-            owner=row.owner,
-            description=row.description,
-            tags=row.tags,
-            created=row.created,
             version_count=latest[row.id].version_count if row.id in latest else 0,
             latest=_summary(latest[row.id]) if row.id in latest else None,
         )
@@ -313,16 +360,7 @@ def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list
 
 
 def _summary(row: Any) -> VersionSummary:
-    return VersionSummary(
-        number=row.number,
-        state=row.state,
-        created=row.created,
-        author=row.author,
-        size=row.size,
-        backend=row.backend,
-        runs_code=row.runs_code,
-        problem=row.reason,
-    )
+    return copied(VersionSummary, row, problem=row.reason)
 
 
 def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummary]) -> list[VersionSummary]:

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from charonia.core.errors import not_found
 from charonia.platform.artifacts.manifest import from_json
 from charonia.platform.models import arrival, registry, uploads
-from charonia.platform.models.difference import VersionDifference
 from charonia.platform.models.records import (
     AddedVersion,
     ModelPage,
@@ -20,6 +19,7 @@ from charonia.platform.models.records import (
     UploadRecord,
     VersionRecord,
 )
+from charonia.platform.models.registry import VersionDifference
 from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller

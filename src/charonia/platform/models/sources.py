@@ -1,29 +1,284 @@
 """Sources of a version: an upload, an address, a folder of the platform's machine, MLflow's registry.
 
+Users name servers, and the platform reaches more than they do: `AllowedHosts` decides.
+
 Source: MLflow's REST API documentation ("Get Model Version", "Get Download URI For ModelVersion Artifacts"), and its
 artifact proxy (`mlflow-artifacts`).
 """
 
 import base64
+import contextlib
+import ipaddress
 import json
 import os
 import re
+import socket
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
-from charonia.platform.artifacts.blobs import PIECE_BYTES
+from charonia.platform.artifacts.archives import is_archive, unpack
+from charonia.platform.artifacts.blobs import PIECE_BYTES, disk_faults
+from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, safe_path
+from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
-from charonia.platform.models.arriving import ArrivingFiles, FolderFiles, OwnFiles, RemoteFiles
-from charonia.platform.models.hosts import AllowedHosts
-from charonia.stores.location import is_store, parse_address
-from charonia.stores.remote import RemoteFile, open_store
+from charonia.platform.isolation.isolation import Isolation
+from charonia.stores.location import StoreAddress, is_store, parse_address
+from charonia.stores.remote import RemoteFile, RemoteStore, open_store
+
+ANY = "*"
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_ACCOUNT_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+"""Characters of an account of Azure, which becomes a part of the name of a host."""
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses of a host. Raises OSError if there are none."""
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """Servers that may be read from. Unknown servers are refused wherever they are: they may redirect to any other.
+
+    Attributes:
+        entries: Names, addresses, networks such as 10.1.0.0/16; "*" for all.
+    """
+
+    entries: Sequence[str] = ()
+    resolve: Callable[[str], Sequence[str]] = resolve
+
+    def check_store(self, place: StoreAddress) -> None:
+        """Check the server of a store; an address without one means the cloud's, or the platform's own setting."""
+        if not set(place.account) <= _ACCOUNT_CHARACTERS and ANY not in self.entries:
+            raise invalid(f"account of '{place.uri}': expected small letters, digits and '-'")
+        if place.endpoint:
+            self.check(place.endpoint)
+
+    def check(self, url: str) -> None:
+        """Check that a server may be read from. Blocks."""
+        try:
+            host = urlsplit(url).hostname or ""
+        except ValueError as error:
+            raise invalid(f"'{url}' is not an address: {error}") from None
+        if host in self.entries or ANY in self.entries or self._is_in_networks(host, url):
+            return
+        raise invalid(
+            f"'{url}': expected a cloud, or a server that the platform may read from, got '{host}'",
+            hint=f"`charonia platform --store-hosts {host}` allows it; administrators of all projects may name any",
+        )
+
+    def _is_in_networks(self, host: str, url: str) -> bool:
+        networks = [network for entry in self.entries if (network := _network(entry)) is not None]
+        if not networks:
+            return False
+        try:
+            found = [_plain(ipaddress.ip_address(text.partition("%")[0])) for text in self.resolve(host)]
+        except (OSError, UnicodeError, ValueError):
+            raise unavailable(f"the host '{host}' of '{url}' is unknown") from None
+        return bool(found) and all(any(address in network for network in networks) for address in found)
+
+
+def _plain(address: _Address) -> _Address:
+    """Return the IPv4 address that an IPv6 address stands for, else the address."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(entry, strict=False)
+    except ValueError:
+        return None
+
+
+START_BYTES = 64
+"""Bytes of a file that are read to recognise it."""
+
+LISTED_MAX = 10 * FILES_MAX
+"""Most files of a source, including files of other versions."""
+
+Seen = Callable[[int], None]
+"""Receives the number of bytes that have arrived; an exception cancels the work."""
+
+
+class ArrivingFiles(Protocol):
+    """The files of a future version."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the size of each file by its path.
+
+        Raises:
+            ServingError: UNAVAILABLE when they cannot be read; INVALID_ARG for invalid paths, or too many.
+        """
+        ...
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return the first bytes of a file.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot be read.
+        """
+        ...
+
+    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        """Put a file into the store.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot be read or stored; INTERNAL for a damaged disk.
+            StorageFullError: There is no room for it.
+        """
+        ...
+
+    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+        """Return the path of a file on this machine, fetching it if necessary. Raises as `keep`."""
+        ...
+
+
+class OwnFiles:
+    """Immutable files of this machine that belong to the platform.
+
+    Args:
+        files: The path of each, by path in the version.
+    """
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def sizes(self) -> Mapping[str, int]:
+        return {path: os.path.getsize(file) for path, file in self._files.items()}
+
+    def read(self, path: str, limit: int) -> bytes:
+        with disk_faults("upload", self._files[path]), self._files[path].open("rb") as file:
+            return file.read(limit)
+
+    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        blob = store.adopt(self._files[path], what=f"file '{path}'")
+        seen(blob.size)
+        return blob
+
+    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+        return self._files[path]
+
+
+class FolderFiles:
+    """A folder of this machine that the platform does not own."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise not_found(f"folder '{folder}': it does not exist on the platform's machine")
+        self._folder = folder
+
+    def sizes(self) -> Mapping[str, int]:
+        """Return the sizes. Links are followed within the folder only. See `ArrivingFiles`."""
+        with disk_faults("import", self._folder):
+            return {path: self._file(path).stat().st_size for path in _below(self._folder)}
+
+    def read(self, path: str, limit: int) -> bytes:
+        with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
+            return file.read(limit)
+
+    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
+            return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
+
+    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+        return self._file(path)
+
+    def _file(self, path: str) -> Path:
+        file = (self._folder / path).resolve()
+        if not file.is_relative_to(self._folder.resolve()):
+            raise invalid(f"file '{path}' is a link that leads out of '{self._folder}'")
+        return file
+
+
+class RemoteFiles:
+    """Files below an address of an object store.
+
+    Args:
+        only: The only file to read, None for all.
+    """
+
+    def __init__(self, store: RemoteStore, only: RemoteFile | None = None) -> None:
+        self._store = store
+        self._only = only
+        self._files: dict[str, RemoteFile] = {}
+
+    def sizes(self) -> Mapping[str, int]:
+        self._files = {}
+        for file in self._store.files() if self._only is None else (self._only,):
+            if file.path.endswith("/") or not file.path:  # a marker of a folder
+                continue
+            if len(self._files) >= LISTED_MAX:
+                raise invalid(f"'{self._store.uri}': expected at most {LISTED_MAX} files, found more")
+            self._files[safe_path(file.path)] = file
+        if not self._files:
+            raise not_found(f"'{self._store.uri}': no files below this address", hint="give the address of a folder")
+        return {path: file.size for path, file in self._files.items()}
+
+    def read(self, path: str, limit: int) -> bytes:
+        file = self._files[path]
+        end = min(limit, file.size)
+        return b"".join(map(bytes, self._store.read(file, 0, end))) if end else b""
+
+    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        return store.add(self._pieces(path, seen), what=f"file '{path}'")
+
+    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+        """Fetch a file as content that no version has yet. See `ArrivingFiles`."""
+        return store.local.path(store.local.add(self._pieces(path, seen), what=f"file '{path}'").sha256)
+
+    def _pieces(self, path: str, seen: Seen) -> Iterator[bytes]:
+        file, size = self._files[path], 0
+        for piece in self._store.read(file, 0, file.size) if file.size else ():
+            size += len(piece)
+            seen(len(piece))
+            yield bytes(piece)
+        if size != file.size:
+            raise unavailable(f"'{self._store.uri}': '{path}' came incomplete: {size} of {file.size} bytes")
+
+
+@contextmanager
+def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, seen: Seen) -> Iterator[ArrivingFiles]:
+    """Yield the files unchanged, or the content of a single archive."""
+    paths = list(files.sizes())
+    if len(paths) != 1 or not is_archive(paths[0]):
+        yield files
+        return
+    with store.scratch() as folder:
+        unpack(files.local(paths[0], store, seen), paths[0], folder, isolation, lambda: seen(0))
+        yield OwnFiles({path: folder / path for path in _below(folder)})
+
+
+def _below(folder: Path) -> list[str]:
+    found: list[str] = []
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if is_content(name))
+        for name in sorted(names):
+            with contextlib.suppress(OSError):
+                if not os.path.isfile(os.path.join(top, name)):  # a socket, a link to nowhere
+                    continue
+            found.append(safe_path(os.path.relpath(os.path.join(top, name), folder)))
+            if len(found) > LISTED_MAX:
+                raise invalid(f"'{folder.name}': expected at most {LISTED_MAX} files, found more")
+    return found
+
+
+def _counted(pieces: Iterator[bytes], seen: Seen) -> Iterator[bytes]:
+    for piece in pieces:
+        seen(len(piece))
+        yield piece
+
 
 SERVER_VARIABLE = "MLFLOW_TRACKING_URI"
 """Environment variable with the address of the server, as for MLflow's own tools."""

@@ -7,10 +7,10 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, too_large, too_many
-from charonia.platform.artifacts.paths import FILES_MAX, check_together, safe_path
+from charonia.platform.artifacts.manifest import FILES_MAX, check_together, safe_path
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import ProjectRow, UploadRow
+from charonia.platform.database.tables import ProjectRow, UploadRow, copied
 from charonia.platform.models.records import UploadRecord
 from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -106,7 +106,7 @@ def records(session: Session, folder: UploadFolder, who: Principal, project: str
 
 def record(folder: UploadFolder, row: UploadRow) -> UploadRecord:
     """Return a file being uploaded."""
-    return UploadRecord(row.key, row.batch, row.path, row.size, folder.received(row.key))
+    return copied(UploadRecord, row, received=folder.received(row.key))
 
 
 def list_batch(session: Session, project: ProjectRow, batch: str) -> Sequence[UploadRow]:

@@ -1,15 +1,28 @@
-"""Callers and their permissions. Pure.
+"""Callers and their permissions, and the secrets that the platform issues: it stores only their SHA-256. Pure.
 
 What takes a caller checks it first: it raises `NotPermittedError` unless the caller has the role that the code names,
 and NOT_FOUND for projects and objects that do not exist. Docstrings only list other errors.
 """
 
+import hashlib
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Self
 
 from charonia.core.errors import RefusalKind
+
+SECRET_BYTES = 32
+
+
+def new_secret(prefix: str = "") -> str:
+    return prefix + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def digest_of(secret: str) -> str:
+    """Return the stored form of a secret. Secrets are long and random, so a plain hash is enough."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class ProjectRole(IntEnum):

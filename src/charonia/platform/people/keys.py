@@ -9,9 +9,8 @@ from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow
 from charonia.platform.people import audit
-from charonia.platform.people.access import Grant, Principal
-from charonia.platform.people.grants import demand_all, kept, new_rows
-from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.people.access import Grant, Principal, digest_of, new_secret
+from charonia.platform.people.projects import demand_all, kept, new_rows
 from charonia.platform.values import TIME_S_MAX, check_name
 
 PREFIX = "charonia_"

@@ -19,7 +19,7 @@ from joserfc.jwk import KeySet, KeySetSerialization, OctKey
 
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.platform.database.connection import now
-from charonia.platform.people.secrets import new_secret
+from charonia.platform.people.access import new_secret
 from charonia.platform.settings import Oidc
 
 SCOPE = "openid profile email"

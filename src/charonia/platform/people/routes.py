@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from charonia.platform.database.tables import AuditRow, KeyRow, UserRow
+from charonia.platform.database.tables import AuditRow, KeyRow, UserRow, copied
 from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
-from charonia.platform.people.grants import kept
+from charonia.platform.people.projects import kept
 from charonia.platform.state import Here
 from charonia.platform.values import Limit, Number, Offset, RequestBody, Text, Time
 
@@ -59,7 +59,7 @@ class KeyBody(BaseModel):
     @classmethod
     def of(cls, key: KeyRow, who: Principal) -> "KeyBody":
         roles = [RoleBody.of(grant) for grant in who.seen(kept(key.grants))]
-        return cls(name=key.name, roles=roles, created=key.created, expires=key.expires, used=key.used)
+        return copied(cls, key, roles=roles)
 
 
 class NewKeyBody(KeyBody):
@@ -88,7 +88,7 @@ class UserBody(BaseModel):
     @classmethod
     def of(cls, user: UserRow, who: Principal) -> "UserBody":
         roles = [RoleBody.of(grant) for grant in who.seen(kept(user.grants))]
-        return cls(id=user.id, name=user.name, email=user.email, issuer=user.issuer, roles=roles, created=user.created)
+        return copied(cls, user, roles=roles)
 
 
 class UserRoleBody(RequestBody):
@@ -126,16 +126,7 @@ class AuditBody(BaseModel):
 
     @classmethod
     def of(cls, row: AuditRow) -> "AuditBody":
-        return cls(
-            id=row.id,
-            time=row.created,
-            who=row.who,
-            action=row.action,
-            subject=row.subject,
-            project=row.project.name if row.project else "",
-            detail=row.detail,
-            address=row.address,
-        )
+        return copied(cls, row, time=row.created, project=row.project.name if row.project else "")
 
 
 @router.get("/me")

@@ -8,8 +8,7 @@ from sqlalchemy.orm import Session, joinedload
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import LoginLinkRow, SessionRow, UserRow
 from charonia.platform.people import audit, users
-from charonia.platform.people.access import Principal
-from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.people.access import Principal, digest_of, new_secret
 
 COOKIE = "charonia_session"
 

@@ -9,10 +9,9 @@ from charonia.core.errors import invalid, not_found
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import NAME_CHARS_MAX, LoginLinkRow, ProjectRow, UserRow
 from charonia.platform.people import audit
-from charonia.platform.people.access import Grant, Principal, ProjectRole
-from charonia.platform.people.grants import kept, new_rows
+from charonia.platform.people.access import Grant, Principal, ProjectRole, digest_of, new_secret
 from charonia.platform.people.oidc import Identity
-from charonia.platform.people.secrets import digest_of, new_secret
+from charonia.platform.people.projects import kept, new_rows
 
 LOCAL = "local"
 """Issuer of users who sign in with links."""

@@ -5,6 +5,7 @@ running servers in the place itself, so a restarted platform adopts them. All ca
 """
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,6 +60,25 @@ class Workload:
     keys: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     project_id: int = 0
+
+
+def make_model_folder(repository: Path, model: PlacedModel) -> None:
+    """Create a model's folder with hard links to the files of its versions; shared files are those in the latest."""
+    folder = repository / model.name
+    for number, source in sorted(model.versions.items()):
+        for path in sorted(source.rglob("*")):
+            parts = path.relative_to(source).parts
+            target = folder.joinpath(str(number) if parts[0] == "1" else parts[0], *parts[1:])
+            if path.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                os.link(path, target)
+        (folder / str(number)).mkdir(parents=True, exist_ok=True)
+    config = folder / "config.pbtxt"
+    config.unlink(missing_ok=True)
+    config.write_text(model.config, encoding="utf-8")
 
 
 KEYS_FILE = "keys.txt"

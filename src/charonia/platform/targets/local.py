@@ -26,11 +26,10 @@ import psutil
 
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files
+from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files, make_model_folder
 from charonia.platform.targets.fit import GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
 from charonia.platform.targets.local_server import HOST, DeployedServer
-from charonia.platform.targets.model_folder import make_model_folder
 from charonia.platform.targets.rollout import (
     RUNNING,
     CancelServer,

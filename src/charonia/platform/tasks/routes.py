@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import not_found
-from charonia.platform.database.tables import TaskRow
+from charonia.platform.database.tables import TaskRow, copied
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
@@ -49,8 +49,7 @@ class TaskBody(BaseModel):
 
     @classmethod
     def of(cls, row: TaskRow, files: list[str] | None = None) -> "TaskBody":
-        named = {name: getattr(row, name) for name in cls.model_fields if name not in ("project", "files")}
-        return cls(project=row.project.name, files=files or [], **named)
+        return copied(cls, row, project=row.project.name, files=files or [])
 
 
 @router.get("/projects/{project}/tasks")

@@ -15,9 +15,8 @@ from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import PlacedModel, Workload, key_file
 from charonia.platform.targets.kserve.opened import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.marks import keys_name, object_name
+from charonia.platform.targets.kubernetes.objects import ServiceAddresses, keys_name, object_name
 from charonia.platform.targets.kubernetes.repositories import repository_folder
-from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "default/reader"

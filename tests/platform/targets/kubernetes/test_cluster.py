@@ -19,7 +19,7 @@ from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes import api, own_objects
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.marks import Plain
+from charonia.platform.targets.kubernetes.objects import Plain
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 WAIT_S = 10

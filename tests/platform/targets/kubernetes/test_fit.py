@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.platform.targets.kubernetes.conftest import workload
 
-from charonia.platform.targets.kubernetes.fit import PodNeed, asked_in_vain, node_misfits, quantity, quota_misfits
+from charonia.platform.targets.kubernetes.values import PodNeed, asked_in_vain, node_misfits, quantity, quota_misfits
 
 GIB = 2**30
 

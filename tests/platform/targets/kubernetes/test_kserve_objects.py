@@ -10,8 +10,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.kserve.objects import as_workload, kserve_prepared, kserve_problem, kserve_rendered, note
-from charonia.platform.targets.kubernetes.marks import annotations
-from charonia.platform.targets.kubernetes.records import RevisionRecord
+from charonia.platform.targets.kubernetes.objects import RevisionRecord, annotations
 from charonia.platform.targets.kubernetes.rollout import RolloutState, Sight, rollout
 
 ADDRESS = "s3://bucket/repositories/default/reader/abc"

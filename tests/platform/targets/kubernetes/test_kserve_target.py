@@ -11,7 +11,7 @@ from tests.support.process import eventually
 
 from charonia.core.errors import ServingError
 from charonia.platform.targets.api import DeploymentTarget, RevisionPhase, Workload
-from charonia.platform.targets.kubernetes.marks import object_name
+from charonia.platform.targets.kubernetes.objects import object_name
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 PREDICTOR = f"{OBJECT}-predictor"

@@ -7,7 +7,7 @@ from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
 from charonia.platform.targets.api import DeploymentTarget, Workload
-from charonia.platform.targets.kubernetes.marks import object_name
+from charonia.platform.targets.kubernetes.objects import object_name
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
 

@@ -11,7 +11,7 @@ from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
 
 from charonia.platform.targets.api import RevisionPhase
-from charonia.platform.targets.kubernetes.marks import APPLIED
+from charonia.platform.targets.kubernetes.objects import APPLIED
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 DOCUMENTS: list[dict[str, Any]] = list(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charonia.platform.targets.kubernetes.reasons import is_hopeless, needs_log, pod_reason, refusal
+from charonia.platform.targets.kubernetes.rollout import is_hopeless, needs_log, pod_reason, refusal
 
 
 def pod(**status: Any) -> dict[str, Any]:

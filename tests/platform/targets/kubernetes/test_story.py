@@ -20,7 +20,7 @@ from tests.support.s3_server import S3, s3_server
 
 from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database
-from charonia.platform.people import local
+from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import KubernetesSettings, PlatformSettings
 
 AT = "/api/v1/projects/default/deployments"
@@ -44,7 +44,7 @@ def platform_of(stage: ClusterStage, s3: S3, data: Path, helm: str) -> TestClien
     config = KubernetesSettings(str(stage.config), helm=helm, proxy=stage.api.url, store_secret="store")
     app = make_app(PlatformSettings(data, isolation="available", artifacts=s3.uri, kubernetes=config))
     with app.state.platform.database.transaction() as session:
-        local.prepare(session, data)
+        prepare_owner(session, data)
     key = (data / "owner.key").read_text().strip()
     return TestClient(app, base_url="http://127.0.0.1:8080", headers={"Authorization": f"Bearer {key}"})
 

@@ -12,8 +12,7 @@ from tests.support.kubernetes_tools import tool
 from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.kubernetes.marks import reference
-from charonia.platform.targets.kubernetes.objects import prepared
+from charonia.platform.targets.kubernetes.objects import prepared, reference
 from charonia.platform.targets.kubernetes.opened import Chart
 from charonia.platform.targets.kubernetes.values import chart_values, image_values, usual_values
 

@@ -1,7 +1,7 @@
-"""KServe objects of a workload: the objects of `charonia export kserve`, and the additions of a deployment. Pure.
+"""KServe objects of a workload, as `charonia export kserve` writes them; an InferenceService as a Deployment. Pure.
 
-An InferenceService is read in the shape of a Deployment, so that the same rules apply to both: the Deployment that
-KServe or Knative creates owns the pods, and a note says which revision serves.
+The same rules then apply to both. The Deployment that KServe or Knative creates owns the pods, and a note says which
+revision serves.
 """
 
 from base64 import b64encode
@@ -10,12 +10,12 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.export.kserve import ExportedModels, kserve_objects
-from charonia.export.options import KserveOptions, Mode
+from charonia.export.kserve import ExportedModels, KserveOptions, Mode, kserve_objects
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
-from charonia.platform.targets.kubernetes.marks import (
+from charonia.platform.targets.kubernetes.objects import (
+    MANAGED_BY,
     MANAGER,
     OBJECT,
     OWNER,
@@ -30,11 +30,10 @@ from charonia.platform.targets.kubernetes.marks import (
     keys_name,
     note_name,
     object_name,
+    template_mark,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.objects import MANAGED_BY
-from charonia.platform.targets.kubernetes.reasons import KSERVE
-from charonia.platform.targets.kubernetes.rollout import template_mark
+from charonia.platform.targets.kubernetes.rollout import KSERVE
 
 KEYS_FOLDER = "/etc/charonia/keys"
 """Where servers find the file of API keys."""

@@ -15,13 +15,19 @@ from charonia.platform.targets.kserve.objects import (
     note,
 )
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.marks import INFERENCE_SERVICE, RECORD, SECRET, ObjectKind, reference
+from charonia.platform.targets.kubernetes.objects import (
+    INFERENCE_SERVICE,
+    RECORD,
+    SECRET,
+    KserveAddresses,
+    ObjectKind,
+    RevisionRecord,
+    reference,
+)
 from charonia.platform.targets.kubernetes.opened import owner_of
 from charonia.platform.targets.kubernetes.own_objects import OwnObjects
-from charonia.platform.targets.kubernetes.records import RevisionRecord
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
 from charonia.platform.targets.kubernetes.rollout import Sight
-from charonia.platform.targets.kubernetes.service_addresses import KserveAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "kserve"

@@ -17,7 +17,7 @@ import yaml
 from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, unavailable, unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.settings import IN_CLUSTER, KubernetesSettings
-from charonia.platform.targets.kubernetes.marks import MANAGER, ObjectKind, Plain, Reference, reference
+from charonia.platform.targets.kubernetes.objects import MANAGER, ObjectKind, Plain, Reference, reference
 
 _log = logging.getLogger(__name__)
 

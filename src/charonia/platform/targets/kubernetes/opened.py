@@ -16,9 +16,8 @@ from charonia.platform.data_folder import write_private
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.marks import Plain, object_name
+from charonia.platform.targets.kubernetes.objects import Plain, ServiceAddresses, object_name
 from charonia.platform.targets.kubernetes.repositories import open_repositories
-from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.targets.kubernetes.values import chart_values, usual_values
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.platform.targets.api import key_files
 from charonia.platform.targets.kubernetes.api import OPENED, Cluster, ExpiredError
-from charonia.platform.targets.kubernetes.marks import (
+from charonia.platform.targets.kubernetes.objects import (
     DEPLOYMENT,
     OBJECT,
     OWNER,
@@ -25,16 +25,21 @@ from charonia.platform.targets.kubernetes.marks import (
     ObjectKind,
     Plain,
     Reference,
+    RevisionRecord,
     annotations,
+    from_secret,
     is_workload,
     keys_name,
     labels,
     object_name,
     reference,
+    serving_note,
+    takes_replicas,
+    to_secret,
+    tried,
     with_marks,
+    with_replicas,
 )
-from charonia.platform.targets.kubernetes.objects import serving_note, takes_replicas, tried, with_replicas
-from charonia.platform.targets.kubernetes.records import RevisionRecord, from_secret, to_secret
 from charonia.platform.targets.kubernetes.rollout import Sight
 
 RECONNECT_S = 0.2

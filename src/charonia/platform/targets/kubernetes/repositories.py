@@ -11,11 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from charonia.platform.artifacts.faults import disk_faults
+from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import Blob, served_path
 from charonia.platform.artifacts.store import ArtifactStore, remote_key
-from charonia.platform.targets.api import Workload
-from charonia.platform.targets.model_folder import make_model_folder
+from charonia.platform.targets.api import Workload, make_model_folder
 from charonia.platform.targets.server_calls import without_traffic
 
 FOLDER = "repositories"

@@ -18,8 +18,7 @@ from typing import Any
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
 from charonia.platform.targets.kubernetes.api import Cluster
-from charonia.platform.targets.kubernetes.fit import asked_in_vain, node_misfits, pod_need, quota_misfits
-from charonia.platform.targets.kubernetes.marks import (
+from charonia.platform.targets.kubernetes.objects import (
     EVENT,
     NODE,
     QUOTA,
@@ -27,26 +26,31 @@ from charonia.platform.targets.kubernetes.marks import (
     ObjectKind,
     Plain,
     Reference,
+    RevisionRecord,
+    ServiceAddresses,
     is_ended_by_stop,
     keys_name,
     note_name,
     object_name,
+    prepared,
     record_name,
+    same,
 )
-from charonia.platform.targets.kubernetes.objects import prepared, same
 from charonia.platform.targets.kubernetes.own_objects import OwnObjects
-from charonia.platform.targets.kubernetes.reasons import (
+from charonia.platform.targets.kubernetes.repositories import ModelRepositories
+from charonia.platform.targets.kubernetes.rollout import (
     LOG_LINES,
+    Rollout,
+    RolloutState,
+    Sight,
     has_started,
     is_ready,
     needs_log,
     pod_reason,
     restarts,
+    rollout,
 )
-from charonia.platform.targets.kubernetes.records import RevisionRecord
-from charonia.platform.targets.kubernetes.repositories import ModelRepositories
-from charonia.platform.targets.kubernetes.rollout import Rollout, RolloutState, Sight, rollout
-from charonia.platform.targets.kubernetes.service_addresses import ServiceAddresses
+from charonia.platform.targets.kubernetes.values import asked_in_vain, node_misfits, pod_need, quota_misfits
 from charonia.platform.targets.server_calls import change_traffic, traffic_of
 
 LOG_PODS_MAX = 10

@@ -11,12 +11,11 @@ from tests.support.models import mlp
 from tests.support.platform_models import add_version
 
 from charonia.core.errors import ServingError
+from charonia.platform import trials
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 from charonia.platform.state import Platform
-from charonia.platform.trials import trials
-from charonia.platform.trials.server import TrialPhase, TrialServer
-from charonia.platform.trials.trials import Trials
+from charonia.platform.trials import TrialPhase, Trials, TrialServer
 
 ADMIN = Principal("tests", everywhere=ProjectRole.ADMIN)
 DEPLOYER = Principal.of("deployer", [Grant(ProjectRole.DEPLOYER, "default")])

@@ -1,1 +1,0 @@
-"""Tries versions of models before they are deployed."""
