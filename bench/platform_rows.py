@@ -29,7 +29,7 @@ from charonia.platform.models.records import TensorRecord, VersionReport
 from charonia.platform.people.projects import DEFAULT
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
-from charonia.platform.targets.local_folder import DeploymentFolder
+from charonia.platform.targets.local_server import DeploymentFolder
 
 MODELS = 1000
 VERSIONS = 3

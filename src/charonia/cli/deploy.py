@@ -194,7 +194,6 @@ def changed_spec(
 
 
 def _add(target: dict[str, Any], key: str, values: Mapping[str, Any]) -> None:
-    """Add the values that were given to a mapping within a mapping."""
     given = {name: value for name, value in values.items() if value is not None}
     if given:
         target[key] = {**target.get(key, {}), **given}

@@ -49,7 +49,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _make(given: KeyOptions) -> int:
-    """Print a new key, and add its digest to the file, if one is given."""
     key = secrets.token_urlsafe(KEY_BYTES)
     line = f"{given.name} {given.scopes} {digest_of(key)}"
     try:
@@ -74,7 +73,6 @@ def _make(given: KeyOptions) -> int:
 
 
 def _check_new(given: KeyOptions) -> None:
-    """Check that no key of the file has the name."""
     if given.file is None or not given.file.exists():
         return
     text = given.file.read_text(encoding="utf-8")

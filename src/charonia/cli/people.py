@@ -117,7 +117,6 @@ def _audit(client: PlatformClient, given: PeopleOptions) -> int:
 
 
 def _user(client: PlatformClient, wanted: str) -> int:
-    """Return the number of a user."""
     if _named(wanted).isdecimal():
         return int(wanted)
     found = [each["id"] for each in listed(client, path_of("users")) if wanted in (each["name"], each["email"])]

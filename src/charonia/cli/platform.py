@@ -147,7 +147,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _serve(settings: PlatformSettings) -> int:
-    """Run the platform until a signal ends it."""
     missing = [module for module in MODULES if find_spec(module) is None]
     if missing:
         raise unsupported(f"the platform needs {', '.join(missing)}", hint=extra_hint("platform"))

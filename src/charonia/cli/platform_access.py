@@ -87,7 +87,6 @@ class Resource:
     verbs: Mapping[str, Verb]
 
     def lines(self) -> dict[str, CommandLine[Any]]:
-        """Return the command lines of its verbs by name."""
         return {
             name: CommandLine(
                 command=(command := f"{self.command} {name}"),
@@ -182,7 +181,6 @@ def table(columns: Columns, entries: Iterable[Any]) -> str:
 
 
 def facts(named: Mapping[str, str]) -> list[str]:
-    """Return a line for each fact that there is."""
     return [f"{name}: {text}" for name, text in named.items() if text]
 
 

@@ -93,7 +93,6 @@ class PlatformSettings:
     ray: RaySettings = RaySettings()
 
     def __post_init__(self) -> None:
-        """Check them."""
         problems = []
         public = urlsplit(self.public_url)
         if self.public_url and (

@@ -112,7 +112,6 @@ class TrialServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is starting or running."""
         return self._phase in (TrialPhase.STARTING, TrialPhase.READY) and not self._ending.is_set()
 
     @property
@@ -138,7 +137,6 @@ class TrialServer:
             self._fail(f"{type(error).__name__}: {error}")
 
     def _command(self, folder: Path, workload: Workload, room: PrivateFolders) -> Sequence[str]:
-        """Write the server's files, and return its command."""
         self._hidden = f"{folder / 'repository'}/"
         for model in workload.models:
             make_model_folder(folder / "repository", model)

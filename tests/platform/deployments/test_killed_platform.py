@@ -20,7 +20,7 @@ from tests.support.process import eventually
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.targets.local_folder import ServerFolder
+from charonia.platform.targets.local_server import ServerFolder
 
 READY_S = 110.0
 

@@ -30,7 +30,7 @@ from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
-from charonia.platform.targets.local_folder import ServerFolder
+from charonia.platform.targets.local_server import ServerFolder
 from charonia.platform.targets.server_calls import ask
 from charonia.server.access.rules import METHODS, Scope
 from charonia.server.grpc.methods import method_table

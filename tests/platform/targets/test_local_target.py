@@ -19,8 +19,7 @@ from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
-from charonia.platform.targets.local_folder import DeploymentFolder, ServerFolder, Steps
-from charonia.platform.targets.local_server import MOVED, DeployedServer
+from charonia.platform.targets.local_server import MOVED, DeployedServer, DeploymentFolder, ServerFolder, Steps
 from charonia.platform.targets.rollout import LOST_STARTS_MAX
 from charonia.testing.target_suite import TargetCase, TargetSuite
 

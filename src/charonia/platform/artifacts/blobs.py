@@ -130,7 +130,6 @@ class BlobFolder:
             raise internal(f"the file '{self.path(blob.sha256)}' has been damaged: its content has another hash")
 
     def all(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the hash and the state of each blob."""
         for folder in sorted(self._blobs.iterdir()):
             for path in sorted(folder.iterdir()):
                 with contextlib.suppress(FileNotFoundError):

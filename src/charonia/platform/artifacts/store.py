@@ -110,7 +110,6 @@ class ArtifactStore:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Yield an empty folder for files that will be adopted; it is removed afterwards."""
         with self.local.scratch() as folder:
             yield folder
 

@@ -165,7 +165,6 @@ def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
 
 
 def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
-    """Return the preview of a form's specification."""
     if not sent.get("model", ()):
         return _nothing()
     try:
@@ -240,7 +239,6 @@ def _form(
 
 
 def _versions(session: Session, project: ProjectRow, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the ready versions of models, latest first."""
     query = (
         select(ModelRow.name, VersionRow.number, VersionRow.runs_code)
         .outerjoin(VersionRow, (VersionRow.model_id == ModelRow.id) & (VersionRow.state == "ready"))

@@ -114,7 +114,6 @@ def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvir
 
 
 def _problems(error: ServingError) -> Mapping[str, str]:
-    """Return problems by field."""
     text = error.message
     if text.startswith("python:"):
         return {"python": text}

@@ -67,7 +67,6 @@ class Visit:
         return self.who.role(self.project) is ProjectRole.ADMIN
 
     def demand_deployer(self) -> None:
-        """Check that they have the role of a deployer."""
         self.who.demand(ProjectRole.DEPLOYER, self.project)
 
     def path(self, *parts: object) -> str:
@@ -181,7 +180,6 @@ def wants_page(request: Request) -> bool:
 
 @cache
 def _blocks(template: str) -> Mapping[str, Block]:
-    """Return the blocks of a template and its parents."""
     environment = _environment()
     assert environment.loader is not None
     source, _, _ = environment.loader.get_source(environment, template)

@@ -92,7 +92,6 @@ def percent(share: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return a count of things: "1 model", "12 models"."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 

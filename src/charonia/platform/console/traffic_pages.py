@@ -90,7 +90,6 @@ def _plan(sent: FormFields) -> dict[str, Any]:
 
 
 def _numbers(sent: FormFields, prefix: str) -> list[tuple[str, Any]]:
-    """Return the numbers of all fields whose names are a prefix and a version."""
     return [(key.removeprefix(prefix), number(sent, key)) for key in sent if key.startswith(prefix)]
 
 
@@ -162,7 +161,6 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
 
 
 def _rows(versions: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the figures of versions, a row for each kind."""
     has_copies = any(each.get("shadow") for each in versions)
     rate = "Requests a second, copies included" if has_copies else "Requests a second"
     rows = [

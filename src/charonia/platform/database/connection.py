@@ -45,7 +45,6 @@ class KeyedCall:
 
     @property
     def request(self) -> str:
-        """Digest of method, address and body."""
         return self._content.hexdigest()
 
     def read(self, body: bytes) -> None:

@@ -43,7 +43,6 @@ class DeploymentChanges:
         return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
 
     def create(self, who: Principal, project: str, value: object, *, note: str = "") -> ChangePlan:
-        """Create a deployment."""
         return self._put(who, project, read_spec(value), note=note, revision=0)
 
     def change(
@@ -115,7 +114,6 @@ class DeploymentChanges:
     def _planned(
         self, who: Principal, project: str, spec: DeploymentSpec, role: ProjectRole
     ) -> tuple[ChangePlan, Named, int]:
-        """Return the plan of a change, the resolved specification, and the id of the project."""
         who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(

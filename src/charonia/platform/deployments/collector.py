@@ -76,7 +76,6 @@ class Collector:
         self._pool.shutdown(cancel_futures=True)
 
     def latest(self, deployment_id: int) -> FiguresPoint | None:
-        """Return the latest figures of a deployment, None if there are none."""
         with self._lock:
             series = self._series.get(deployment_id)
             return series.points[-1] if series and series.points else None

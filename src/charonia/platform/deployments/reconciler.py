@@ -11,7 +11,7 @@ from sqlalchemy import delete, select, update
 
 from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow
+from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, copied
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
 from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
 from charonia.platform.deployments.spec import read_spec
@@ -122,7 +122,6 @@ class Reconciler:
         return looks is None or looks.next_s <= now_s or looks.generation != row.generation
 
     def _look(self, row: _Written, now_s: float) -> float:
-        """Observe a deployment, take the next step, and return the pause until the next observation."""
         try:
             seen = self._target(row).observe(_key(row))
             decision = self._do(row, seen, decide(row.wanted, seen, now_s), now_s)
@@ -147,7 +146,6 @@ class Reconciler:
         return self._scaler.scale(row.id, _key(row), self._target(row), seen, row.bounds, now_s)
 
     def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
-        """Carry out a decision, and return the state to store."""
         target, key = self._target(row), _key(row)
         match decision.step:
             case Step.APPLY:
@@ -270,16 +268,10 @@ def _plain(seen: Observed, scaling: str) -> dict[str, Any]:
 
 def _written(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _Written:
     replicas = spec.get("replicas", {"min": 1, "max": 1})
-    return _Written(
-        id=row.id,
-        project_id=row.project_id,
+    return copied(
+        _Written,
+        row,
         project=project,
-        name=row.name,
-        target=row.target,
-        generation=row.generation,
-        state=row.state,
-        reason=row.reason,
-        observed=row.observed,
         wanted=WantedState(
             revision=row.wanted,
             serving=row.serving,

@@ -218,7 +218,6 @@ class ServerKeys:
         self._workloads = workloads
 
     def list(self, who: Principal, project: str, name: str) -> Sequence[ServerKeyView]:
-        """Return the API keys of the servers of a deployment."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             query = select(ServerKeyRow).where(ServerKeyRow.deployment_id == row.id).order_by(ServerKeyRow.name)

@@ -57,7 +57,6 @@ class Canaries:
             self._thread.join()
 
     def step(self) -> None:
-        """Poll all plans, and record the weights of finished ones as a revision."""
         for plan in self._plans():
             try:
                 self._look(plan)

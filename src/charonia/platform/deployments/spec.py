@@ -212,7 +212,6 @@ class _Reader:
         )
 
     def _traffic(self, path: str, value: object, versions: Sequence[int]) -> dict[str, Any]:
-        """Return the traffic split, with strings as keys as in JSON."""
         known = len(self.problems)
         traffic = dict(self._members(path, value, _TRAFFIC))
         for part in ("weights", "shadow"):
@@ -315,7 +314,6 @@ def changes(before: DeploymentSpec | None, after: DeploymentSpec) -> Sequence[st
 
 
 def changes_traffic_only(before: DeploymentSpec, after: DeploymentSpec) -> bool:
-    """Whether two specifications differ only in the traffic split."""
     return _without_traffic(before) == _without_traffic(after)
 
 
@@ -382,7 +380,6 @@ def _versions(model: DeployedModel) -> str:
 
 
 def _traffic(traffic: Mapping[str, Any]) -> str:
-    """Return traffic settings in words."""
     if not traffic:
         return "to the latest version"
     parts = []

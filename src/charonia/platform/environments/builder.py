@@ -52,7 +52,6 @@ def python_of(folder: Path) -> Path:
 
 
 def is_built(folder: Path) -> bool:
-    """Whether an environment exists and was tested."""
     return _record(folder).exists() and python_of(folder).exists()
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -325,6 +325,3 @@ def base_file(environment_folder: Path) -> Path:
 def note_base(environment_folder: Path, python: Path) -> None:
     """Record the location of the interpreter that a new environment is based on, before packages are installed."""
     base_file(environment_folder).write_text(str(python.resolve().parents[1]), encoding="utf-8")
-
-
-Variables = Mapping[str, str]

@@ -95,7 +95,6 @@ class Rules:
     landlock: int = 0
 
     def to_json(self) -> str:
-        """Return the argument of `confine.py`."""
         return json.dumps(asdict(self))
 
 

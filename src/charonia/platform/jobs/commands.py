@@ -43,7 +43,6 @@ class PerfJob:
     is_language_model: bool = False
 
     def __post_init__(self) -> None:
-        """Check it."""
         problems = []
         found = _RANGE.fullmatch(self.concurrency)
         if found is None:
@@ -100,7 +99,6 @@ class TuneJob:
     environment: str = ""
 
     def __post_init__(self) -> None:
-        """Check it."""
         problems = []
         if not 0 < self.minutes <= MINUTES_MAX:
             problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")

@@ -254,7 +254,6 @@ def _reason_of_file(path: str, is_weights: bool, inert: Container[str]) -> str:
 
 
 def _parameters(config: ModelConfig) -> Iterator[Mapping[str, str]]:
-    """Yield the parameters of a model, and of the accelerators that it requests."""
     yield config.parameters
     asked = config.optimization.execution_accelerators if config.optimization is not None else None
     if asked is not None:

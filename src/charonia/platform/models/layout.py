@@ -87,7 +87,6 @@ def arrange(
 
 
 def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
-    """Return the files of a model's folder, with one of its versions."""
     numbers = sorted({int(path.split("/")[0]) for path in inner if _is_version(path.split("/")[0]) and "/" in path})
     if take and take not in numbers:
         found = ", ".join(str(number) for number in numbers[:NAMES_IN_MESSAGE_MAX]) or "none"
@@ -142,7 +141,6 @@ def _beside(main: str, form: Form, inner: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]) -> dict[str, str]:
-    """Return the files of one flavour of a model of MLflow."""
     for flavour, field in [each for record in records() for each in record.mlflow]:
         entry = flavours.get(flavour)
         place = str(entry.get(field, "")) if isinstance(entry, Mapping) else ""

@@ -331,7 +331,6 @@ def _newest_ready(session: Session, owner: ModelRow) -> int:
 
 
 def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list[ModelSummary]:
-    """Return models with their latest versions, in two queries."""
     ids = [row.id for row in rows]
     counts = (
         select(

@@ -105,7 +105,6 @@ def records(session: Session, folder: UploadFolder, who: Principal, project: str
 
 
 def record(folder: UploadFolder, row: UploadRow) -> UploadRecord:
-    """Return a file being uploaded."""
     return copied(UploadRecord, row, received=folder.received(row.key))
 
 

@@ -202,7 +202,6 @@ class Provider:
         return cast(Mapping[str, Any], claims)
 
     def _known(self, *, fresh: bool = False) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the metadata and the keys of the provider."""
         with self._lock:
             if self._failure is not None and time.monotonic() - self._failure[0] < RETRY_S:
                 raise self._failure[1]

@@ -56,7 +56,6 @@ def _find(session: Session, name: str) -> ProjectRow | None:
 
 
 def kept(rows: Iterable[GrantRow]) -> list[Grant]:
-    """Return the roles of a key or a user from its rows."""
     return [
         Grant(ProjectRole[row.role.upper()], row.project.name if row.project else "", row.may_run_code) for row in rows
     ]

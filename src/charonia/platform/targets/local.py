@@ -28,8 +28,15 @@ from charonia.core.errors import Code, ServingError, unavailable
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files, make_model_folder
 from charonia.platform.targets.fit import GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
-from charonia.platform.targets.local_folder import PRIVATE_MODE, DeploymentFolder, NotesFolder, tail, write_whole
-from charonia.platform.targets.local_server import HOST, DeployedServer
+from charonia.platform.targets.local_server import (
+    HOST,
+    PRIVATE_MODE,
+    DeployedServer,
+    DeploymentFolder,
+    NotesFolder,
+    tail,
+    write_whole,
+)
 from charonia.platform.targets.rollout import (
     RUNNING,
     CancelServer,
@@ -244,7 +251,6 @@ class LocalTarget:
 
     @contextmanager
     def _held(self, deployment: str) -> Iterator[None]:
-        """Serialise work on a deployment."""
         with self._lock:
             lock = self._locks.setdefault(deployment, threading.RLock())
         with lock:
@@ -282,7 +288,6 @@ class LocalTarget:
         return obstacle(needs, more, self._machine(), [*self._promised(name), *own])
 
     def _prepare(self, folder: DeploymentFolder, workload: Workload) -> None:
-        """Write the files of the revision."""
         folder.served.mkdir(parents=True, exist_ok=True)
         if not folder.read("address"):
             folder.write("address", ports=self._free_ports())
@@ -311,7 +316,6 @@ class LocalTarget:
         return found[0]
 
     def _look(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
-        """Return the goal and the servers, and record progress."""
         before = _read_goal(folder)
         looked = [self._server(folder, number).look() for number in folder.servers()]
         servers = [self._after_race(folder, before, one, looked) for one in looked]
@@ -340,7 +344,6 @@ class LocalTarget:
         return replace(server.look(), failure="")  # the next pass notices if it has lost again
 
     def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
-        """Take the next step, based on the latest observation."""
         goal, servers = looked or self._look(folder)
         made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
         for act in next_acts(goal, servers, made):
@@ -381,7 +384,6 @@ class LocalTarget:
             _write_goal(folder, given_up(goal, str(error)))
 
     def _seen(self, folder: DeploymentFolder, goal: RolloutGoal, servers: Sequence[ServerState]) -> Observed:
-        """Return the observation of running servers."""
         serving, ports = answering(goal, servers), folder.read("address")["ports"]
         is_failed = bool(goal.failed)
         phase = RevisionPhase.READY if goal.is_reached and serving else RevisionPhase.STARTING
@@ -415,7 +417,6 @@ def _write_goal(folder: DeploymentFolder, goal: RolloutGoal) -> None:
 
 
 def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
-    """Return the arguments of `charonia serve` for all servers of a revision."""
     spec = workload.spec
     arguments = [
         f"--model-repository={folder.revision(workload.revision).path / 'repository'}",

@@ -209,7 +209,6 @@ def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list
 
 
 def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[Act]:
-    """Return the servers to start: the first alone, all others beside a running one."""
     if not goal.revision or any(one.phase in RUNNING and one.revision != goal.revision for one in kept):
         return []  # the revision has to prove itself where there is one to go back to
     taken = {one.number for one in servers}

@@ -193,7 +193,6 @@ class TaskRunner:
                 thread.join(2 * END_S_MAX)
 
     def wake(self) -> None:
-        """Wake a worker after a new task."""
         with self._wake:
             self._wake.notify()
 

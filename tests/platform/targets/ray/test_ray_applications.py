@@ -4,7 +4,7 @@ import pytest
 
 from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.targets.api import Replica, Workload
-from charonia.platform.targets.ray.applications import (
+from charonia.platform.targets.ray.target import (
     Plain,
     application,
     deployment_of,

@@ -101,7 +101,6 @@ class Cluster:
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run work in the connection's thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def get(self, wanted: Reference) -> Plain | None:

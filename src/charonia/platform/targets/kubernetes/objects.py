@@ -63,7 +63,6 @@ class ObjectKind:
 
     @property
     def group(self) -> str:
-        """The API group, "" for the core."""
         return self.api.rpartition("/")[0]
 
 
@@ -169,7 +168,6 @@ def number_of(found: Plain, annotation: str) -> int:
 
 
 def is_workload(found: Plain) -> bool:
-    """Return whether the pods of an object are the servers of a deployment."""
     return (found["apiVersion"], found["kind"]) == (DEPLOYMENT.api, DEPLOYMENT.kind)
 
 
@@ -220,7 +218,6 @@ class ServiceAddresses:
         return f"http://{name}-headless.{self.namespace}.svc:{METRICS}/metrics"
 
     def pod_http(self, pod: Plain) -> str:
-        """Return the address of a pod's HTTP endpoint, "" while it has none."""
         return self._pod(pod, self.http_port)
 
     def pod_metrics(self, pod: Plain) -> str:

@@ -57,31 +57,6 @@ class ModelRepositories(Protocol):
         ...
 
 
-class NoRepositories:
-    """Reports the obstacle: the artifact store is a folder of the platform's machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def problem(self) -> str:
-        return (
-            f"artifact store: pods cannot read the folder '{self._folder}' of this machine: expected an object store "
-            "(--artifacts s3://..., gs://... or as://...), or a volume that they mount, too (--kubernetes-claim)"
-        )
-
-    def address(self, workload: Workload) -> str:
-        return repository_folder(workload)
-
-    def publish(self, workload: Workload) -> None:
-        """Nothing is ever published."""
-
-    def configure(self, address: str, configs: Mapping[str, str]) -> None:
-        """See `publish`."""
-
-    def forget(self, deployment: str, kept: Collection[str]) -> None:
-        """See `publish`."""
-
-
 class StoreRepositories:
     """Repositories in an object store.
 
@@ -132,13 +107,20 @@ class ClaimRepositories:
 
     Args:
         folder: The folder: the root of the volume.
+        is_mounted: Whether pods mount it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_mounted: bool = True) -> None:
         self._folder = folder
+        self._is_mounted = is_mounted
 
     def problem(self) -> str:
-        return ""
+        if self._is_mounted:
+            return ""
+        return (
+            f"artifact store: pods cannot read the folder '{self._folder}' of this machine: expected an object store "
+            "(--artifacts s3://..., gs://... or as://...), or a volume that they mount, too (--kubernetes-claim)"
+        )
 
     def address(self, workload: Workload) -> str:
         return repository_folder(workload)
@@ -177,9 +159,9 @@ def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
     Args:
         claim: The PersistentVolumeClaim that it is on, "" for none.
     """
-    if claim:
-        return ClaimRepositories(store.local.folder)
-    return NoRepositories(store.local.folder) if store.remote is None else StoreRepositories(store)
+    if store.remote is not None and not claim:
+        return StoreRepositories(store)
+    return ClaimRepositories(store.local.folder, is_mounted=bool(claim))
 
 
 def repository_folder(workload: Workload) -> str:

@@ -340,7 +340,6 @@ def _is_late(workload: Plain) -> bool:
 
 
 def _told(workload: Plain, new: Sequence[Plain], reason: Callable[[Plain], str]) -> str:
-    """Return the progress of the new pods, or their obstacle."""
     refused = refusal(workload)
     wrong = [f"{pod['metadata']['name']}: {why}" for pod in unwell(new) if (why := reason(pod))]
     if refused or wrong:

@@ -250,7 +250,6 @@ class KubernetesTarget:
             return ()
 
     def _prepare(self, workload: Workload, sight: Sight, before: RevisionRecord | None) -> RevisionRecord:
-        """Return the record of a revision whose models have been published."""
         if problem := self._repositories.problem():
             raise invalid(problem)
         address = self._repositories.address(workload)
@@ -383,7 +382,6 @@ class PodReasons:
         return text
 
     def _ask(self, pod: Plain) -> str:
-        """Return the reason, including log and events if they can be read."""
         name, log = pod["metadata"]["name"], ""
         container = needs_log(pod)
         if container:
