@@ -56,15 +56,7 @@ class KubernetesSettings:
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """A Ray cluster where deployments run.
-
-    Attributes:
-        dashboard: Address of its dashboard, "" for no cluster.
-        token: The token that it requires, "" for none.
-        http: Address of its HTTP proxies for clients, "" for their port on the machine of the dashboard.
-        owner: Name of this platform among all that use the cluster, "" for the one in the data folder.
-        folder: Where the nodes find the folder of the artifact store, where that is one; "" for an object store.
-    """
+    """A Ray cluster where deployments run."""
 
     dashboard: str = ""
     token: str = field(default="", repr=False)

@@ -113,7 +113,7 @@ def test_on_a_disk_that_fills_up_nothing_half_is_left(tmp_path: Path, monkeypatc
         with pytest.raises(StorageFullError, match=f"no room left in '{disk}'"):
             here.add((bytes(2**16) for _ in range(100)), what="file 'a'")
         with pytest.raises(StorageFullError, match="has room for"):
-            here.local.demand_room(2**21, what="file 'a'")
+            blobs.demand_room(here.local.folder, 2**21, what="file 'a'")
 
         assert leftovers(disk) == []
         assert here.add([b"hello"], what="b") == HELLO

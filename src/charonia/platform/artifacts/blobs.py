@@ -158,14 +158,6 @@ class BlobFolder:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def demand_room(self, size: int, *, what: str) -> None:
-        """Check that there is room.
-
-        Raises:
-            StorageFullError: If fewer than `size` bytes are left.
-        """
-        demand_room(self.folder, size, what=what)
-
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
         handle, name = tempfile.mkstemp(dir=self._incoming)

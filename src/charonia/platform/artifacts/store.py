@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from charonia.core.errors import internal
-from charonia.platform.artifacts.blobs import BlobFolder, disk_faults
+from charonia.platform.artifacts.blobs import BlobFolder, demand_room, disk_faults
 from charonia.platform.artifacts.manifest import Blob, Manifest, served_path, size
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
@@ -23,10 +23,6 @@ BLOBS = "sha256/"
 
 DELETED_TOGETHER = 500
 """Files that are removed from an object store with one call."""
-
-
-def nobody_cancels() -> None:
-    """Default for work that is not cancelled."""
 
 
 class ArtifactStore:
@@ -82,9 +78,7 @@ class ArtifactStore:
                 raise internal(f"'{self.remote.uri}/{remote_key(blob)}' has been damaged: its content has another hash")
         return self.local.path(blob.sha256)
 
-    def materialise(
-        self, files: Manifest, folder: Path, number: int = 1, check: Callable[[], None] = nobody_cancels
-    ) -> None:
+    def materialise(self, files: Manifest, folder: Path, number: int = 1, check: Callable[[], object] = bool) -> None:
         """Create a model's folder with the files of a version, as hard links on the same disk.
 
         Files are added to an existing folder, replacing files of the same name: several calls create a folder with
@@ -100,18 +94,13 @@ class ArtifactStore:
         """
         missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
         if missing:  # links take no room
-            self.local.demand_room(size(missing), what=f"files of '{folder.name}'")
+            demand_room(self.local.folder, size(missing), what=f"files of '{folder.name}'")
         with disk_faults(f"files of '{folder.name}'", folder):
             (folder / str(number)).mkdir(parents=True, exist_ok=True)
         for path, blob in files.items():
             check()
             self.fetch(blob)
             self.local.link(blob.sha256, folder / served_path(path, number))
-
-    @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        with self.local.scratch() as folder:
-            yield folder
 
     def collect(self, used: Callable[[], Set[str]]) -> tuple[int, int] | None:
         """Remove all content that no version names.

@@ -1,5 +1,6 @@
 """The form of a deployment, converted to a specification and back. Pure."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -110,17 +111,15 @@ def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) 
 
 def number(sent: FormFields, name: str) -> Any:
     """Return a number of the form, None for an empty field, the text itself if it is not a number."""
-    text = text_of(sent, name)
-    if not text:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    return numeric(text) if (text := text_of(sent, name)) else None
+
+
+def numeric(text: str) -> Any:
+    """Return the number that a text is, else the text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text.strip()
 
 
 def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The pages of environments: the list, the form for a new one, one with its build log; the choice of one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Response
 from sqlalchemy.orm import Session
@@ -156,15 +156,7 @@ def _row(row: EnvironmentRow) -> dict[str, Any]:
     }
 
 
-class BuiltEnvironment(Protocol):
-    """The part of an environment that `suggested` reads."""
-
-    name: Any
-    state: Any
-    packages: Any
-
-
-def suggested(report: VersionReport, environments: Sequence[BuiltEnvironment]) -> str:
+def suggested(report: VersionReport, environments: Sequence[EnvironmentRow]) -> str:
     """Return the name of an environment in which a version can be loaded, "" for the platform's own Python.
 
     If none fits, the answer is "", too: the deployment then reports the missing packages.

@@ -14,6 +14,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.records import (
@@ -220,7 +221,7 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         former = registry.version(session, visit.who, visit.project, name, before) if before else None
         found = projects.find(session, visit.who, visit.project)
         ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
-        job = visit.task(session, version.task) if version is not None and version.task else None
+        job = session.get(TaskRow, version.task) if version is not None and version.task else None
     context = {
         "model": model,
         "links_text": "\n".join(f"{label} {address}" for label, address in model.links.items()),

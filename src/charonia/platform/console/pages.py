@@ -11,13 +11,11 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.meta import find_referenced_templates
 from jinja2.runtime import Context
-from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.console import text
 from charonia.platform.console.assets import PREFIX, address
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import TaskRow
 from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
@@ -71,9 +69,6 @@ class Visit:
 
     def path(self, *parts: object) -> str:
         return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
-
-    def task(self, session: Session, number: int) -> TaskRow | None:
-        return session.get(TaskRow, number)
 
     def task_log(self, number: int) -> str:
         """Return the end of the log of a task."""

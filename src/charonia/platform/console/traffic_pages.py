@@ -7,7 +7,7 @@ from fastapi import APIRouter, Form, Response
 
 from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.deploy_form import FormFields, number, text_of
+from charonia.platform.console.deploy_form import FormFields, number, numeric, text_of
 from charonia.platform.console.deployment_pages import page
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
 from charonia.platform.console.text import figure, percent
@@ -84,20 +84,13 @@ def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
 
 def _plan(sent: FormFields) -> dict[str, Any]:
     """Return a plan in the form of the server's API; the server itself refuses invalid numbers."""
-    steps = [_number(part) for part in text_of(sent, "steps").replace("%", "").split(",") if part.strip()]
+    steps = [numeric(part) for part in text_of(sent, "steps").replace("%", "").split(",") if part.strip()]
     plan = {key: number(sent, key) for key in ("version", "step_seconds", "samples_min", "p99_ratio_max")}
     return {**plan, "steps": steps, "checks_errors": bool(text_of(sent, "checks_errors"))}
 
 
 def _numbers(sent: FormFields, prefix: str) -> list[tuple[str, Any]]:
     return [(key.removeprefix(prefix), number(sent, key)) for key in sent if key.startswith(prefix)]
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text.strip()
 
 
 def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int = 200, **values: Any) -> Response:

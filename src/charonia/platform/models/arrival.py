@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from charonia.config.pbtxt import render
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.platform.artifacts import manifest
+from charonia.platform.artifacts.blobs import demand_room
 from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
@@ -100,12 +101,12 @@ def add(
     subject = f"{name}/{row.number}"
     arguments = {
         "version": row.id,
-        "source": source.to_json(),
+        "source": asdict(source),
         "may_run_code": permits(who.demand_code, project),
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
     }
     task = queue.add(session, ADD, found.id, subject, arguments, who.name)
-    audit.note(session, who, "version.add", f"{project}/{subject}", source.to_json(), project_id=found.id)
+    audit.note(session, who, "version.add", f"{project}/{subject}", asdict(source), project_id=found.id)
     return AddedVersion(name, row.number, task.id)
 
 
@@ -179,7 +180,7 @@ class VersionTasks:
             sizes = inner.sizes()
             found = _arranged(inner, list(sizes), source.take)
             pace.total = sum(sizes[path] for path in found.files.values())
-            self.store.local.demand_room(pace.total, what=f"model '{name}'")
+            demand_room(self.store.local.folder, pace.total, what=f"model '{name}'")
             run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
             blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
         self._arrived(run, version.id, name, blobs, found, title)

@@ -243,7 +243,7 @@ def full_check(
     Raises:
         CancelledTaskError: If the task was cancelled.
     """
-    with store.scratch() as repository, isolation.room(run.project_id) as room:
+    with store.local.scratch() as repository, isolation.room(run.project_id) as room:
         check = CheckRun(run, python, isolation, room, repository)
         isolation.show(repository)
         store.materialise(files, repository / name, check=run.check)

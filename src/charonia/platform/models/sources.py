@@ -18,7 +18,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -255,7 +255,7 @@ def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, s
     if len(paths) != 1 or not is_archive(paths[0]):
         yield files
         return
-    with store.scratch() as folder:
+    with store.local.scratch() as folder:
         unpack(files.local(paths[0], store, seen), paths[0], folder, isolation, lambda: seen(0))
         yield OwnFiles({path: folder / path for path in _below(folder)})
 
@@ -466,9 +466,6 @@ class VersionSource:
     place: str
     take: int = 0
     server: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def check(self) -> None:
         """Check everything that needs no access to the source."""
