@@ -10,7 +10,8 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.export.kserve import ExportedModels, KserveOptions, Mode, kserve_objects
+from charonia.export.kserve import ExportedModels, kserve_objects
+from charonia.export.options import KserveOptions, Mode
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
