@@ -171,7 +171,6 @@ INTERNAL = {
     }
     | {"platform.environments", "wire.traffic_form"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
-    "platform.trials": {"core", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"version", "core", "config", "http_call", "platform"},
     "platform": {
         "version",
@@ -181,6 +180,7 @@ INTERNAL = {
         "die_with_parent",
         "http_call",
         "platform",
+        "python_command",
         "stores",
         "install_hint",
     },

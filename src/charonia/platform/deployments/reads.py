@@ -138,6 +138,7 @@ def deployment_view(
 
 
 def revision_view(row: RevisionRow, before: RevisionRow | None) -> RevisionView:
+    """Return a revision with its changes to the one before."""
     found = changes(read_spec(before.spec) if before is not None else None, read_spec(row.spec))
     return copied(RevisionView, row, changes=found)
 

@@ -1,4 +1,4 @@
-"""Callers and their permissions, and the secrets that the platform issues: it stores only their SHA-256. Pure.
+"""Callers and their permissions, and the secrets that the platform issues: it stores only their SHA-256.
 
 What takes a caller checks it first: it raises `NotPermittedError` unless the caller has the role that the code names,
 and NOT_FOUND for projects and objects that do not exist. Docstrings only list other errors.
