@@ -1,8 +1,6 @@
 """A server with forests, as its clients see it."""
 
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from tests.support import models
 from tests.support.fork_server import run_command
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
-from tritonclient.utils import InferenceServerException
 
 from charonia.core.dtypes import DataType
 
@@ -140,44 +137,6 @@ def test_a_forest_that_cannot_be_read_says_why_and_harms_no_other(server: ServeP
 
     assert "'xgboost.ubj' cannot be read as xgboost_ubj" in states["broken"]["reason"]
     assert {name for name, entry in states.items() if entry["state"] != "READY"} == {"broken"}
-
-
-def test_a_file_that_kills_what_reads_it_harms_neither_the_server_nor_the_version_before(tmp_path: Path) -> None:
-    steady, changed = forests.of_xgboost("binary"), forests.of_lightgbm("binary")
-    steady.write(tmp_path / "steady" / "1")
-    path = changed.write(tmp_path / "changed" / "1")
-    data = forests.rows(3, 5)
-    answers: list[NDArray[np.float32]] = []
-    stop = threading.Event()
-
-    def ask(server: ServeProcess) -> None:
-        while not stop.is_set():
-            answers.append(over_http(server, "steady", "input__0", data).as_numpy("output__0"))
-
-    options = ("--model-control-mode=explicit", "--load-model=steady", "--load-model=changed")
-    with ServeProcess(tmp_path, *options) as server, ThreadPoolExecutor(1) as pool:
-        pid = server.process.pid
-        asking = pool.submit(ask, server)
-        path.write_bytes(path.read_bytes().replace(b"tree_sizes=", b"tree_sizes=1"))  # LightGBM aborts
-        with http.InferenceServerClient(server.http) as client:
-            try:
-                with pytest.raises(InferenceServerException, match="ended by SIGABRT") as caught:
-                    client.load_model("changed")
-            finally:
-                stop.set()
-        asking.result()
-        kept = over_http(server, "changed", "input__0", data).as_numpy("output__0")
-        changed.write(tmp_path / "changed" / "1")
-        with http.InferenceServerClient(server.http) as client:
-            client.load_model("changed")
-        assert server.process.poll() is None
-        assert server.process.pid == pid
-
-    assert "the file is damaged: export it again" in str(caught.value)
-    np.testing.assert_allclose(kept, changed.scores(data), rtol=1e-5)
-    assert answers
-    for answer in answers:
-        np.testing.assert_allclose(answer, steady.scores(data), rtol=1e-5)
 
 
 def test_a_file_of_a_forest_is_served_without_a_repository(tmp_path: Path) -> None:
