@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 from charonia.config.backends import OWN, PYTHON
+from charonia.server.convert.convert import SOURCES
 
 SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 NAMES = {name for record in OWN for name in record.names}
@@ -85,3 +86,19 @@ def test_every_backend_has_a_folder_or_a_module() -> None:
 
     assert PYTHON in homes
     assert {record.name for record in OWN} <= homes
+
+
+def test_what_records_and_conversions_name_exists() -> None:
+    """The libraries of some need not be installed, so the modules are read, not imported."""
+    named = {text for record in OWN for text in (record.factory, record.check) if text}
+    named |= {f"charonia.server.backends.{form.original}" for form in SOURCES}
+    missing = []
+    for text in sorted(named):
+        module, _, attribute = text.partition(":")
+        path = SOURCE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        path = path if path.exists() else path.with_suffix("") / "__init__.py"
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
+        if attribute not in {getattr(node, "name", None) for node in tree.body}:
+            missing.append(text)
+
+    assert not missing

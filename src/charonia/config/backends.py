@@ -221,7 +221,7 @@ OWN = (
             Form("a Keras model", (".keras",), filename="model.keras"),
         ),
         packages=(Package("tensorflow", "tensorflow", "tensorflow", purpose="TensorFlow models"),), scalars=True,
-        reads_parameters=False, check=f"{_HERE}.tensorflow.options:graph_problem", kserve=("tensorflow", "2"),
+        reads_parameters=False, check=f"{_HERE}.tensorflow.backend:graph_problem", kserve=("tensorflow", "2"),
         preset=Preset("tensorflow-2", "TensorFlow 2", "SavedModels and Keras.", "charonia[tensorflow]",
                       ("tensorflow",)),
         mlflow=(("tensorflow", "data"), ("tensorflow", "saved_model_dir"), ("keras", "data")),

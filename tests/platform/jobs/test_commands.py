@@ -12,6 +12,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.workloads import configured
 from charonia.platform.jobs.commands import PerfJob, TuneJob, level_begun, levels, recommendation, seconds_left
+from charonia.tools.report.quantities import clock
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,10 @@ def test_the_level_that_is_measured_is_read_from_a_line() -> None:
 
 
 def test_the_time_left_is_read_from_a_line() -> None:
-    line = "[2] mlp_config_default, concurrency 2: 6,575 infer/s, p99 1.78 ms; best so far a (6,778 infer/s), 11 s left"
+    line = "[2] mlp_default, concurrency 2: 6,575 infer/s, p99 1.78 ms; best so far a (6,778 infer/s); at most {} left"
 
-    assert seconds_left(line) == 11
+    for seconds in (0, 11, 60, 185, 3720):
+        assert seconds_left(line.format(clock(seconds))) == seconds
     assert seconds_left("Model,Batch") is None
 
 

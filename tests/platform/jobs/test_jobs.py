@@ -129,7 +129,7 @@ def test_a_search_finds_a_configuration_that_is_offered(admin: TestClient, model
 def test_a_search_is_cancelled(admin: TestClient, model: str) -> None:
     answer = admin.post(f"{PROJECT}/jobs/tune", json={"model": model, "version": 1, "minutes": 5})
     number = answer.json()["id"]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while admin.get(f"/api/v1/tasks/{number}").json()["progress"] < 0.05:
         assert time.monotonic() < deadline
         time.sleep(0.05)

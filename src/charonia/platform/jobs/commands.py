@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
 THREADS_PARAMETER = "intra_op_thread_count"
 
 _LEVEL = re.compile(r"Request concurrency: (\d+)")
-_PROGRESS = re.compile(r", (\d+) s left$")
+_PROGRESS = re.compile(r"; at most (?:(\d+) h )?(?:(\d+) min )?(?:(\d+) s )?left$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,10 @@ def levels(text: str) -> list[dict[str, Any]]:
 def seconds_left(line: str) -> float | None:
     """Return the remaining time of a search at most, from a line of its output; None for other lines."""
     found = _PROGRESS.search(line)
-    return float(found[1]) if found is not None else None
+    if found is None:
+        return None
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + seconds
 
 
 def recommendation(text: str, model: str) -> dict[str, Any]:

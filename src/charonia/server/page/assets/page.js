@@ -94,7 +94,7 @@ function draw() {
   byId("server").textContent = `${ready} of ${plural(entries.length, "model")} ready · version ${about.info.version}`;
   const metricsPort = about["x-metrics-port"];
   byId("metrics").hidden = !metricsPort;
-  if (metricsPort) byId("metrics").href = `http://${location.hostname}:${metricsPort}/metrics`;
+  if (metricsPort) byId("metrics").href = Object.assign(new URL("/metrics", location.origin), { protocol: "http:", port: metricsPort }).href;
   byId("filter").hidden = entries.length < FILTER_FROM;
   drawList();
   const name = chosenName();
