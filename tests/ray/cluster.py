@@ -28,20 +28,23 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where Ray's proxies listen."""
+    """Where Ray's proxies and its dashboard listen."""
 
     http: str
     grpc: str
+    dashboard: str
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
     """Run a cluster; `folder` has a short name, because sockets lie in it."""
-    ports = [free_port(), free_port()]
+    ports = [free_port(), free_port(), free_port()]
     with patch.dict(os.environ, ENVIRONMENT):
         ray.init(
             num_cpus=CPUS,
-            include_dashboard=False,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports[2],
             log_to_driver=False,
             configure_logging=False,
             object_store_memory=OBJECT_STORE_BYTES,

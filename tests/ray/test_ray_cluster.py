@@ -18,6 +18,7 @@ import pytest
 import ray
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+import yaml
 from ray import serve
 from tests.ray.cluster import ENVIRONMENT, Cluster, cluster, load, wait_until
 from tests.support.models import write_model
@@ -96,6 +97,7 @@ class TritonPythonModel:
         arrays = [np.array([text[0].upper()], object) for text in texts]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
 """
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "serve.yaml"
 QUICK = {
     "upscale_delay_s": 0.5,
     "downscale_delay_s": 1.0,
@@ -298,3 +300,34 @@ def test_a_replica_holds_as_many_multiplexed_models_as_it_may(application: Clust
         assert "slow" in loaded()
         with pytest.raises(InferenceServerException, match="nope"):
             infer("nope")
+
+
+def test_serve_deploy_takes_the_example(application: Cluster, models: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config["http_options"]["port"], config["grpc_options"]["port"] = (
+        int(address.rpartition(":")[2]) for address in (application.http, application.grpc)
+    )
+    (deployed,) = config["applications"]
+    smaller = {"repository": str(models / "own"), "num_cpus": 0.5, "min_replicas": 1, "max_replicas": 2}
+    deployed["args"] |= smaller | {"address": "127.0.0.1", "options": ["--id=deployed"]}
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    serve_command = Path(sys.executable).with_name("serve")
+
+    command: list[str | Path] = [serve_command, "deploy", file, "--address", f"http://{application.dashboard}"]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    with httpclient.InferenceServerClient(application.http) as client:
+
+        def name() -> str:
+            try:
+                found: str = client.get_server_metadata()["name"]
+            except InferenceServerException:  # between the applications
+                return ""
+            return found
+
+        wait_until(lambda: name() == "deployed", "the application of the file")
+        array = np.zeros((1, 4), np.float32)
+        result = client.infer("identity", [array_input(httpclient, "INPUT0", array, "FP32")])
+    assert np.array_equal(result.as_numpy("OUTPUT0"), array)
