@@ -50,7 +50,7 @@ class ArrayInstance(ABC):
         """Run the model once.
 
         Args:
-            names: The outputs that are asked for.
+            names: The requested outputs.
             feed: Array of each input that is given, in the model's own shape; BYTES as objects of `bytes`.
 
         Returns:

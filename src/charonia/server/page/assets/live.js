@@ -1,4 +1,4 @@
-// What a model does now: rate, times, instances, batches, memory; for an ensemble, the same for each step of its pipeline.
+// The current load of a model: rate, times, instances, batches, memory; for an ensemble, the same for each step of its pipeline.
 
 const NAMES_MAX = 3;  // of tensors between two stages
 
