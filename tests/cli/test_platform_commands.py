@@ -437,11 +437,13 @@ def test_options_change_what_they_name_and_leave_the_rest() -> None:
         "device": {"cpu_cores": 4, "gpus": [0]},
         "keys": True,
         "environment": "pytorch",
+        "strategy": "replace",
     }
     assert before["models"][1]["versions"] == [1, 2]
     assert changed_spec(None, "new", "c", 0, DeployOptions()) == {
         "name": "new",
         "models": [{"name": "c", "versions": "latest"}],
+        "strategy": "replace",
     }
 
 
@@ -459,12 +461,16 @@ SPLIT: dict[str, Any] = {
 }
 
 
-def test_a_version_comes_beside_those_that_share_the_requests() -> None:
+def test_a_version_that_comes_to_others_that_share_the_requests_needs_a_strategy() -> None:
     before = {"models": [{"name": "a", "versions": [1, 2], "traffic": SPLIT}]}
 
-    (model,) = changed_spec(before, "a", "a", 3, DeployOptions())["models"]
+    with pytest.raises(ServingError, match="split among the versions 1, 2: expected --strategy, got none"):
+        changed_spec(before, "a", "a", 3, DeployOptions())
+    spec = changed_spec(before, "a", "a", 3, DeployOptions(strategy="canary"))
 
-    assert (model["versions"], model["traffic"]) == ([1, 2, 3], SPLIT)
+    assert (spec["strategy"], spec["models"]) == ("canary", [{"name": "a", "versions": [3]}])
+    with pytest.raises(ServingError, match="without --strategy beside"):
+        changed_spec(before, "a", "a", 3, DeployOptions(strategy="beside", traffic={"3": 1.0}))
 
 
 def test_traffic_names_the_versions_that_share_the_requests() -> None:
@@ -474,13 +480,13 @@ def test_traffic_names_the_versions_that_share_the_requests() -> None:
     (alone,) = changed_spec(before, "a", "a", 0, DeployOptions(traffic={"3": 100.0}))["models"]
 
     assert model["versions"] == [2, 3]
-    assert model["traffic"] == {**SPLIT, "weights": {"2": 90.0, "3": 10.0}}
-    assert (alone["versions"], alone["traffic"]) == ([3], {"weights": {"3": 100.0}, "sticky": "key"})
+    assert model["traffic"] == {"weights": {"2": 90.0, "3": 10.0}}  # the platform keeps the rest
+    assert (alone["versions"], alone["traffic"]) == ([3], {"weights": {"3": 100.0}})
 
 
 def test_deploying_leaves_the_weights_and_traffic_changes_them(run: Any, echo: ServedPlatform) -> None:
     run("deploy", "echo/1", "--traffic=1=100")
-    status, beside, _ = run("deploy", "echo")
+    status, beside, _ = run("deploy", "echo", "--strategy=beside")
     split = run("deploy", "echo/2", "--traffic=1=75,2=25")
     wrong = run("deploy", "echo", "--traffic=one=1")
 

@@ -13,9 +13,10 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.models import RegistryOptions, add_version
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
-from charonia.cli.values import by_version, integer, integers, number
+from charonia.cli.values import by_version, integer, integers, number, one_of
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
+from charonia.platform.deployments.spec import REPLACE, STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class DeployOptions:
     instances_max: int | None = None
     max_batch_size: int | None = None
     max_queue_delay_us: int | None = None
+    strategy: str = ""
     traffic: Mapping[str, float] = field(default_factory=dict)
     keys: bool = False
     ready_within_s: float | None = None
@@ -50,8 +52,7 @@ usage: charonia deploy [OPTIONS] MODEL|PATH
 
 Deploy a model of the registry, in its latest version that is ready or in MODEL/VERSION; or add a file or folder to the
 registry and deploy that. If there is a deployment of the name, it gets the model and the options given here, and
-keeps the rest; the version before serves until the new one is ready. Where requests are split by weights, they stay so:
-the version is loaded beside the others, and --traffic gives it requests.
+keeps the rest; the previous version serves until the new one is ready. --strategy says how the new one gets requests.
 """,
     groups={
         "Options": (
@@ -67,6 +68,8 @@ the version is loaded beside the others, and --traffic gives it requests.
             Option("--max-batch-size", "max_batch_size", integer(1), "N", "Largest batch", default=""),
             Option("--max-queue-delay-us", "max_queue_delay_us", integer(0), "N",
                    "Longest wait for a fuller batch, in microseconds", default=""),
+            Option("--strategy", "strategy", one_of(STRATEGIES), "replace|beside|canary",
+                   "The version gets all requests when it is ready, none yet, or more step by step", default="replace"),
             Option("--traffic", "traffic", by_version, "VERSION=N,...",
                    "Split requests by these weights, among these versions: 1=90,2=10", default=""),
             flag("--keys", "keys", True, "Clients need an API key"),
@@ -98,10 +101,7 @@ def _deploy(given: DeployOptions) -> int:
         "note": given.note,
         "revision": before["revision"] if before else 0,
     }
-    old = before["spec"] if before else None
-    if not version and _weights(old, model) and not given.traffic:
-        version = _newest(client, project, model)
-    spec = changed_spec(old, name, model, version, given)
+    spec = changed_spec(before["spec"] if before else None, name, model, version, given)
     plan = client.call("PUT", place, spec, query=query)
     show_plan(name, plan, is_dry=given.is_dry)
     if given.is_dry:
@@ -128,21 +128,6 @@ def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
     return name, int(version) if slash else 0
 
 
-def _newest(client: PlatformClient, project: str, model: str) -> int:
-    """Return the newest version of a model that is ready, 0 for none."""
-    versions = client.call("GET", path_of("projects", project, "models", model))["versions"]
-    return max((int(each["number"]) for each in versions if each["state"] == "ready"), default=0)
-
-
-def _weights(spec: Mapping[str, Any] | None, model: str) -> Mapping[str, float]:
-    """Return the weights by which the requests of a model are split, {} for none."""
-    for each in (spec or {}).get("models", ()):
-        if each["name"] == model:
-            found: Mapping[str, float] = each.get("traffic", {}).get("weights") or {}
-            return found
-    return {}
-
-
 def _there(client: PlatformClient, place: str) -> Mapping[str, Any] | None:
     try:
         found: Mapping[str, Any] = client.call("GET", place)
@@ -161,28 +146,22 @@ def changed_spec(
     Args:
         before: The specification that it has, None if it is new.
         model: The model; one that is not among its models is added.
-        version: The version, 0 for the latest. It replaces the previous versions; where requests are split by
-            weights it is added beside them, with weight 0.
+        version: The version, 0 for the latest.
     """
-    spec: dict[str, Any] = {"models": [], **(before or {}), "name": name}
+    if given.traffic and given.strategy not in ("", REPLACE):
+        raise invalid(f"--traffic splits the requests itself, expected it without --strategy {given.strategy}")
+    spec: dict[str, Any] = {"models": [], **(before or {}), "name": name, "strategy": given.strategy or REPLACE}
     entry: dict[str, Any] = next((dict(each) for each in spec["models"] if each["name"] == model), {"name": model})
-    weights = given.traffic or _weights(before, model)
-    wanted = {version} if version else set[int]()
-    if given.traffic:
-        wanted |= {int(each) for each in given.traffic}
-    elif weights and entry["versions"] != "latest":
-        wanted |= set(entry["versions"])
+    wanted = {*([version] if version else []), *map(int, given.traffic)}
     entry["versions"] = sorted(wanted) or "latest"
-    traffic = {
-        "weights": dict(weights),
-        "sticky": entry.get("traffic", {}).get("sticky"),
-        "shadow": {
-            each: shadow for each, shadow in entry.get("traffic", {}).get("shadow", {}).items() if int(each) in wanted
-        },
-    }
-    entry["traffic"] = {key: value for key, value in traffic.items() if value}
-    if not entry["traffic"]:
-        del entry["traffic"]
+    split = [number for number, weight in entry.pop("traffic", {}).get("weights", {}).items() if weight]
+    if given.traffic:
+        entry["traffic"] = {"weights": dict(given.traffic)}
+    elif len(split) > 1 and not given.strategy:
+        raise invalid(
+            f"requests of '{model}' are split among the versions {', '.join(split)}: expected --strategy, got none",
+            hint="replace gives the new version all requests, beside none yet, canary more step by step",
+        )
     _add(entry, "instances", {"min": given.instances, "max": given.instances_max})
     batching = {"max_batch_size": given.max_batch_size, "max_queue_delay_microseconds": given.max_queue_delay_us}
     _add(entry, "batching", batching)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.platform.console.deploy_form import by_field, document, form_of, sent_of, with_version
+from charonia.platform.console.deploy_form import by_field, document, form_of, sent_of
 from charonia.platform.deployments.spec import read_spec, write_spec
 
 SPEC: dict[str, Any] = {
@@ -78,14 +78,12 @@ def test_a_sentence_about_no_field_is_one_of_the_form() -> None:
     }
 
 
-def test_a_version_more_gets_no_requests_until_somebody_says_so() -> None:
-    model = with_version({"name": "a", "versions": [1]}, 2, [1])
+def test_weights_are_sent_where_versions_replace_others_only() -> None:
+    form = form_of(
+        {"name": "a", "models": [{"name": "m", "versions": [2], "traffic": {"weights": {"1": 90, "2": 10}}}]}
+    )
 
-    assert model["versions"] == [1, 2]
-    assert model["traffic"] == {"weights": {"1": 100}}
+    (replaced,) = document(sent_of({**form, "strategy": "replace"}))["models"]
+    (beside,) = document(sent_of({**form, "strategy": "beside"}))["models"]
 
-
-def test_a_version_more_leaves_weights_as_they_are() -> None:
-    traffic = {"weights": {"1": 50, "2": 50}}
-
-    assert with_version({"name": "a", "traffic": traffic}, 3, [1, 2])["traffic"] == traffic
+    assert (replaced["traffic"], "traffic" in beside) == ({"weights": {"1": 90, "2": 10}}, False)

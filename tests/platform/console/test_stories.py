@@ -205,11 +205,13 @@ def test_an_upload_is_paused_and_cancelled(page: Page, running: RunningPlatform,
     expect(page.locator("#sent-text")).to_have_text("Ready to send")
 
 
-def test_it_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, running: RunningPlatform) -> None:
+def test_a_version_is_loaded_beside_version_1_and_gets_no_requests_yet(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "models", "digits", "versions", "2"))
 
     page.get_by_role("button", name="Deploy version 2").click()
     expect(page.get_by_role("heading", name="Edit digits")).to_be_visible()
+    expect(page.locator("#check .changes")).to_contain_text("version 1 -> version 2")
+    page.get_by_label("New versions get").select_option("beside")
     expect(page.locator("#check .changes")).to_contain_text("versions 1, 2")
     page.get_by_role("button", name="Apply the change").click()
 
@@ -234,7 +236,10 @@ def test_a_canary_begins_is_promoted_and_says_what_it_did(page: Page, running: R
     page.goto(path(running, "deployments", "digits", "traffic"))
 
     page.get_by_role("button", name="Start the canary").click()
+    expect(page.locator("#sure p")).to_have_text("Version 2 gets 1 % of the requests in place of 20 %.")
+    sure(page)
     expect(page.locator("#canary h2 .badge")).to_have_text("running")
+    expect(page.locator("#split")).to_contain_text("Promote or abort it to set them by hand")
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#canary h2 .badge")).to_have_text("paused")
     page.get_by_role("button", name="Promote").click()
@@ -244,13 +249,15 @@ def test_a_canary_begins_is_promoted_and_says_what_it_did(page: Page, running: R
     expect(page.locator("#history")).to_contain_text("version 2")
 
 
-def test_one_click_rolls_back(page: Page, running: RunningPlatform) -> None:
+def test_a_rollback_says_what_it_changes_and_asks(page: Page, running: RunningPlatform) -> None:
     page.goto(path(running, "deployments", "digits", "revisions"))
     newest = page.locator("#revisions > li").first
     expect(newest).to_contain_text("promoted")  # the canary's revision follows a moment after its end
     expect(newest.locator(".badge")).to_have_text("serving")
 
     page.get_by_role("button", name="Roll back to revision 1", exact=True).click()
+    expect(page.locator("#sure p")).to_contain_text("versions 1, 2 -> version 1")
+    sure(page)
 
     expect(newest).to_contain_text("back to revision 1")
     expect(newest.locator(".badge")).to_have_text("serving")

@@ -196,6 +196,7 @@ def test_a_shadow_version_gets_copies_and_its_differences_are_shown(page: Page, 
     add(running, "digits", {"1/model.onnx": mlp((64, 48, 10))})
     address = deploy(page, running, "digits")
     page.goto(path(running, "deployments", "digits", "change?model=digits&version=2"))
+    page.get_by_label("New versions get").select_option("beside")
     page.get_by_role("button", name="Apply the change").click()
     expect(page).to_have_url(path(running, "deployments", "digits"))
     page.goto(path(running, "deployments", "digits", "traffic"))
@@ -336,6 +337,8 @@ def test_the_keyboard_alone_adds_deploys_and_rolls_back(page: Page, running: Run
     expect(page).to_have_url(path(running, "deployments", "scans", "revisions"))
     expect(page.locator("#revisions > li").first.locator(".badge")).to_have_text("serving")
     go_to(page, page.get_by_role("button", name="Roll back to revision 1", exact=True))
+    page.keyboard.press("Enter")
+    go_to(page, page.get_by_role("button", name="Roll back", exact=True))
     page.keyboard.press("Enter")
     expect(page.locator("#revisions > li").first).to_contain_text("back to revision 1")
 

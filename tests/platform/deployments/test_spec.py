@@ -11,9 +11,12 @@ from charonia.core.errors import ServingError
 from charonia.platform.deployments.spec import (
     DeployedModel,
     DeploymentSpec,
+    Strategy,
     changes,
     changes_traffic_only,
+    read_change,
     read_spec,
+    rolled_out,
     write_spec,
 )
 
@@ -222,3 +225,58 @@ def test_a_change_of_traffic_alone_is_known_as_such() -> None:
 
     assert changes_traffic_only(SPEC, traffic)
     assert not changes_traffic_only(SPEC, replace(traffic, keys=False))
+
+
+def _split(versions: tuple[int, ...], **weights: float) -> DeploymentSpec:
+    traffic = {"weights": {name[1:]: weight for name, weight in weights.items()}, "sticky": "key"} if weights else {}
+    return DeploymentSpec("a", models=(DeployedModel("m", versions, traffic),))
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "versions", "expected", "weights", "begins"),
+    [
+        (_split((1,)), "replace", (2,), (2,), {}, {}),
+        (_split((1, 2), v1=90, v2=10), "replace", (3,), (3,), {}, {}),
+        (_split((1,)), "beside", (2,), (1, 2), {"1": 100}, {}),
+        (_split((1,)), "canary", (2,), (1, 2), {"1": 100}, {"m": 2}),
+        (_split((1, 2), v1=90, v2=10), "canary", (3,), (1, 2, 3), {"1": 90, "2": 10}, {"m": 3}),
+        (_split((1, 2), v1=0, v2=100), "canary", (3,), (2, 3), {"2": 100}, {"m": 3}),  # version 1 has no requests
+        (_split((1, 2), v1=100), "beside", (2,), (1, 2), {"1": 100}, {}),  # it is there already
+        (_split((1, 2), v1=100), "canary", (2,), (1, 2), {"1": 100}, {"m": 2}),
+        (_split((1, 2), v1=90, v2=10), "canary", (2,), (1, 2), {"1": 90, "2": 10}, {}),  # as before
+        (_split((2,)), "canary", (2,), (2,), {}, {}),
+    ],
+)
+def test_a_strategy_says_which_versions_stay_and_which_get_requests(
+    before: DeploymentSpec,
+    kind: str,
+    versions: tuple[int, ...],
+    expected: tuple[int, ...],
+    weights: dict[str, float],
+    begins: dict[str, int],
+) -> None:
+    wanted = DeploymentSpec("a", models=(DeployedModel("m", versions),))
+
+    spec, canaries = rolled_out(before, wanted, Strategy(kind))
+
+    assert (spec.models[0].versions, spec.models[0].traffic.get("weights", {})) == (expected, weights)
+    assert spec.models[0].traffic.get("sticky") == before.models[0].traffic.get("sticky")
+    assert canaries == begins
+    assert rolled_out(before, wanted, Strategy(kind), under_way=["m"])[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "problem"),
+    [
+        ("slowly", "strategy: expected one of replace, beside, canary, or {canary: {...}}, got 'slowly'"),
+        ({"canary": {"steps": [5], "speed": 1}}, "strategy: there is no traffic setting 'canary.speed'"),
+        ({"canary": {"steps": [0]}}, "strategy: canary.steps"),
+        ("beside", "models[0].traffic.weights: expected none with the strategy 'beside'"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused(strategy: object, problem: str) -> None:
+    model = {"name": "m", "versions": [1], "traffic": {"weights": {"1": 1}}}
+    with pytest.raises(ServingError) as caught:
+        read_change({"name": "a", "models": [model], "strategy": strategy})
+
+    assert problem in caught.value.message

@@ -97,3 +97,47 @@ def test_a_plan_that_has_ended_with_its_server_changes_nothing(stage: Stage, ser
 def test_a_model_that_is_not_deployed_is_not_found(stage: Stage, server: dict[str, Any]) -> None:
     with pytest.raises(ServingError, match="has no model 'other'"):
         stage.deployments.servers.set_traffic(ADA, "default", "reader", "other", {"weights": {"1": 1}})
+
+
+def test_a_version_deployed_by_canary_gets_requests_when_it_is_ready(stage: Stage, server: dict[str, Any]) -> None:
+    change = stage.spec(versions=[3], strategy={"canary": {"steps": [5, 100]}})
+    plan = stage.deployments.changes.change(ADA, "default", change)
+    assert plan.changes[-1] == "a canary plan moves requests to version 3 of 'echo'"
+    assert plan.spec["models"][0]["versions"] == [1, 3]
+    stage.deployments.canaries.step()
+    assert server["asked"] == []  # the revision does not serve yet
+
+    stage.pass_s(5)
+    stage.deployments.canaries.step()
+    stage.deployments.canaries.step()
+
+    assert server["asked"] == [{"canary": {"steps": [5, 100], "version": 3}}]
+    again = stage.deployments.changes.change(ADA, "default", change)
+    assert (again.changes, again.revision) == ([], 2)
+
+
+def test_a_loaded_version_without_requests_gets_them_by_canary_without_a_revision(
+    stage: Stage, server: dict[str, Any]
+) -> None:
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[2], strategy="canary"))
+    stage.deployments.canaries.step()
+
+    assert server["asked"] == [{"canary": {"version": 2}}]
+    assert stage.deployments.reads.get(ADA, "default", "reader").revision == 1
+
+
+def test_a_canary_whose_revision_is_followed_by_another_does_not_begin(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[3], strategy="canary"))
+    stage.deployments.changes.rollback(ADA, "default", "reader", to=1)
+    stage.pass_s(5)
+    stage.deployments.canaries.step()
+    stage.deployments.canaries.step()
+
+    assert server["asked"] == []
+
+
+def test_weights_are_refused_while_a_plan_sets_them(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
+
+    with pytest.raises(ServingError, match="the canary plan of version 2 of 'echo' sets them"):
+        stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"weights": {"1": 1}})

@@ -188,7 +188,7 @@ async def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_
     await harness.start()
     traffic = harness.lifecycle.table.traffic
 
-    await traffic.change("m", {"canary": {"version": 2, "steps": [40, 100]}})
+    await traffic.change("m", {"canary": {"version": 2, "stable": 1, "steps": [40, 100]}})
     assert harness.ready() == {"m"}
     await harness.answer("other")
     assert harness.ready() == {"other"}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charonia.core.errors import invalid
+from charonia.platform.deployments.spec import REPLACE
 
 _WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
 
@@ -37,6 +38,7 @@ def document(sent: FormFields) -> dict[str, Any]:
         "replicas": _without_empty({"min": number(sent, "replicas_min"), "max": number(sent, "replicas_max")}) or 1,
         "keys": bool(text_of(sent, "keys")),
         "ready_within_s": number(sent, "ready_within_s"),
+        "strategy": text_of(sent, "strategy") or None,
     }
     return {key: value for key, value in found.items() if value not in (None, {})}
 
@@ -56,6 +58,7 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
         "gpu_memory_mib": device.get("gpu_memory_mib", ""),
         "replicas_min": bounds.get("min", 1),
         "replicas_max": bounds.get("max", 1),
+        "strategy": spec.get("strategy", REPLACE),
         "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
         "keys": bool(spec.get("keys")),
     }
@@ -101,14 +104,6 @@ def by_field(message: str) -> dict[str, str]:
     return {field: "\n".join(lines) for field, lines in found.items()}
 
 
-def with_version(model: Mapping[str, Any], number: int, present: Sequence[int]) -> dict[str, Any]:
-    """Return a model of a specification with one more version, which gets no requests yet."""
-    if number in present or not present:
-        return {**model, "versions": [*present] or [number]}
-    traffic = model.get("traffic") or {"weights": {str(max(present)): 100}}
-    return {**model, "versions": sorted([*present, number]), "traffic": traffic}
-
-
 def number(sent: FormFields, name: str) -> Any:
     """Return a number of the form, None for an empty field, the text itself if it is not a number."""
     return numeric(text) if (text := text_of(sent, name)) else None
@@ -134,6 +129,8 @@ def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict
     config = _json(sent, f"{index}.config", problems)
     traffic = _json(sent, f"{index}.traffic", problems)
     weights = _weights(text_of(sent, f"{index}.weights"), f"{index}.weights", problems)
+    if text_of(sent, "strategy") not in ("", REPLACE):  # it sets them
+        weights = {}
     traffic = {key: value for key, value in traffic.items() if key != "weights"} | (
         {"weights": weights} if weights else {}
     )

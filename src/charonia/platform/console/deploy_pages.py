@@ -15,7 +15,6 @@ from charonia.platform.console.deploy_form import (
     form_of,
     sent_of,
     text_of,
-    with_version,
 )
 from charonia.platform.console.deployment_pages import as_file
 from charonia.platform.console.job_pages import offer
@@ -23,6 +22,7 @@ from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
 from charonia.platform.deployments.reads import ChangePlan
+from charonia.platform.deployments.spec import BESIDE, CANARY, REPLACE
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.people import projects
@@ -35,6 +35,13 @@ LISTED_MAX = 200
 
 VERSIONS_MAX = 12
 """Most versions of a model that it offers: the latest, and the chosen ones."""
+
+STRATEGIES_TEXT = (
+    (REPLACE, "Replace: all requests, as soon as it is ready"),
+    (CANARY, "Canary: more step by step, and back if it gets worse"),
+    (BESIDE, "Load beside: no requests yet"),
+)
+"""How new versions get requests, in words."""
 
 _AGAINST_NEWEST = "Review the new diff and apply again."
 
@@ -69,14 +76,14 @@ def check(visit: OnPage, sent: Sent) -> Response:
 
 @router.get("/{name}/change")
 def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0) -> Response:
-    """Show the form to edit a deployment, with one more version if one is named."""
+    """Show the form to edit a deployment, with a version in place of the others if one is named."""
     visit.demand_deployer()
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     spec = {**view.spec}
     if model:
-        spec["models"] = [
-            with_version(each, version, _numbers(each)) if each["name"] == model else each for each in spec["models"]
-        ]
+        named = {"versions": [version], "traffic": {}}
+        spec["models"] = [{**each, **(named if each["name"] == model else {})} for each in spec["models"]]
+        spec["strategy"] = REPLACE
     plan = visit.platform.deployments.changes.plan(visit.who, visit.project, spec)
     shown = _planned(plan, spec)
     return _form(visit, name, {**form_of(spec), "after": view.revision}, check=shown)
@@ -190,6 +197,8 @@ def _planned(plan: ChangePlan, spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hints(spec: Mapping[str, Any]) -> list[str]:
+    if spec.get("strategy", REPLACE) != REPLACE:
+        return []
     several = [
         model["name"] for model in spec.get("models", ()) if len(_numbers(model)) > 1 and not model.get("traffic")
     ]
@@ -231,6 +240,7 @@ def _form(
         "form": {"after": 0, "note": "", **form},
         "known": [each for each in known if each not in offered],
         "environments": choices,
+        "strategies": STRATEGIES_TEXT,
         "targets": [(each, each) for each in visit.platform.deployments.targets],
         "save": visit.path("deployments", name, "change") if name else visit.path("deployments", "new"),
         "redraw": visit.path("deployments", "form") + (f"?name={name}" if name else ""),

@@ -16,6 +16,7 @@ from charonia.platform.console.text import duration_text, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
 from charonia.platform.deployments.reads import DeploymentView
+from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
@@ -79,7 +80,9 @@ def revisions(visit: OnPage, name: Text, offset: Number = 0) -> Response:
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
     found, total = deployments.reads.revisions(visit.who, visit.project, name, limit=ROWS_MAX, offset=offset)
-    values = {"revisions": found, "pages": visit.pages(offset, total - offset)}
+    latest = read_spec(view.spec)
+    effects = {each.number: changes(latest, read_spec(each.spec)) for each in found}
+    values = {"revisions": found, "effects": effects, "pages": visit.pages(offset, total - offset)}
     return page(visit, view, "revisions.html", "revisions", values)
 
 

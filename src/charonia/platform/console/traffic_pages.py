@@ -78,8 +78,9 @@ def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
         visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
         form = {**_PLAN, **{key: text_of(sent, key) for key in sent if key in _PLAN}}
-        return _page(visit, name, model, block="canary", status=INVALID, form=form, problems={"canary": error.message})
-    return _page(visit, name, model, block="canary")
+        problem = error.message + (f". {error.hint}" if error.hint else "")
+        return _page(visit, name, model, block="controls", status=INVALID, form=form, problems={"canary": problem})
+    return _page(visit, name, model, block="controls")
 
 
 def _plan(sent: FormFields) -> dict[str, Any]:
@@ -133,7 +134,8 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         each["copies_percent"] = f"{100 * answer['shadow'].get(each['version'], {}).get('share', 0):.4g}"
         each["now"] = figures.get(f"{answer['model']}/{each['version']}", Figures())
     canary, sticky = answer.get("canary"), answer.get("sticky", "")
-    newest_first = [(each["version"], f"version {each['version']}") for each in reversed(versions)]
+    least_first = sorted(versions, key=lambda each: (each["percent"], -int(each["version"])))
+    candidates = [(each["version"], f"version {each['version']}") for each in least_first if each["percent"] < 100]
     shares = ", ".join(f"version {each['version']} gets {figure(each['percent'])} %" for each in versions)
     return {
         "name": answer["model"],
@@ -145,7 +147,8 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         "has_shadow": bool(answer["shadow"]),
         "canary": _canary(canary) if canary else None,
         "canary_open": canary is not None and canary["state"] in _OPEN,
-        "candidates": newest_first,
+        "candidates": candidates,
+        "shares": {each["version"]: each["percent"] for each in versions},
         "history": [
             {"time": entry["time"].replace("T", " ").removesuffix("Z")[5:16], "text": entry["text"]}
             for entry in reversed(answer.get("history", ()))

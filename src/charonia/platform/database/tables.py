@@ -152,7 +152,7 @@ class DeploymentRow(PlatformTable):
     ready: Mapped[float] = mapped_column(default=0.0)
     failure: Mapped[str] = mapped_column(Text, default="")
     canaries: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Who started the running canary plan, by model. See `deployments.canaries`."""
+    """Who started the running canary plan, or what is to begin, by model. See `deployments.service`."""
 
     project: Mapped[ProjectRow] = relationship()
     revisions: Mapped[list["RevisionRow"]] = relationship(

@@ -10,7 +10,16 @@ from charonia.core.errors import ServingError, conflict, invalid, not_found, una
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
 from charonia.platform.deployments.reads import ChangePlan, find, revision_of, row_of
-from charonia.platform.deployments.spec import DeploymentSpec, changes, changes_traffic_only, read_spec, write_spec
+from charonia.platform.deployments.spec import (
+    DeploymentSpec,
+    Strategy,
+    changes,
+    changes_traffic_only,
+    read_change,
+    read_spec,
+    rolled_out,
+    write_spec,
+)
 from charonia.platform.deployments.workloads import Named, Workloads
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -40,10 +49,10 @@ class DeploymentChanges:
 
     def plan(self, who: Principal, project: str, value: object) -> ChangePlan:
         """Return the changes of a specification, and why it does not fit. Changes nothing."""
-        return self._planned(who, project, read_spec(value), ProjectRole.VIEWER)[0]
+        return self._planned(who, project, *read_change(value), ProjectRole.VIEWER)[0]
 
     def create(self, who: Principal, project: str, value: object, *, note: str = "") -> ChangePlan:
-        return self._put(who, project, read_spec(value), note=note, revision=0)
+        return self._put(who, project, *read_change(value), note=note, revision=0)
 
     def change(
         self, who: Principal, project: str, value: object, *, note: str = "", revision: int | None = None
@@ -53,7 +62,7 @@ class DeploymentChanges:
         Args:
             revision: Number of the latest revision that the caller has seen, 0 for none; None to skip this check.
         """
-        return self._put(who, project, read_spec(value), note=note, revision=revision)
+        return self._put(who, project, *read_change(value), note=note, revision=revision)
 
     def rollback(
         self, who: Principal, project: str, name: str, *, to: int = 0, revision: int | None = None
@@ -76,7 +85,7 @@ class DeploymentChanges:
         if chosen is None:
             raise not_found(f"deployment '{name}' has no {f'revision {to}' if to else 'earlier revision that served'}")
         spec = read_spec(chosen.spec)
-        return self._put(who, project, spec, note=f"back to revision {chosen.number}", revision=revision)
+        return self._put(who, project, spec, Strategy(), note=f"back to revision {chosen.number}", revision=revision)
 
     def stop(self, who: Principal, project: str, name: str) -> None:
         """Stop the servers of a deployment; its revisions and its address stay."""
@@ -112,8 +121,9 @@ class DeploymentChanges:
         self._wake()
 
     def _planned(
-        self, who: Principal, project: str, spec: DeploymentSpec, role: ProjectRole
-    ) -> tuple[ChangePlan, Named, int]:
+        self, who: Principal, project: str, spec: DeploymentSpec, strategy: Strategy, role: ProjectRole
+    ) -> tuple[ChangePlan, Named, int, Mapping[str, int]]:
+        """Return what a change does, what it names, its project, and the versions that begin as canaries, by model."""
         who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(
@@ -127,7 +137,11 @@ class DeploymentChanges:
             named = self._workloads.named(session, found.id, spec)
             row = row_of(session, found.id, spec.name)
             latest = None if row is None else revision_of(session, row.id, row.latest)
-        before = None if latest is None else read_spec(latest.spec)
+            before = None if latest is None else read_spec(latest.spec)
+            canaries: Mapping[str, int] = {}
+            if before is not None and row is not None and strategy.kind:
+                spec, canaries = rolled_out(before, named.spec, strategy, row.canaries)
+                named = self._workloads.named(session, found.id, spec)
         changed = changes(before, named.spec)
         problems: Sequence[str] = ()
         if before is not None and before.target != spec.target:
@@ -137,13 +151,21 @@ class DeploymentChanges:
             workload = self._workloads.workload(project, number, named)
             problems = self._targets[spec.target].problems(workload)
         number = row.latest if row is not None else 0
-        plan = ChangePlan(changed, problems, number, write_spec(named.spec), is_new=row is None)
-        return plan, named, found.id
+        begun = [f"a canary plan moves requests to version {canaries[model]} of '{model}'" for model in canaries]
+        plan = ChangePlan([*changed, *begun], problems, number, write_spec(named.spec), is_new=row is None)
+        return plan, named, found.id, canaries
 
     def _put(
-        self, who: Principal, project: str, spec: DeploymentSpec, *, note: str, revision: int | None
+        self,
+        who: Principal,
+        project: str,
+        spec: DeploymentSpec,
+        strategy: Strategy,
+        *,
+        note: str,
+        revision: int | None,
     ) -> ChangePlan:
-        plan, named, project_id = self._planned(who, project, spec, ProjectRole.DEPLOYER)
+        plan, named, project_id, canaries = self._planned(who, project, spec, strategy, ProjectRole.DEPLOYER)
         if named.runs_code:
             who.demand_code(project)
         if plan.problems:
@@ -159,7 +181,13 @@ class DeploymentChanges:
             if not plan.changes:
                 self._try_again(session, who, project, row)
                 return plan
-            _add_revision(session, row, plan, note, who)
+            if len(plan.changes) > len(canaries):
+                _add_revision(session, row, plan, note, who)
+            begun = {
+                model: {"who": who.name, "revision": row.latest, "plan": {**strategy.plan, "version": version}}
+                for model, version in canaries.items()
+            }
+            row.canaries = {**row.canaries, **begun}
             detail = {"revision": row.latest, "changes": list(plan.changes), "note": note}
             action = "deployment.create" if plan.is_new else "deployment.change"
             audit.note(session, who, action, f"{project}/{spec.name}", detail, project_id=project_id)

@@ -27,6 +27,9 @@ from charonia.wire.traffic_form import read_change
 
 LOG_LINES_MAX = 5000
 
+UNDER_WAY = ("running", "paused")
+"""States of a canary plan that has not ended."""
+
 _SETTINGS = ("weights", "sticky", "shadow")
 
 
@@ -89,6 +92,8 @@ class DeploymentServers:
         spec = read_spec(self._reads.revision(who, project, name, view.wanted or view.revision).spec)
         if model not in [deployed.name for deployed in spec.models]:
             raise not_found(f"deployment '{name}' has no model '{model}'")
+        if "weights" in change:
+            self._demand_no_plan(who, project, name, model)
         if not change.keys() <= set(_SETTINGS):
             answers = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
             with self._database.transaction() as session:
@@ -104,6 +109,18 @@ class DeploymentServers:
         ]
         value = write_spec(replace(spec, models=tuple(models)))
         return self._changes.change(who, project, value, note=note or f"traffic of '{model}'", revision=view.revision)
+
+    def _demand_no_plan(self, who: Principal, project: str, name: str, model: str) -> None:
+        """Refuse weights while a canary plan sets them: their revision would end it."""
+        try:
+            canary = self.traffic(who, project, name, model).get("canary")
+        except ServingError:
+            return  # no server has one
+        if canary is not None and canary["state"] in UNDER_WAY:
+            raise conflict(
+                f"weights: the canary plan of version {canary['plan']['version']} of '{model}' sets them",
+                hint="promote or abort it first",
+            )
 
     def _target(self, who: Principal, project: str, name: str, role: ProjectRole) -> tuple[DeploymentTarget, str]:
         with self._database.reading() as session:

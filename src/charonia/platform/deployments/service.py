@@ -15,7 +15,7 @@ from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.reconciler import Reconciler
 from charonia.platform.deployments.scaler import Scaler
-from charonia.platform.deployments.servers import DeploymentServers, ServerKeys
+from charonia.platform.deployments.servers import UNDER_WAY, DeploymentServers, ServerKeys
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget
@@ -24,8 +24,6 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Interval between polls of running plans."""
-
-_UNDER_WAY = ("running", "paused")
 
 
 class _Plan(NamedTuple):
@@ -36,13 +34,16 @@ class _Plan(NamedTuple):
     name: str
     model: str
     who: str
+    waiting: Mapping[str, Any]
+    """The plan to begin, and the revision that must serve before; {} for a plan that has begun."""
 
 
 class Canaries:
     """Polls the canary plans of deployments in a thread."""
 
-    def __init__(self, database: Database, servers: DeploymentServers) -> None:
+    def __init__(self, database: Database, reads: DeploymentReads, servers: DeploymentServers) -> None:
         self._database = database
+        self._reads = reads
         self._servers = servers
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canaries", daemon=True)
@@ -65,12 +66,23 @@ class Canaries:
                     self._forget(plan)
                 elif error.code is not Code.UNAVAILABLE:
                     _log.error("canary of '%s' in '%s/%s': %s", plan.model, plan.project, plan.name, error)
+                    if plan.waiting:
+                        self._forget(plan)
 
     def _look(self, plan: _Plan) -> None:
         who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
+        if plan.waiting:
+            view = self._reads.get(who, plan.project, plan.name)
+            revision = plan.waiting["revision"]
+            if view.serving == revision == view.wanted and view.state in ("ready", "degraded"):
+                begun = {"canary": plan.waiting["plan"]}
+                self._servers.set_traffic(who, plan.project, plan.name, plan.model, begun)
+            elif view.wanted != revision:  # it has failed, or another one follows it
+                self._forget(plan)
+            return
         traffic = self._servers.traffic(who, plan.project, plan.name, plan.model)
         canary = traffic.get("canary")
-        if canary is not None and canary["state"] in _UNDER_WAY:
+        if canary is not None and canary["state"] in UNDER_WAY:
             return
         if canary is not None:  # otherwise its server has exited, and the plan with it
             self._keep(who, plan, canary, traffic["weights"])
@@ -86,16 +98,16 @@ class Canaries:
         )
         with self._database.reading() as session:
             return [
-                _Plan(number, project, name, model, who)
+                _Plan(number, project, name, model, *((kept, {}) if isinstance(kept, str) else (kept["who"], kept)))
                 for number, project, name, canaries in session.execute(query)
-                for model, who in canaries.items()
+                for model, kept in canaries.items()
             ]
 
     def _forget(self, plan: _Plan) -> None:
         with self._database.transaction() as session:
             row = session.get(DeploymentRow, plan.deployment_id)
             if row is not None:
-                row.canaries = {model: who for model, who in row.canaries.items() if model != plan.model}
+                row.canaries = {model: kept for model, kept in row.canaries.items() if model != plan.model}
 
     def _run(self) -> None:
         while not self._closing.wait(LOOK_S):
@@ -120,7 +132,7 @@ class Deployments:
         self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
         self.keys = ServerKeys(database, targets, workloads)
         self.servers = DeploymentServers(database, targets, self.reads, self.changes)
-        self.canaries = Canaries(database, self.servers)
+        self.canaries = Canaries(database, self.reads, self.servers)
 
     def start(self) -> None:
         """Begin to reconcile, and to collect figures."""

@@ -14,16 +14,17 @@ device: {cpu_cores: 2, gpus: [0], memory_mib: 2048, gpu_memory_mib: 4096}
 replicas: {min: 1, max: 1}
 keys: true                      # whether clients need an API key
 ready_within_s: 600
+strategy: replace               # how new versions get requests, of a change: replace, beside or canary; not recorded
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from charonia.core.errors import ServingError, invalid
-from charonia.wire.traffic_form import read_settings
+from charonia.wire.traffic_form import read_plan, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,23 @@ class DeploymentSpec:
     ready_within_s: float = 600.0
 
 
+REPLACE, BESIDE, CANARY = STRATEGIES = ("replace", "beside", "canary")
+"""How new versions of a model get requests: all of them when they are ready, none yet, or step by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How new versions get requests.
+
+    Attributes:
+        kind: One of `STRATEGIES`; "" for what the specification says.
+        plan: Members of the canary plan, without its version.
+    """
+
+    kind: str = ""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+
+
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """Valid names of deployments: they are part of addresses and folders."""
 
@@ -107,11 +125,62 @@ _TRAFFIC = ("weights", "sticky", "shadow")
 
 def read_spec(value: object) -> DeploymentSpec:
     """Return a deployment."""
+    return read_change(value)[0]
+
+
+def read_change(value: object) -> tuple[DeploymentSpec, Strategy]:
+    """Return a deployment, and how its new versions get requests."""
     reader = _Reader()
+    strategy = Strategy()
+    if isinstance(value, Mapping) and "strategy" in value:
+        strategy = reader.strategy(value["strategy"])
+        value = {name: member for name, member in value.items() if name != "strategy"}
     spec = reader.spec(value)
+    for index, model in enumerate(spec.models if strategy.kind not in ("", REPLACE) else ()):
+        if model.traffic.get("weights"):
+            reader.problems.append(
+                f"models[{index}].traffic.weights: expected none with the strategy '{strategy.kind}', which sets them"
+            )
     if reader.problems:
         raise invalid("\n".join(reader.problems))
-    return spec
+    return spec, strategy
+
+
+def rolled_out(
+    before: DeploymentSpec, after: DeploymentSpec, strategy: Strategy, under_way: Container[str] = ()
+) -> tuple[DeploymentSpec, Mapping[str, int]]:
+    """Return the specification that a strategy makes of a change, and the versions that begin as canaries, by model.
+
+    A version is new if it gets no requests yet. Versions that get some stay beside it; the others leave.
+
+    Args:
+        after: The change, with numbers in place of "latest".
+        under_way: Models with a canary plan that has not ended: nothing changes in them.
+    """
+    present = {model.name: model for model in before.models}
+    models, canaries = list[DeployedModel](), dict[str, int]()
+    for model in after.models:
+        old = present.get(model.name)
+        if old is None or not strategy.kind:
+            models.append(model)
+            continue
+        weights = {version: weight for version, weight in old.traffic.get("weights", {}).items() if weight}
+        weights = weights or {str(max(old.versions)): 100}
+        traffic = {**old.traffic, **model.traffic}
+        versions = model.versions
+        if strategy.kind == REPLACE:
+            traffic["weights"] = model.traffic.get("weights", {})
+        else:
+            new = [version for version in model.versions if str(version) not in weights]
+            if strategy.kind == CANARY and new and model.name not in under_way:
+                canaries[model.name] = max(new)
+            is_loaded = set(new) <= set(old.versions)
+            versions = old.versions if is_loaded else tuple(sorted({*model.versions, *map(int, weights)}))
+            traffic["weights"] = old.traffic.get("weights", {}) if is_loaded else weights
+        kept = {version: shadow for version, shadow in traffic.get("shadow", {}).items() if int(version) in versions}
+        traffic = {key: value for key, value in {**traffic, "shadow": kept}.items() if value}
+        models.append(replace(model, versions=versions, traffic=traffic))
+    return replace(after, models=tuple(models)), canaries
 
 
 def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
@@ -176,6 +245,19 @@ class _Reader:
             keys=self._flag("keys", given.get("keys", False)),
             ready_within_s=self._seconds("ready_within_s", given.get("ready_within_s", 600.0)),
         )
+
+    def strategy(self, value: object) -> Strategy:
+        if isinstance(value, Mapping) and list(value) == [CANARY]:
+            plan = self._object(f"strategy.{CANARY}", value[CANARY])
+            try:
+                read_plan({"version": 1, **plan})  # as the server does
+            except ServingError as error:
+                self.problems.append(f"strategy: {error.message}")
+            return Strategy(CANARY, plan)
+        kind = self._text("strategy", value)
+        if kind not in ("", *STRATEGIES):
+            self._wrong("strategy", f"one of {', '.join(STRATEGIES)}, or {{canary: {{...}}}}", kind)
+        return Strategy(kind)
 
     def _models(self, value: object) -> tuple[DeployedModel, ...]:
         entries = self._list("models", value, MODELS_MAX)

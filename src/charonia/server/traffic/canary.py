@@ -410,6 +410,11 @@ class SetShare:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreSplit:
+    """Split the requests as before the plan."""
+
+
+@dataclass(frozen=True, slots=True)
 class Say:
     """Log an event."""
 
@@ -417,7 +422,7 @@ class Say:
 
 
 CanaryEvent = Looked | ReadyVersions | Replaced | EngineEnded | Act
-CanaryCommand = SetShare | Say
+CanaryCommand = SetShare | RestoreSplit | Say
 
 
 class Canary:
@@ -590,8 +595,9 @@ class Canary:
             case CanaryAction.PROMOTE:
                 text = f"promoted at {self.percent:g} % by an operator: version {plan.version} gets all requests"
                 return self._end(CanaryState.FINISHED, _WHOLE, text)
-        text = f"aborted at {self.percent:g} % by an operator: version {plan.stable} gets all requests"
-        return self._end(CanaryState.ABORTED, 0.0, text)
+        self.state = CanaryState.ABORTED
+        self.reason = f"aborted at {self.percent:g} % by an operator: requests are split as before the plan"
+        return [RestoreSplit(), Say(self.reason)]
 
     def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
         plan = self.plan

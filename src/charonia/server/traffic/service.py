@@ -21,6 +21,7 @@ from charonia.server.traffic.canary import (
     Looked,
     ReadyVersions,
     Replaced,
+    RestoreSplit,
     SetShare,
 )
 from charonia.server.traffic.split import Shadowing, SplitRunner
@@ -134,7 +135,7 @@ class TrafficService:
             traffic.requested = settings
             self._say(traffic, _change_text(change))
         if canary is not None:
-            traffic.canary = canary
+            traffic.canary, traffic.before = canary, traffic.settings.weights
             self._carry_out(traffic, canary.start())
         if change.action is not None:
             self._handle(traffic, Act(change.action))
@@ -175,6 +176,7 @@ class TrafficService:
         if plan is not None:
             traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"], plan.get("ends", 0))
             traffic.canary.state, traffic.canary.reason = CanaryState(plan["state"]), plan["reason"]
+            traffic.before = read_settings({"weights": plan.get("before", {})}).weights
             for version in (traffic.canary.plan.version, traffic.canary.plan.stable):
                 traffic.figures(version).is_watched = not traffic.canary.state.is_over
         self._reroute(key)
@@ -238,11 +240,16 @@ class TrafficService:
             )
         self._require_ready(traffic, "canary.version", [plan.version])
         if not plan.stable:
-            shares = traffic.shares()
+            shares = replace(traffic, requested=settings).shares()
             others = [version for version in traffic.runners if version != plan.version]
             stable = max(others, key=lambda version: (shares.get(version, 0.0), version), default=0)
             if not stable:
                 self._refuse(traffic, f"canary: version {plan.version} is the only one that is ready")
+            if shares.get(plan.version) == 1:
+                raise invalid(
+                    f"canary.version: version {plan.version} already gets all requests, expected one that gets fewer",
+                    hint=f'to move requests back from it, name the version that gets the rest: "stable": {stable}',
+                )
             plan = replace(plan, stable=stable)
         self._require_ready(traffic, "canary.stable", [plan.stable])
         if plan.difference_rate_max is not None and plan.version not in settings.shadow:
@@ -280,6 +287,8 @@ class TrafficService:
         for command in commands:
             if isinstance(command, SetShare):
                 traffic.set_share(command.percent)
+            elif isinstance(command, RestoreSplit):
+                traffic.set_weights(traffic.before)
             else:
                 self._say(traffic, command.text)
 
@@ -339,6 +348,7 @@ def kept_text(traffic: ModelTraffic[Runner]) -> str:
         "step": canary.step,
         "ends": canary.ends,
         "reason": canary.reason,
+        "before": {str(version): weight for version, weight in traffic.before.items()},
     }
     settings = settings_json(traffic.requested) if traffic.requested is not None else None
     return json.dumps({"settings": settings, "canary": plan, "history": [list(each) for each in traffic.history]})

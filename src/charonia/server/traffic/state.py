@@ -109,6 +109,7 @@ class ModelTraffic(Generic[R]):
         requested: Settings of a request, None without any.
         configured: Settings of its configuration, None without any.
         canary: The latest canary plan of a request.
+        before: The weights from before that plan.
         history: The events, the latest last.
         runners: Runners of the versions that are ready, by number.
         is_routed: Whether requests without a version are answered.
@@ -121,6 +122,7 @@ class ModelTraffic(Generic[R]):
     requested: TrafficSettings | None = None
     configured: TrafficSettings | None = None
     canary: Canary | None = None
+    before: Mapping[int, float] = field(default_factory=dict)
     history: deque[Happening] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     runners: Mapping[int, R] = field(default_factory=dict)
     is_routed: bool = False
@@ -173,7 +175,13 @@ class ModelTraffic(Generic[R]):
         assert self.canary is not None
         plan = self.canary.plan
         weights = {plan.stable: 100.0 - percent, plan.version: percent}
-        self.requested = replace(self.settings, weights={version: each for version, each in weights.items() if each})
+        self.set_weights({version: each for version, each in weights.items() if each})
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Split the requests of the canary plan by weights."""
+        assert self.canary is not None
+        plan = self.canary.plan
+        self.requested = replace(self.settings, weights=weights)
         for version in (plan.stable, plan.version):
             self.figures(version).is_watched = not self.canary.state.is_over
 

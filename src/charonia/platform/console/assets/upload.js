@@ -195,7 +195,7 @@ form.addEventListener("submit", (event) => {
     byId("name").focus();
   } else send();
 });
-byId("pause").addEventListener("click", () => abort.abort());
+byId("pause").addEventListener("click", ({ detail }) => detail > 1 || abort.abort());  // the second of a double click on Upload
 byId("cancel").addEventListener("click", cancel);
 addEventListener("beforeunload", (event) => {
   if (!byId("pause").hidden && byId("sent").value < 1) event.preventDefault();
