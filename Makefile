@@ -3,6 +3,7 @@
 # make test-fast  the tests that need neither processes nor files of models: under a minute, for the inner loop
 # make test       all tests
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
+# make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=5 for a night
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/metadata.py --count 60 --seed 7'
@@ -42,7 +43,7 @@ TORCH ?= torch==2.13.0
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test check packages release mutants image clean
+.PHONY: demo platform-demo test-fast test check simulate packages release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -66,6 +67,11 @@ check: $(READY) packages
 	$(BIN)/pytest tests/arch
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
+	$(BIN)/python -m tests.simulation
+
+SEED ?= 1
+simulate: $(READY)
+	$(BIN)/python -m tests.simulation --seed $(SEED) $(if $(HOURS),--hours $(HOURS))
 
 packages: $(READY)
 	rm -rf dist

@@ -1,0 +1,138 @@
+"""Run random scenarios of the whole server on a simulated machine, and check their histories.
+
+Each scenario has its own process, forked from this one, and depends on its seed only.
+"""
+
+# ruff: noqa: E402 # the machine comes before the server
+from tests.simulation.machine import adapt_server, install
+
+install()
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.scenario import Scenario, draw
+from tests.simulation.world import World
+
+adapt_server()
+
+RUNS_MAX = 60
+"""Runs in which a failing scenario is made smaller."""
+
+EVENTS = 25
+"""Events shown of a failure."""
+
+
+def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
+    """Run a scenario in another process; return what came of it."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(reading)
+        try:
+            world = World(scenario, folder)
+            world.run()
+            found = {
+                "problems": world.problems,
+                "recent": list(world.recent),
+                "history": "\n".join(world.history) + "\n",
+                "simulated_s": world.now_s(),
+                "requests": len(world.requests),
+            }
+        except BaseException:
+            found = {"problems": [traceback.format_exc()], "recent": [], "history": "", "simulated_s": 0, "requests": 0}
+        with os.fdopen(writing, "w") as file:
+            json.dump(found, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    _, status, usage = os.wait4(pid, 0)
+    nothing = {"recent": [], "history": "", "simulated_s": 0, "requests": 0}
+    result = json.loads(text) if text else nothing | {"problems": [f"the process ended with status {status}"]}
+    return result | {"cpu_s": usage.ru_utime + usage.ru_stime}
+
+
+def smaller(scenario: Scenario, folder: Path) -> Scenario:
+    """Drop operations, halves first, while the scenario still fails."""
+    size = len(scenario.operations) // 2
+    runs = 0
+    while size and runs < RUNS_MAX:
+        start = 0
+        while start < len(scenario.operations) and runs < RUNS_MAX:
+            kept = scenario.operations[:start] + scenario.operations[start + size :]
+            fewer = replace(scenario, operations=kept)
+            runs += 1
+            if run(fewer, folder)["problems"]:
+                scenario = fewer
+            else:
+                start += size
+        size //= 2
+    return scenario
+
+
+def show(scenario: Scenario, folder: Path, *, minimise: bool) -> None:
+    if minimise:
+        scenario = smaller(scenario, folder)
+    found = run(scenario, folder)
+    print(f"seed {scenario.seed}, shape {scenario.shape}, {len(scenario.operations)} operations, {scenario.options}:")
+    used = {operation.model for operation in scenario.operations}
+    for model in scenario.models if len(scenario.operations) < 30 else ():
+        if model.name in used:
+            print(f"  model {model.name}: {' '.join(model.pbtxt.split())}")
+    for operation in scenario.operations[:EVENTS]:
+        print("  operation", operation)
+    for text in found["problems"][:8]:
+        print("  problem", text)
+    print("last events:", *found["recent"][-EVENTS:], sep="\n  ")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first scenario")
+    parser.add_argument("--hours", type=float, default=0.0, help="CPU time in hours")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time in seconds")
+    parser.add_argument(
+        "--scenarios", type=int, default=0, help="number of scenarios, 0 for as many as the time allows"
+    )
+    parser.add_argument("--length", type=float, default=20.0, help="simulated seconds with requests of a scenario")
+    parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
+    parser.add_argument("--shape", default="", choices=("", "one", "apart"), help="processes of the server")
+    parser.add_argument("--quick", action="store_true", help="show failures as they are, without making them smaller")
+    parser.add_argument("--history", help="file for the histories")
+    given = parser.parse_args()
+    limit_s = given.hours * 3600 or given.seconds
+    folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
+    simulated_s = cpu_s = 0.0
+    count = requests = 0
+    digest = sha256()
+    while count < given.scenarios or (not given.scenarios and cpu_s < limit_s):
+        scenario = draw(given.seed + count, given.length, given.rate, given.shape)
+        found = run(scenario, folder)
+        count, requests = count + 1, requests + found["requests"]
+        simulated_s, cpu_s = simulated_s + found["simulated_s"], cpu_s + found["cpu_s"]
+        digest.update(found["history"].encode())
+        if given.history:
+            with open(given.history, "a") as file:
+                file.write(found["history"])
+        if found["problems"]:
+            show(scenario, folder, minimise=not given.quick)
+            print(f"failed: python -m tests.simulation --seed {scenario.seed} --scenarios 1 after {cpu_s:.1f} s of CPU")
+            return 1
+    print(
+        f"{count} scenarios, {requests} requests, {simulated_s:.0f} simulated seconds in {cpu_s:.1f} s of CPU "
+        f"({simulated_s / max(cpu_s, 0.01):.0f} per second), history {digest.hexdigest()[:16]}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

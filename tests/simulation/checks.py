@@ -1,0 +1,168 @@
+"""What a history must fulfil."""
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.simulation.models import RAISES, REFUSED
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Request, World
+
+
+def check_history(world: "World") -> None:
+    """Check every request, then what they were counted as."""
+    raised: dict[str, list[Request]] = {}
+    for request in world.requests:
+        if request.operation.values.get("fault") == RAISES:
+            raised.setdefault(request.model.name, []).append(request)
+    for request in world.requests:
+        executed = world.record.executed[request.number]
+        expected = 2 if request.model.role == "ensemble" else 1
+        if executed > expected and request.model.role != "cached":
+            world.problems.append(f"request {request.number} was executed {executed} times: {request.operation}")
+        if request.outcome.status == "ok":
+            _check_answer(world, request, executed)
+        elif request.outcome.status in ("error", "broken", "refused"):
+            reason = _unexplained(world, request, raised)
+            if reason:
+                world.problems.append(f"request {request.number} {reason}: {request.outcome}: {request.operation}")
+
+
+def _check_answer(world: "World", request: "Request", executed: int) -> None:
+    values, model = request.operation.values, request.model
+    where = f"request {request.number} of {model.name} at {request.begin_s:.6f} s"
+    if values.get("fault") and model.role != "cached" and not (model.role == "decoupled" and not request.responses):
+        world.problems.append(f"{where} should have failed: {request.operation}")
+        return
+    if model.role not in ("cached", "ensemble") and executed != 1:
+        world.problems.append(f"{where} was answered, and executed {executed} times")
+    if model.role == "decoupled":
+        if request.responses != values["responses"]:
+            world.problems.append(f"{where} had {request.responses} responses, expected {values['responses']}")
+        if not request.responses:
+            return
+    elif request.responses != 1:
+        world.problems.append(f"{where} had {request.responses} responses")
+    first = request.output[0]
+    if request.sums is not None:
+        if first != request.sums:
+            world.problems.append(
+                f"{where}: the sequence's sum is {first}, expected {request.sums}: {request.operation}"
+            )
+        return
+    if model.role == "ensemble":
+        return
+    if values.get("version") not in (None, request.version):
+        world.problems.append(f"{where} asked for version {values['version']}, got {request.version}")
+    generation, version = divmod(first - 3 * request.value, 1000)
+    if version != request.version:
+        world.problems.append(f"{where}: {request.output} is not what version {request.version} computes")
+    elif not request.floor <= generation <= request.ceiling:
+        world.problems.append(
+            f"{where} was answered by generation {generation}, {request.floor} had been loaded: {request.operation}"
+        )
+
+
+_SECONDS_AFTER = 0.5
+
+
+def _overlaps(changes: list, request: "Request", name: str = "") -> bool:  # type: ignore[type-arg]
+    return any(
+        each.begin_s <= request.end_s
+        and each.end_s + _SECONDS_AFTER >= request.begin_s
+        and (not name or each.model == name)
+        for each in changes
+    )
+
+
+def _unexplained(world: "World", request: "Request", raised: dict[str, list["Request"]]) -> str:
+    """Return what is wrong with a request that has failed, "" if its scenario explains it."""
+    values, model, text = request.operation.values, request.model, ""
+    if request.outcome.body:
+        text = bytes(request.outcome.body).decode("utf-8", "replace")
+    is_leaving = request.end_s >= world.leaving_s
+    is_outage = _overlaps(world.outages, request)
+    if request.outcome.status in ("broken", "refused"):
+        if request.was_cut or is_leaving or (is_outage and any("front" in each.model for each in world.outages)):
+            return ""
+        return "ended with its connection"
+    if is_leaving or is_outage:
+        return ""
+    if values.get("fault") and ("a fault of the model" in text or REFUSED in text):
+        return ""
+    names = _parts(model)
+    if "a fault of the model" in text:
+        near = [each for name in names for each in raised.get(name, ())]
+        return "" if any(each.begin_s <= request.end_s for each in near) else "failed for no reason"
+    if "Exceeds maximum queue size" in text or "exceeds maximum queue size" in text:
+        return "" if model.queue_max else "was refused by a queue without a limit"
+    if "is overloaded" in text:
+        return ""
+    if re.search(r"[Tt]imeout expired|deadline|Deadline", text):
+        has_limit = values.get("timeout_us") or values.get("deadline_ms") or "default_timeout" in model.pbtxt
+        return "" if has_limit else "timed out without a limit"
+    if "batch" in text and values.get("rows", 1) > 1:
+        return ""
+    if any(_overlaps(world.changes, request, name) for name in names):
+        return ""
+    if request.sums is not None and ("sequence" in text.lower()):
+        is_idle = values["gap_ms"] > 900
+        return "" if is_idle or _overlaps(world.changes, request, model.name) else "lost its sequence"
+    return "failed"
+
+
+def _parts(model: object) -> list[str]:
+    """Return the names of the models that a request of this one runs."""
+    return [model.name, *re.findall(r'model_name: "(\w+)"', model.pbtxt)]  # type: ignore[attr-defined]
+
+
+def check_quiet(world: "World") -> None:
+    """Check that nothing is left over when all clients have gone, and that the counts are right."""
+    lifecycle = world.engine._lifecycle
+    if lifecycle.table.in_flight():
+        world.problem(f"without clients, {lifecycle.table.in_flight()} versions have requests in flight")
+    for loaded in lifecycle.table.loaded():
+        if loaded.runner.pending or loaded.runner.in_flight:
+            world.problem(
+                f"without clients, {loaded.runner} has {loaded.runner.pending} waiting, {loaded.runner.in_flight} open"
+            )
+    instances = sum(loaded.instances for loaded in lifecycle.table.loaded())
+    if instances != sum(world.record.open.values()):
+        world.problem(f"the models have {instances} instances, open are {world.record.open}")
+    if any(not end.is_gone for end in world.network.ends):
+        world.problem("without clients, a connection is open")
+    more = _without(world._left(), world.calm)
+    if more and not world.outages:
+        world.problem(f"without clients, there are more tasks than at the start: {more[:5]}")
+    _check_counts(world)
+
+
+def _without(found: list[str], before: list[str]) -> list[str]:
+    return [each for each in found if found.count(each) > before.count(each)]
+
+
+def _check_counts(world: "World") -> None:
+    """Compare statistics and metrics with the history, for models that were never loaded again."""
+    changed = {each.model for each in world.changes}
+    for entry in world.counts:
+        name, version = entry["name"], int(entry["version"])
+        model = world.models[name]
+        success = entry["inference_stats"]["success"]["count"]
+        found = re.search(
+            rf'nv_inference_request_success{{model="{name}",version="{version}"[^}}]*}} (\d+)', world.metrics
+        )
+        if found is None or int(found[1]) != success:
+            world.problem(f"metrics and statistics of {name} disagree: {found and found[1]}, {success}")
+        if name in changed or world.outages or model.role == "decoupled":
+            continue
+        of_model = [each for each in world.requests if each.model.name == name]
+        parts = [each for each in world.requests if name != each.model.name and name in _parts(each.model)]
+        if parts:
+            continue
+        right = sum(each.outcome.status == "ok" and each.version == version for each in of_model)
+        unknown = sum(
+            each.outcome.status not in ("ok", "error") or bool(each.operation.values.get("deadline_ms"))
+            for each in of_model
+        )
+        if not right <= success <= right + unknown:
+            world.problem(f"{name} {version} counts {success} successes, clients saw {right}, and {unknown} open ends")

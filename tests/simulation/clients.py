@@ -1,0 +1,205 @@
+"""Clients: an HTTP/1.1 and an HTTP/2 connection, whose calls end with exactly one outcome."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import httptools
+import ngh2
+from tests.simulation.network import End, Network
+from tests.support.grpc_memory import frame, request_headers
+
+from charonia.schema.pool import message_class
+
+INFER_REQUEST: Any = message_class("inference.ModelInferRequest")
+INFER_RESPONSE: Any = message_class("inference.ModelInferResponse")
+STREAM_RESPONSE: Any = message_class("inference.ModelStreamInferResponse")
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+        status: "ok", "error", "broken" for a cut connection, "refused" for no connection, "left" where the client left.
+        code: Status of the protocol.
+        body: Body, or message.
+    """
+
+    status: str
+    code: int = 0
+    body: Any = b""
+
+
+BROKEN = Outcome("broken")
+
+
+class HttpClient(asyncio.Protocol):
+    """A connection that takes one call after the other.
+
+    Attributes:
+        problems: Responses that nobody has asked for.
+    """
+
+    def __init__(self, network: Network, port: int, problems: list[str]) -> None:
+        self.problems = problems
+        self.is_closing = False
+        self._future: asyncio.Future[Outcome] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self.end: End | None = network.connect(port, self)
+        self.is_open = self.end is not None
+
+    async def call(self, method: str, path: str, body: bytes = b"", headers: str = "") -> Outcome:
+        if self.end is None or not self.is_open:
+            return Outcome("refused")
+        self._future = asyncio.get_running_loop().create_future()
+        self.end.write(
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode()
+            + body
+        )
+        return await self._future
+
+    def leave(self) -> None:
+        """Close in the middle of a call."""
+        self._settle(Outcome("left"))
+        self.is_open = False
+        if self.end is not None:
+            self.end.abort()
+
+    def _settle(self, outcome: Outcome) -> None:
+        future, self._future = self._future, None
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._settle(BROKEN)
+
+    def eof_received(self) -> None:
+        self.is_open = False
+        self._settle(BROKEN)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.problems.append(f"a response is not HTTP: {error} {data[:80]!r}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"connection" and value.lower() == b"close":
+            self.is_closing = True
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        body, self._body = b"".join(self._body), []
+        code = self._parser.get_status_code()
+        if self._future is None and self.is_open and code not in (408, 503):
+            self.problems.append(f"a response without a request: {code} {body[:80]!r}")
+        if self.is_closing:
+            self.is_open = False
+        self._settle(Outcome("ok" if code == 200 else "error", code, body))
+
+
+class _Call:
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.data = bytearray()
+        self.status: int | None = None
+        self.message = ""
+
+
+class GrpcClient(asyncio.Protocol):
+    """A connection with any number of calls."""
+
+    def __init__(self, network: Network, port: int) -> None:
+        self._http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=True))
+        self._calls: dict[int, _Call] = {}
+        self.end: End | None = network.connect(port, self)
+        self.is_open = self.end is not None
+        if self.is_open:
+            self._http2.initiate_connection(None)
+            self._flush()
+
+    async def call(self, method: str, messages: list[bytes], *headers: tuple[bytes, bytes]) -> Outcome:
+        """Return the outcome, whose body is the list of messages received."""
+        if self.end is None or not self.is_open or not self._http2.can_send_request:
+            return Outcome("refused")
+        stream = self._http2.send_request(request_headers(method, *headers))
+        call = self._calls[stream] = _Call()
+        self._http2.send_data(stream, b"".join(map(frame, messages)), end_stream=True)
+        self._flush()
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            if self._calls.pop(stream, None) is not None and self.is_open:
+                self._http2.reset_stream(stream, 8)
+                self._flush()
+            raise
+
+    def leave(self) -> None:
+        self.is_open = False
+        if self.end is not None:
+            self.end.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        for stream in list(self._calls):
+            self._settle(stream, BROKEN)
+
+    def eof_received(self) -> None:
+        self.connection_lost(None)
+
+    def data_received(self, data: bytes) -> None:
+        with suppress(ngh2.ConnectionStateError):  # nothing can follow the last GOAWAY
+            self._http2.receive_data(data)
+        for event in self._http2.events():
+            match event:
+                case ngh2.ResponseReceived() | ngh2.TrailersReceived():
+                    call = self._calls.get(event.stream_id)
+                    for name, value in event.headers if call is not None else ():
+                        if name == b"grpc-status":
+                            call.status = int(value)  # type: ignore[union-attr]
+                        elif name == b"grpc-message":
+                            call.message = value.decode()  # type: ignore[union-attr]
+                case ngh2.DataReceived():
+                    if event.stream_id in self._calls:
+                        self._calls[event.stream_id].data += event.data
+                case ngh2.StreamReset() | ngh2.StreamClosed():
+                    self._end(event.stream_id)
+                case ngh2.GoAwayReceived():
+                    self.is_open = False
+        self._flush()
+
+    def _end(self, stream: int) -> None:
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        if call.status is None:
+            self._settle(stream, BROKEN)
+        elif call.status:
+            self._settle(stream, Outcome("error", call.status, call.message.encode()))
+        else:
+            messages, position = [], 0
+            while position < len(call.data):
+                end = position + 5 + int.from_bytes(call.data[position + 1 : position + 5], "big")
+                messages.append(bytes(call.data[position + 5 : end]))
+                position = end
+            self._settle(stream, Outcome("ok", 0, messages))
+
+    def _settle(self, stream: int, outcome: Outcome) -> None:
+        call = self._calls.pop(stream, None)
+        if call is not None and not call.future.done():
+            call.future.set_result(outcome)
+
+    def _flush(self) -> None:
+        data = self._http2.data_to_send()
+        if data and self.end is not None and not self.end.is_gone:
+            self.end.write(data)

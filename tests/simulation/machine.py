@@ -1,0 +1,386 @@
+"""The simulated machine: one clock, one event loop, threads that take turns, and a process table.
+
+The server reads `time`, starts `threading.Thread` and waits on `queue.SimpleQueue`; `install` replaces these names in
+the standard library before the server is imported, so its code runs unchanged and pays nothing for the simulation.
+Threads are greenlets: each runs until it waits. Sets of the server iterate in insertion order, since objects hash by
+address. All of this holds for a whole process: only `python -m tests.simulation` calls `install`.
+"""
+
+import asyncio
+import builtins
+import contextvars
+import gc
+import logging
+import os
+import queue
+import random
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+SECOND_NS = 1_000_000_000
+START_NS = 1_000 * SECOND_NS
+EPOCH_NS = 1_800_000_000 * SECOND_NS
+"""Wall-clock time at the monotonic time 0."""
+
+real_cpu_s = time.process_time
+
+PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("process", default="world")
+"""The simulated process that the running code belongs to."""
+
+
+class NothingLeftError(Exception):
+    """The simulation waits for something that will never happen."""
+
+
+class Machine:
+    """The state of the simulated machine.
+
+    Attributes:
+        now_ns: Monotonic time.
+        wall_ns: Difference between wall clock and monotonic time; it may jump.
+        chance: Delays of threads and sockets.
+        dead: Names of killed processes.
+    """
+
+    def __init__(self) -> None:
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        self.now_ns, self.wall_ns = START_NS, EPOCH_NS
+        self.chance = random.Random(f"machine {seed}")
+        self.entropy = random.Random(f"entropy {seed}")
+        self.dead: set[str] = set()
+        self.graveyard: list[object] = []
+        self.cpu_start_s = real_cpu_s()
+
+    def delay_s(self, least: float, most: float) -> float:
+        """Return a random time; most are near the least."""
+        return least + (most - least) * self.chance.random() ** 4
+
+
+MACHINE = Machine()
+
+
+class _Selector(selectors.PollSelector):
+    """Never waits: time passes instead. What can be read is reported after a delay, lowest descriptor first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._due: dict[int, int] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        machine, ready = MACHINE, []
+        if len(self.get_map()) > 1:  # beside the loop's own
+            found = sorted(super().select(0), key=lambda each: each[0].fd)
+            due = self._due = {
+                key.fd: self._due.get(key.fd) or machine.now_ns + int(machine.delay_s(5e-6, 3e-3) * SECOND_NS)
+                for key, _ in found
+            }
+            ready = [each for each in found if due[each[0].fd] <= machine.now_ns]
+            if not ready and due and timeout != 0:
+                wait = (min(due.values()) - machine.now_ns) / SECOND_NS
+                if timeout is None or wait <= timeout:
+                    machine.now_ns = min(due.values())
+                    ready = [each for each in found if due[each[0].fd] <= machine.now_ns]
+                    timeout = 0
+            for key, _ in ready:
+                del due[key.fd]
+        if not ready and timeout is None:
+            raise NothingLeftError
+        if not ready and timeout:
+            machine.now_ns += int(timeout * SECOND_NS) + 1
+        return ready
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """The event loop of all simulated processes. `network` stands for the kernel's."""
+
+    def __init__(self) -> None:
+        super().__init__(_Selector())
+        self._clock_resolution = 1e-9
+        self.network: Any = None
+        self.process_of: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
+        task = super().create_task(coro, name=name, context=context)
+        self.process_of[task] = PROCESS.get() if context is None else context.get(PROCESS)
+        return task
+
+    def time(self) -> float:
+        return MACHINE.now_ns / SECOND_NS
+
+    def call_soon_threadsafe(  # type: ignore[override] # any callback
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def run_in_executor(  # type: ignore[override] # any executor
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> Any:
+        """Run in a thread of its own, which starts a little later."""
+        future = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:
+                outcome, settle = error, future.set_exception
+            else:
+                outcome, settle = result, future.set_result
+            self.call_soon(lambda: None if future.done() else settle(outcome))
+
+        thread = Thread(target=work)
+        self.call_later(MACHINE.delay_s(2e-5, 5e-3), thread.start)
+        return future
+
+    async def create_server(  # type: ignore[override] # what the server uses
+        self, factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
+        return self.network.listen(factory, port, **options)
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Do nothing: threads are part of the simulation."""
+
+    def kill(self, process: str) -> None:
+        """End a simulated process as SIGKILL does: nothing of it runs again, its sockets close."""
+        MACHINE.dead.add(process)
+
+        def is_dead(handle: Any) -> bool:
+            return handle._context is not None and handle._context.get(PROCESS) == process
+
+        MACHINE.graveyard += [task for task, owner in self.process_of.items() if owner == process and not task.done()]
+        ready = [handle for handle in self._ready if is_dead(handle)]  # type: ignore[attr-defined]
+        for handle in (*ready, *(each for each in self._scheduled if is_dead(each))):  # type: ignore[attr-defined]
+            MACHINE.graveyard.append((handle, handle._callback, handle._args))
+            handle.cancel()
+        for key in list(self._selector.get_map().values()):  # type: ignore[attr-defined]
+            if any(handle is not None and is_dead(handle) for handle in key.data):
+                self._selector.unregister(key.fd)  # type: ignore[attr-defined]
+                MACHINE.graveyard.append(key.data)
+                close_under(key.fd)
+        self.network.kill(process)
+
+
+def close_under(fd: int) -> None:
+    """Close what a descriptor refers to; the number stays taken by its owner."""
+    nothing, other = socket.socketpair()
+    os.dup2(nothing.fileno(), fd)
+    nothing.close()
+    other.close()
+
+
+_HUB = getcurrent()
+
+
+def _switch(thread: "Thread") -> None:
+    if not thread.is_over and thread.process not in MACHINE.dead:
+        thread.greenlet.switch()
+
+
+class Thread:
+    """`threading.Thread` as a greenlet of the simulated machine."""
+
+    def __init__(
+        self, group: None = None, target: Any = None, name: str = "", args: Iterable[Any] = (), kwargs: Any = None,
+        *, daemon: bool | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.daemon, self.is_over = name, daemon, False
+        self.process = PROCESS.get()
+        self._joining: list[Thread] = []
+
+        def run() -> None:
+            try:
+                target(*args, **(kwargs or {}))
+            finally:
+                self.is_over = True
+                for each in self._joining:
+                    asyncio.get_running_loop().call_soon(_switch, each)
+
+        self.greenlet = greenlet(run, parent=_HUB)
+        self.greenlet.gr_context = contextvars.copy_context()
+        self.greenlet.thread = self
+
+    def start(self) -> None:
+        asyncio.get_running_loop().call_soon(_switch, self)
+
+    def is_alive(self) -> bool:
+        return not self.is_over
+
+    def join(self, timeout: float | None = None) -> None:
+        while not self.is_over:
+            self._joining.append(_this_thread("join"))
+            _HUB.switch()
+
+
+def _this_thread(why: str) -> Thread:
+    current = getcurrent()
+    if current is _HUB:
+        raise AssertionError(f"the event loop would block: {why}")
+    return current.thread  # type: ignore[no-any-return]
+
+
+class SimpleQueue:
+    """`queue.SimpleQueue` between simulated threads."""
+
+    def __init__(self) -> None:
+        self._items: deque[Any] = deque()
+        self._waiting: deque[Thread] = deque()
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+    def put(self, item: object) -> None:
+        self._items.append(item)
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            loop.call_later(MACHINE.delay_s(1e-6, 2e-3), _switch, self._waiting.popleft())
+
+    def get(self) -> Any:
+        while not self._items:
+            self._waiting.append(_this_thread("get"))
+            _HUB.switch()
+        return self._items.popleft()
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
+def _sleep(seconds: float) -> None:
+    if getcurrent() is _HUB:  # in place: the event loop stands still meanwhile
+        MACHINE.now_ns += int(seconds * SECOND_NS)
+    else:
+        asyncio.get_running_loop().call_later(seconds, _switch, _this_thread("sleep"))
+        _HUB.switch()
+
+
+class _OrderedMeta(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _SET)
+
+
+_SET = builtins.set
+
+
+class OrderedSet(_SET, metaclass=_OrderedMeta):  # type: ignore[type-arg]
+    """A set that iterates in the order in which its members came."""
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._order = dict.fromkeys(items)
+        super().__init__(self._order)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._order)
+
+    def add(self, item: Any) -> None:
+        self._order[item] = None
+        super().add(item)
+
+    def discard(self, item: Any) -> None:
+        self._order.pop(item, None)
+        super().discard(item)
+
+    def remove(self, item: Any) -> None:
+        del self._order[item]
+        super().remove(item)
+
+    def pop(self) -> Any:
+        item = next(iter(self._order))
+        self.remove(item)
+        return item
+
+    def clear(self) -> None:
+        self._order.clear()
+        super().clear()
+
+    def update(self, *others: Iterable[Any]) -> None:
+        for item in (item for other in others for item in other):
+            self.add(item)
+
+    def difference_update(self, *others: Iterable[Any]) -> None:
+        for item in [item for other in others for item in other]:
+            self.discard(item)
+
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def __isub__(self, other: Any) -> Any:  # type: ignore[misc]
+        self.difference_update(other)
+        return self
+
+
+def _replace(values: dict[Any, dict[str, Any]]) -> None:
+    for module, names in values.items():
+        for name, value in names.items():
+            setattr(module, name, value)
+
+
+def install() -> None:
+    """Put the machine in place of the real one. Call it before the server is imported."""
+    machine = MACHINE
+    values: dict[Any, dict[str, Any]] = {
+        time: {
+            **dict.fromkeys(("monotonic_ns", "perf_counter_ns", "thread_time_ns"), lambda: machine.now_ns),
+            **dict.fromkeys(("monotonic", "perf_counter", "process_time"), lambda: machine.now_ns / SECOND_NS),
+            "time_ns": lambda: machine.now_ns + machine.wall_ns,
+            "time": lambda: (machine.now_ns + machine.wall_ns) / SECOND_NS,
+            "sleep": _sleep,
+        },
+        threading: {"Thread": Thread},
+        queue: {"SimpleQueue": SimpleQueue},
+        random: {"uniform": lambda least, most: least + (most - least) * machine.entropy.random()},
+        secrets: {
+            "token_bytes": lambda size=32: machine.entropy.randbytes(size),
+            **dict.fromkeys(("token_urlsafe", "token_hex"), lambda size=32: machine.entropy.randbytes(size).hex()),
+        },
+        uuid: {"uuid4": lambda: uuid.UUID(int=machine.entropy.getrandbits(128), version=4)},
+    }
+    _replace(values)
+    gc.disable()  # finalizers at fixed points only
+
+
+def adapt_server() -> None:
+    """Replace what the server reads from the real machine, after it has been imported."""
+    from charonia.server import app
+    from charonia.server.execution import clock
+    from charonia.server.lifecycle import on_demand
+
+    libc = SimpleNamespace(timerfd_create=lambda *_: -1)  # timers are the loop's
+    values: dict[Any, dict[str, Any]] = {
+        clock: {"ctypes": SimpleNamespace(CDLL=lambda *_, **__: libc)},
+        app: dict.fromkeys(("available_memory", "usable_memory"), lambda: 8 << 30),
+        on_demand: {"tree_bytes": lambda pid=None: 1 << 30},
+    }
+    _replace(values)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("charonia.server"):
+            module.__dict__["set"] = OrderedSet
+
+
+class Faults(logging.Handler):
+    """Collects tracebacks that the server logs: each is a fault of the server's own."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+        self.recent: deque[str] = deque(maxlen=40)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{(MACHINE.now_ns - START_NS) / SECOND_NS:.6f} {PROCESS.get()} log: {record.getMessage()}"
+        self.recent.append(text)
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = "".join(traceback.format_exception(*record.exc_info))
+            self.found.append(f"the server logged an exception: {text}\n{frames}")

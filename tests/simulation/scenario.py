@@ -1,0 +1,198 @@
+"""Scenarios: a repository, clients and faults, drawn from a seed. Any operation can be left out."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model of the repository.
+
+    Attributes:
+        role: "plain", "cached", "sequence", "decoupled" or "ensemble".
+        versions: Versions in its folder.
+        queue_max: Requests that may wait, 0 for any number.
+    """
+
+    name: str
+    role: str
+    pbtxt: str
+    versions: tuple[int, ...] = (1,)
+    queue_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is done to the server at a time.
+
+    Attributes:
+        number: Its number in the history.
+        at_s: Time since the server is ready.
+        kind: Name of a method of `world.World`.
+    """
+
+    number: int
+    at_s: float
+    kind: str
+    model: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        values = " ".join(f"{key}={value}" for key, value in self.values.items())
+        return f"{self.at_s:9.4f} s  #{self.number} {self.kind} {self.model} {values}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    shape: str
+    seconds: float
+    models: tuple[Model, ...]
+    operations: tuple[Operation, ...]
+    options: dict[str, Any]
+
+
+def _tensors(batched: bool, dims: str = "[4]") -> str:
+    return (
+        f'input {{ name: "INPUT" data_type: TYPE_INT32 dims: {dims} }}\n'
+        f'output {{ name: "OUTPUT" data_type: TYPE_INT32 dims: {dims} }}\n'
+    )
+
+
+_CONTROLS = """
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [false, true] } }
+"""
+
+
+def _model(chance: random.Random, number: int, role: str) -> Model:
+    name = f"{role}{number}"
+    batch = chance.choice((0, 1, 4, 8)) if role in ("plain", "cached") else chance.choice((1, 4))
+    cost_us = round(10 ** chance.uniform(1, 4.3))
+    kind = chance.choice(("blocking", "elsewhere")) if role in ("plain", "cached", "sequence") else "elsewhere"
+    lines = [f'backend: "simulated"\nmax_batch_size: {batch}', _tensors(batch > 0)]
+    lines.append(f'parameters {{ key: "cost_us" value {{ string_value: "{cost_us}" }} }}')
+    lines.append(f'parameters {{ key: "kind" value {{ string_value: "{kind}" }} }}')
+    lines.append(f"instance_group {{ count: {chance.randint(1, 3)} kind: KIND_CPU }}")
+    queue_max = 0
+    if role in ("plain", "cached", "decoupled") and batch and chance.random() < 0.7:
+        queue_max = chance.choice((0, 0, 4, 30))
+        timeout_us = chance.choice((0, 0, 20_000, 200_000))
+        delay_us = chance.choice((0, 100, 3_000))
+        policy = f"max_queue_size: {queue_max} default_timeout_microseconds: {timeout_us} allow_timeout_override: true"
+        preferred = f"preferred_batch_size: [{batch}]" if batch > 1 and chance.random() < 0.4 else ""
+        order = "preserve_ordering: true" if chance.random() < 0.2 and role == "plain" else ""
+        levels = "priority_levels: 2 default_priority_level: 2" if chance.random() < 0.4 and not order else ""
+        lines.append(
+            f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} {preferred} {order} {levels} "
+            f"default_queue_policy {{ {policy} }} }}"
+        )
+    if role == "cached":
+        lines.append("response_cache { enable: true }")
+    if role == "decoupled":
+        lines.append("model_transaction_policy { decoupled: true }")
+    if role == "sequence":
+        strategy = chance.choice(("direct { }", f"oldest {{ max_candidate_sequences: {chance.choice((4, 8))} }}"))
+        lines.append(
+            f"sequence_batching {{ max_sequence_idle_microseconds: {chance.choice((1_000_000, 5_000_000))} "
+            f"{strategy} {_CONTROLS} }}"
+        )
+    versions = (1, 2) if role == "plain" and chance.random() < 0.4 else (1,)
+    if len(versions) > 1:
+        lines.append("version_policy { all { } }")
+    return Model(name, role, "\n".join(lines) + "\n", versions, queue_max)
+
+
+def _ensemble(number: int, first: Model, second: Model) -> Model:
+    steps = "".join(
+        f'step {{ model_name: "{model.name}" model_version: -1 input_map {{ key: "INPUT" value: "{source}" }} '
+        f'output_map {{ key: "OUTPUT" value: "{target}" }} }}\n'
+        for model, source, target in ((first, "INPUT", "MIDDLE"), (second, "MIDDLE", "OUTPUT"))
+    )
+    text = f'platform: "ensemble"\nmax_batch_size: 0\n{_tensors(False)}ensemble_scheduling {{ {steps} }}\n'
+    return Model(f"ensemble{number}", "ensemble", text)
+
+
+def draw(seed: int, seconds: float, rate: float = 100.0, shape: str = "") -> Scenario:
+    """Return the scenario of a seed."""
+    chance = random.Random(f"scenario {seed}")
+    roles = ["plain", *chance.choices(("plain", "cached", "sequence", "decoupled"), k=chance.randint(1, 7))]
+    models = [_model(chance, number, role) for number, role in enumerate(roles)]
+    unbatched = [m for m in models if m.role == "plain" and "max_batch_size: 0" in m.pbtxt and len(m.versions) == 1]
+    if len(unbatched) > 1:
+        models.append(_ensemble(len(models), *unbatched[:2]))
+    shape = shape or chance.choice(("one", "one", "apart"))
+    operations: list[Operation] = []
+    at_s = 0.0
+    while (at_s := at_s + chance.expovariate(rate)) < seconds:
+        operations.append(_request(chance, len(operations), at_s, chance.choice(models)))
+    controlled = [model for model in models if model.role != "ensemble"]
+    for kind, per_s in (("load", 0.15), ("unload", 0.03), ("statistics", 0.1), ("traffic", 0.05), ("index", 0.1)):
+        for _ in range(_poisson(chance, per_s * seconds)):
+            model = chance.choice(controlled)
+            values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
+            if kind == "unload":
+                values = {"back_s": round(chance.uniform(0.01, 2), 3)}
+            operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
+    faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.05)]
+    if shape == "apart":
+        faults += [("kill_engine", 0.03), ("kill_front_end", 0.03)]
+    for kind, per_s in faults:
+        for _ in range(_poisson(chance, per_s * seconds)):
+            values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
+            model = chance.choice(models)
+            if kind == "burst":
+                start_s = chance.uniform(0, seconds)
+                for _ in range(chance.randint(20, 60)):
+                    operations.append(_request(chance, len(operations), start_s, model))
+                continue
+            operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, "", values))
+    operations.sort(key=lambda each: (each.at_s, each.number))
+    options = {
+        "exit_timeout_secs": chance.choice((1, 5)),
+        "cache_bytes": chance.choice((0, 4096, 1 << 20)),
+        "front_ends": chance.randint(1, 3),
+        "exits_busy": chance.random() < 0.5,
+    }
+    return Scenario(seed, shape, seconds, tuple(models), tuple(operations), options)
+
+
+def _poisson(chance: random.Random, mean: float) -> int:
+    count, product = 0, chance.random()
+    limit = 2.718281828459045**-mean
+    while product > limit and count < 1000:
+        product *= chance.random()
+        count += 1
+    return count
+
+
+def _request(chance: random.Random, number: int, at_s: float, model: Model) -> Operation:
+    values: dict[str, Any] = {"protocol": chance.choice(("json", "binary", "grpc", "grpc", "stream"))}
+    if model.role == "sequence":
+        values |= {"length": chance.randint(1, 6), "gap_ms": round(10 ** chance.uniform(0, 2.5), 2)}
+        if chance.random() < 0.05:
+            values["stops_after"] = chance.randint(1, values["length"])
+    if model.role == "decoupled":
+        values |= {"protocol": "stream", "responses": chance.choice((0, 1, 2, 5))}
+    if chance.random() < 0.03:
+        values["fault"] = chance.choice((-1, -2))
+    if chance.random() < 0.08:
+        values["leaves_ms"] = round(10 ** chance.uniform(-1, 2.5), 3)
+    if values["protocol"] == "grpc" and chance.random() < 0.1:
+        values["deadline_ms"] = round(10 ** chance.uniform(0, 3), 1)
+    if chance.random() < 0.05 and model.role == "plain" and "dynamic_batching" in model.pbtxt:
+        values["timeout_us"] = chance.choice((1_000, 50_000))
+    if "priority_levels" in model.pbtxt:
+        values["priority"] = chance.choice((0, 1, 2))
+    if chance.random() < 0.05 and model.role in ("plain", "cached"):
+        values["rows"] = chance.choice((2, 4, 9))
+    if model.role == "cached":
+        values["repeat"] = chance.randrange(50)
+    if chance.random() < 0.02:
+        values["reads_slowly"] = True
+    if len(model.versions) > 1 and chance.random() < 0.3:
+        values["version"] = chance.choice(model.versions)
+    return Operation(number, at_s, "request", model.name, values)

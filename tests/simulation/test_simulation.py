@@ -1,0 +1,25 @@
+"""The simulation itself: the seed alone decides what happens."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("shape", ["one", "apart"])
+def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_path: Path) -> None:
+    histories = []
+    for hash_seed in ("1", "2"):
+        file = tmp_path / hash_seed
+        command = ["-m", "tests.simulation", "--seed", "3", "--scenarios", "2", "--length", "4", "--shape", shape]
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, *command, "--history", str(file)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        histories.append(file.read_bytes())
+
+    assert histories[0].count(b" request ") > 500
+    assert histories[0] == histories[1]
