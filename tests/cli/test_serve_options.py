@@ -56,7 +56,8 @@ def test_a_repository_must_be_given_and_be_a_folder_or_a_store() -> None:
     assert "s3://bucket/models" in options("--model-repository=s3://bucket/models").models.repositories
     assert problems("--model-repository=ftp://host/models") == [
         "--model-repository: model repository 'ftp://host/models': expected a folder or a URI that begins with one of "
-        "s3://, gs://, as://, az://, abfs://, abfss://"
+        "s3://, s3+https://, s3+http://, oss://, cos://, obs://, tos://, r2://, gs://, as://, az://, abfs://, "
+        "abfss://, https://"
     ]
     assert problems("--model-repository=") == ["--model-repository: expected a value, got ''"]
 

@@ -36,10 +36,10 @@ def found(
 def test_the_longest_beginning_in_the_file_counts() -> None:
     sections = read_credential_file(json.dumps(FILE), "file")
 
-    assert found("s3://elsewhere", {}, sections).settings["access_key_id"] == "all"
+    assert found("s3://elsewhere", {}, sections).keys["access_key_id"] == "all"
     assert found("s3://elsewhere", {}, sections).settings["region"] == "eu-west-1"
-    assert found("s3://models/a", {}, sections).settings["access_key_id"] == "models"
-    assert found("s3://models2", {}, sections).settings["access_key_id"] == "all"
+    assert found("s3://models/a", {}, sections).keys["access_key_id"] == "models"
+    assert found("s3://models2", {}, sections).keys["access_key_id"] == "all"
     assert found("s3://models/private/a", {}, sections).profile == "private"
     assert found("gs://other/a", {}, sections).settings == {"application_credentials": "/keys/other.json"}
     assert found("az://c", {}, sections).settings == {"account_name": "acme", "account_key": "k"}
@@ -61,6 +61,33 @@ def test_another_server_is_asked_with_paths_and_not_with_host_names() -> None:
 
     assert settings["endpoint"] == "http://minio:9000"
     assert settings["virtual_hosted_style_request"] == "false"
+
+
+def test_other_clouds_have_variables_of_their_own() -> None:
+    environment = {
+        "AWS_ACCESS_KEY_ID": "aws",
+        "OSS_ACCESS_KEY_ID": "o",
+        "OSS_ACCESS_KEY_SECRET": "s",
+        "OSS_REGION": "cn-hangzhou",
+        "COS_SECRET_ID": "c",
+        "COS_SECRET_KEY": "t",
+        "COS_ENDPOINT": "cos.internal:8443",
+    }
+
+    oss, cos, anonymous = (found(uri, environment) for uri in ("oss://m", "cos://m", "r2://m?region=0f"))
+
+    assert oss.keys == {"access_key_id": "o", "secret_access_key": "s"}
+    assert oss.settings["endpoint"] == "https://m.oss-cn-hangzhou.aliyuncs.com"
+    assert cos.keys["access_key_id"] == "c"
+    assert cos.settings["endpoint"] == "https://m.cos.internal:8443"
+    assert (anonymous.keys, anonymous.settings["skip_signature"]) == ({}, "true")
+
+
+def test_a_cloud_without_a_region_is_refused_with_its_variables() -> None:
+    with pytest.raises(ServingError, match="expected the region") as caught:
+        found("oss://m", {})
+
+    assert "OSS_REGION" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"s3": 1}'])

@@ -1,10 +1,15 @@
-"""A real S3 server on this machine."""
+"""A real S3 server on this machine, and a proxy that makes it demand virtual-hosted requests."""
 
 import logging
+import re
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -59,3 +64,56 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     server.make_bucket()
     yield server
     server.stop()
+
+
+@contextmanager
+def virtual_hosts(monkeypatch: pytest.MonkeyPatch, server: S3) -> Iterator[list[tuple[str, str]]]:
+    """Yield the requests to hosts below ".test", as bucket and access key, while a proxy passes them to a server.
+
+    As Alibaba OSS, it refuses requests that have the bucket in the path.
+    """
+    seen: list[tuple[str, str]] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            host, target = urlsplit(self.path).netloc, urlsplit(self.path)
+            bucket = host.partition(".")[0] if host.count(".") > 2 else ""
+            key = re.search(r"Credential=([^/]*)", self.headers.get("Authorization", ""))
+            seen.append((bucket, key[1] if key else ""))
+            if not bucket:
+                self.answer(403, b"<Error><Code>SecondLevelDomainForbidden</Code></Error>", {})
+                return
+            url = f"http://127.0.0.1:{server.port}/{bucket}{target.path}?{target.query}"
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")
+            }
+            try:
+                with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                    urllib.request.Request(url, headers=headers), timeout=10
+                ) as answer:
+                    self.answer(answer.status, answer.read(), {k.lower(): v for k, v in answer.headers.items()})
+            except urllib.error.HTTPError as error:
+                self.answer(error.code, error.read(), {})
+
+        def answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name in ("etag", "content-type", "content-range", "last-modified"):
+                if name in headers:
+                    self.send_header(name, headers[name])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    try:
+        yield seen
+    finally:
+        proxy.shutdown()
+        proxy.server_close()

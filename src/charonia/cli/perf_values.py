@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from charonia.cli.command_line import Fields
-from charonia.cli.values import INTEGER_MAX, duration, filled, integer, number, path, path_text
+from charonia.cli.values import INTEGER_MAX, duration, fetched, filled, integer, number, path, path_text
 from charonia.core.trace import TraceLevel
 from charonia.tools.perf.api import ServiceObjective, SharedMemory
 from charonia.tools.perf.language.plan import LanguageEndpoint, Length
@@ -271,11 +271,11 @@ def new_file(text: str) -> Path:
 
 
 def data_source(text: str) -> str:
-    """Read random, zero, a folder or a file."""
+    """Read random, zero, a folder or a file, also of a store."""
     if text in ("random", "zero"):
         return text
-    if path(text).exists():
-        return path_text(text)
+    if (found := fetched(text)).exists():
+        return str(found)
     raise ValueError(f"expected random, zero, a folder or a JSON file, got '{text}', which does not exist")
 
 

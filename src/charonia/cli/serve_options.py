@@ -55,7 +55,7 @@ from charonia.server.options import (
 from charonia.server.rate_limiter.options import RateLimitMode, ResourceLimit
 from charonia.server.response_cache.options import CACHE_BYTES_MAX, cache_options
 from charonia.server.tracing.sampling import TraceMode
-from charonia.stores.location import is_store, parse_address
+from charonia.stores.location import StoreKind, is_store, parse_address
 from charonia.wire.log_settings import AccessLogFormat, LogFormat
 from charonia.wire.orca import LOAD_METRICS
 
@@ -110,7 +110,11 @@ def repository(text: str) -> str:
     """Read the path of a model repository or a model, perhaps as `NAME=PATH`, or the URI of a store."""
     if is_store(text):
         try:
-            parse_address(text)
+            if parse_address(text).kind is StoreKind.FILE:
+                raise ValueError(
+                    "expected a repository in a folder or a store, got the address of a file "
+                    "(hint: download it, or add it to a platform)"
+                )
         except ServingError as error:
             raise ValueError(error.message) from None
     name, path = named(text)
@@ -481,7 +485,7 @@ FILES = (
 
 MODELS = (
     Option("--model-repository REPOSITORY", "models.repositories", repository, "PATH",
-           "Folder of models, or URI of one in a store (s3://, gs://, as://); repeatable", tuple),
+           "Folder of models, or URI of one in a store (s3://, oss://, gs://, ...); repeatable", tuple),
     Option("--model-store", "models.repositories", repository, "PATH", "Old name of --model-repository", tuple,
            instead="--model-repository"),
     Option("--model-control-mode", "models.control_mode", choice(ControlMode), "none|poll|explicit|auto",

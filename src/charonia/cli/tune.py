@@ -23,7 +23,20 @@ from charonia.cli.tune_yaml import (
     read_yaml,
     variant_names,
 )
-from charonia.cli.values import choice, filled, integer, integers, names, number, numbers, pairs, path, seconds, switch
+from charonia.cli.values import (
+    choice,
+    fetched,
+    filled,
+    integer,
+    integers,
+    names,
+    number,
+    numbers,
+    pairs,
+    path,
+    seconds,
+    switch,
+)
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import SearchMode
@@ -110,7 +123,7 @@ CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options f
 
 # fmt: off
 MODELS = (
-    Option("--model-repository -m", "launch.repository", path, "PATH", "Folder of models", default=""),
+    Option("--model-repository -m", "launch.repository", fetched, "PATH", "Folder of models, or its URI", default=""),
     Option("--profile-models", "models.profile", model_requests, "NAME,...",
            "Models to tune; in YAML with individual settings", default=""),
     Option("--bls-composing-models", "models.composing", composing_models, "NAME,...",

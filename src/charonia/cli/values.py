@@ -13,7 +13,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from charonia.core.errors import NAMES_SHOWN, invalid
+from charonia.core.errors import NAMES_SHOWN, ServingError, invalid
+from charonia.stores.location import is_store
 
 Read = Callable[[object], object]
 """A reader."""
@@ -66,6 +67,19 @@ def path_text(value: object) -> str:
     """Read a path as `path` does, where the option also takes something else, such as an address."""
     text = filled(value)
     return text if "://" in text else str(path(text))
+
+
+def fetched(value: object) -> Path:
+    """Read a path as `path` does; what is in a store is fetched first, and removed when the program exits."""
+    text = filled(value)
+    if not is_store(text):
+        return path(text)
+    from charonia.stores.remote import local_copy  # here: few options name a store
+
+    try:
+        return local_copy(text)
+    except ServingError as error:
+        raise ValueError(f"{error.message} (hint: {error.hint})" if error.hint else error.message) from None
 
 
 def path_or_none(text: str) -> str:

@@ -3,10 +3,14 @@
 s3://bucket/path                             Amazon S3
 s3://host:port/bucket/path                   another server that speaks S3, over HTTP
 s3://https://host:port/bucket/path           the same over TLS
+s3+https://host/bucket/path?style=virtual    the same; further settings are style (virtual or path) and region
+oss://, cos://, obs://, tos://, r2://        Alibaba, Tencent, Huawei, Volcengine and Cloudflare, bucket/path
 gs://bucket/path                             Google Cloud Storage
 as://account/container/path                  Azure Blob Storage
 az://container/path, abfs://container/path   the same, the account from the environment
 abfs://container@account.dfs.core.windows.net/path
+https://bucket.s3.eu-west-1.amazonaws.com/path, and such addresses of the other clouds
+https://host/path?signature                  one file, as presigned addresses have it
 
 Credentials come from the environment variables of the clouds' own tools, as in Triton, or from a credential file. That
 file has a section for each kind of store, with credentials by URI; the longest URI that is a prefix of the repository's
@@ -20,12 +24,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from charonia.core.errors import ServingError, invalid
 
 _HOST_AND_PORT = re.compile(r"[A-Za-z0-9.\-]+:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}")
 _PROTOCOL = re.compile(r"(https?)://(.*)", re.DOTALL)
-_SCHEME = re.compile(r"([a-z0-9]+)://(.*)", re.DOTALL)
+_SCHEME = re.compile(r"([a-z0-9+]+)://(.*)", re.DOTALL)
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_STYLES = ("virtual", "path")
 
 
 class StoreKind(Enum):
@@ -34,17 +41,44 @@ class StoreKind(Enum):
     S3 = "s3"
     GCS = "gs"
     AZURE = "as"
+    FILE = "https"
 
+
+HOSTS = {
+    "oss": "oss-{}.aliyuncs.com",
+    "cos": "cos.{}.myqcloud.com",
+    "obs": "obs.{}.myhuaweicloud.com",
+    "tos": "tos-s3-{}.volces.com",
+    "r2": "{}.r2.cloudflarestorage.com",
+}
+"""Host of clouds that speak S3, by scheme, with their region; R2 has the account in its place."""
 
 SCHEMES = {
     "s3": StoreKind.S3,
+    "s3+https": StoreKind.S3,
+    "s3+http": StoreKind.S3,
+    **dict.fromkeys(HOSTS, StoreKind.S3),
     "gs": StoreKind.GCS,
     "as": StoreKind.AZURE,
     "az": StoreKind.AZURE,
     "abfs": StoreKind.AZURE,
     "abfss": StoreKind.AZURE,
+    "https": StoreKind.FILE,
 }
 """Kind of store by scheme."""
+
+_PASTED = {
+    scheme: re.compile(rf"(?:(?P<bucket>.+)\.)?(?P<host>{host})", re.ASCII)
+    for scheme, host in {
+        "s3": r"s3(?:[.-](?:dualstack\.)?(?P<region>[a-z0-9-]+))?\.amazonaws\.com(?:\.cn)?",
+        "oss": r"(?:s3\.)?oss-(?P<region>[a-z0-9-]+?)(?:-internal)?\.aliyuncs\.com",
+        "cos": r"cos\.(?P<region>[a-z0-9-]+)\.myqcloud\.com",
+        "obs": r"obs\.(?P<region>[a-z0-9-]+)\.myhuaweicloud\.com",
+        "tos": r"tos-s3-(?P<region>[a-z0-9-]+)\.volces\.com",
+        "r2": r"(?P<region>[0-9a-f]{32})(?:\.[a-z]+)?\.r2\.cloudflarestorage\.com",
+    }.items()
+}
+"""Hosts in the addresses that consoles of clouds show, by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +92,10 @@ class StoreAddress:
         prefix: Path of the repository in it, "" for its root.
         endpoint: URL of the server, "" for the cloud's own.
         account: Account of Azure, "" where the URI does not name it.
+        scheme: Scheme of its credentials.
+        region: Region of S3, "" where the URI does not name it.
+        style: Where requests to S3 have the bucket: in the name of the host ("virtual"), or in the path.
+        query: Query of the address of a file, which may hold a signature.
     """
 
     uri: str
@@ -66,6 +104,15 @@ class StoreAddress:
     prefix: str = ""
     endpoint: str = ""
     account: str = ""
+    scheme: str = "s3"
+    region: str = ""
+    style: str = ""
+    query: str = field(default="", repr=False)
+
+    @property
+    def url(self) -> str:
+        """Address of a file for HTTP."""
+        return f"{self.uri}?{self.query}" if self.query else self.uri
 
 
 def is_store(text: str) -> bool:
@@ -84,20 +131,24 @@ def parse_address(text: str) -> StoreAddress:
     if match is None or kind is None:
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise invalid(f"model repository '{text}': expected a folder or a URI that begins with one of {schemes}")
-    uri, rest = text.rstrip("/"), match[2]
+    scheme, (uri, rest) = match[1], (text.rstrip("/"), match[2])
+    if kind is StoreKind.FILE:
+        return _https(uri)
+    if scheme in HOSTS or "+" in scheme:
+        return _s3_elsewhere(uri, scheme)
     if kind is StoreKind.S3:
         return _s3(uri, rest)
-    if match[1] == "as":
+    if scheme == "as":
         account, _, rest = rest.partition("/")
         bucket, prefix = _split(uri, rest, "as://account/container/path")
         if not account:
             raise _malformed(uri, "as://account/container/path")
-        return StoreAddress(uri, kind, bucket, prefix, account=account)
-    bucket, prefix = _split(uri, rest, f"{match[1]}://{'bucket' if kind is StoreKind.GCS else 'container'}/path")
+        return StoreAddress(uri, kind, bucket, prefix, account=account, scheme=kind.value)
+    bucket, prefix = _split(uri, rest, f"{scheme}://{'bucket' if kind is StoreKind.GCS else 'container'}/path")
     if kind is StoreKind.AZURE and "@" in bucket:
         bucket, _, host = bucket.partition("@")
-        return StoreAddress(uri, kind, bucket, prefix, account=host.partition(".")[0])
-    return StoreAddress(uri, kind, bucket, prefix)
+        return StoreAddress(uri, kind, bucket, prefix, account=host.partition(".")[0], scheme=kind.value)
+    return StoreAddress(uri, kind, bucket, prefix, scheme=kind.value)
 
 
 def _s3(uri: str, rest: str) -> StoreAddress:
@@ -108,7 +159,57 @@ def _s3(uri: str, rest: str) -> StoreAddress:
         bucket, prefix = _split(uri, rest, "s3://bucket/path")
         return StoreAddress(uri, StoreKind.S3, bucket, prefix)
     bucket, prefix = _split(uri, path, "s3://host:port/bucket/path")
-    return StoreAddress(uri, StoreKind.S3, bucket, prefix, endpoint=f"{scheme}://{host}")
+    return StoreAddress(uri, StoreKind.S3, bucket, prefix, endpoint=f"{scheme}://{host}", style="path")
+
+
+def _s3_elsewhere(uri: str, scheme: str) -> StoreAddress:
+    """Return a bucket of another cloud, or of a server with settings in the query."""
+    whole, _, query = uri.partition("?")
+    rest, settings = whole.partition("://")[2].rstrip("/"), dict(parse_qsl(query, keep_blank_values=True))
+    is_cloud = scheme in HOSTS
+    form = f"{scheme}://bucket/path" if is_cloud else f"{scheme}://host/bucket/path?style=virtual"
+    host, _, path = ("", "", rest) if is_cloud else rest.partition("/")
+    style, region = settings.pop("style", "virtual" if is_cloud else "path"), settings.pop("region", "")
+    if settings or style not in _STYLES or (region and not _REGION.fullmatch(region)) or "@" in host:
+        raise _malformed(uri, f"{form}, with no other settings than style ({' or '.join(_STYLES)}) and region")
+    if not is_cloud and not host:
+        raise _malformed(uri, form)
+    bucket, prefix = _split(uri, path, form)
+    endpoint = "" if is_cloud else f"{scheme.partition('+')[2]}://{host}"
+    own = scheme if is_cloud else "s3"
+    return StoreAddress(whole, StoreKind.S3, bucket, prefix, endpoint, scheme=own, region=region, style=style)
+
+
+def _https(uri: str) -> StoreAddress:
+    """Return the bucket of a cloud that an address shows; else, or where it is signed, one file."""
+    try:
+        parts = urlsplit(uri)
+        host = parts.hostname or ""
+        port = parts.port
+    except ValueError:
+        raise _malformed(uri.partition("?")[0], "https://host/path") from None
+    whole, form = f"https://{parts.netloc}{parts.path}", "https://bucket.host/path"
+    if not host or parts.username is not None:
+        raise _malformed(f"https://{host}{parts.path}", "https://host/path, without a user")
+    path = unquote(parts.path).lstrip("/")
+    found = next(((s, each) for s, pattern in _PASTED.items() if (each := pattern.fullmatch(host))), None)
+    if parts.query or port is not None:
+        found = None
+    elif found is not None:
+        scheme, match = found
+        bucket, prefix = _split(whole, f"{match['bucket']}/{path}" if match["bucket"] else path, form)
+        endpoint, region = f"https://{match['host']}", match["region"] or ""
+        region = "auto" if scheme == "r2" else region
+        style = "virtual" if match["bucket"] or scheme not in ("s3", "r2") else "path"
+        return StoreAddress(whole, StoreKind.S3, bucket, prefix, endpoint, scheme=scheme, region=region, style=style)
+    elif host == "storage.googleapis.com":
+        return StoreAddress(whole, StoreKind.GCS, *_split(whole, path, form), scheme="gs")
+    elif host.endswith(".blob.core.windows.net"):
+        account = host.partition(".")[0]
+        return StoreAddress(whole, StoreKind.AZURE, *_split(whole, path, form), account=account, scheme="as")
+    if not path:
+        raise _malformed(whole, "https://host/path")
+    return StoreAddress(whole, StoreKind.FILE, host, path, f"https://{parts.netloc}", scheme="https", query=parts.query)
 
 
 def _split(uri: str, rest: str, form: str) -> tuple[str, str]:
@@ -129,7 +230,18 @@ FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 REGION = "us-east-1"
 """Region of S3 where nothing names one."""
 
+_OWN_VARIABLES = {
+    "access_key_id": ("ACCESS_KEY_ID", "SECRET_ID", "ACCESS_KEY"),
+    "secret_access_key": ("ACCESS_KEY_SECRET", "SECRET_ACCESS_KEY", "SECRET_KEY"),
+    "session_token": ("SESSION_TOKEN", "SECURITY_TOKEN"),
+    "region": ("REGION", "ACCOUNT_ID"),
+    "endpoint": ("ENDPOINT",),
+}
+"""Settings of clouds that speak S3: variables after their prefix, as OSS_ in OSS_ENDPOINT."""
+
 _S3_KEYS = {
+    "endpoint": "endpoint",
+    "style": "style",
     "key_id": "access_key_id",
     "secret_key": "secret_access_key",
     "session_token": "session_token",
@@ -149,6 +261,7 @@ _VARIABLES = {
     StoreKind.S3: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true",
     StoreKind.GCS: "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true",
     StoreKind.AZURE: "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY, or AZURE_SKIP_SIGNATURE=true",
+    StoreKind.FILE: "",
 }
 
 
@@ -159,10 +272,12 @@ class Credentials:
     Attributes:
         settings: Setting by its name in the library.
         profile: Profile of the AWS tools that has the keys, "" for none.
+        keys: Key, secret and token for S3, which are used in place of all others; none for those of the environment.
     """
 
     settings: Mapping[str, str] = field(default_factory=dict)
     profile: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def read_credential_file(text: str, path: str) -> dict[str, dict[str, object]]:
@@ -193,7 +308,7 @@ def credentials(
     Raises:
         ServingError: INVALID_ARG when the file's entry for the store is malformed.
     """
-    entry = _entry(address, sections) if sections is not None else None
+    entry = entry_for(address, sections)
     match address.kind:
         case StoreKind.S3:
             return _s3_credentials(address, environment, _fields(address, entry))
@@ -201,10 +316,31 @@ def credentials(
             return _gcs(address, environment, entry)
         case StoreKind.AZURE:
             return _azure(address, environment, _fields(address, entry))
+        case StoreKind.FILE:
+            return Credentials()
+
+
+def entry_for(address: StoreAddress, sections: Mapping[str, Mapping[str, object]] | None) -> object:
+    """Return the credentials of an address in a credential file, None for none."""
+    return _entry(address, sections) if sections is not None else None
+
+
+def is_cloud(url: str) -> bool:
+    """Whether a URL is of a cloud's S3."""
+    parts = urlsplit(url)
+    return (
+        parts.scheme == "https"
+        and parts.netloc == parts.hostname
+        and any(pattern.fullmatch(parts.netloc) for pattern in _PASTED.values())
+    )
 
 
 def missing_credentials(kind: StoreKind, reason: str) -> str:
     """Return the hint for a store that failed with `reason`: empty unless the credentials are missing."""
+    if "SecondLevelDomainForbidden" in reason:
+        return (
+            "this store expects the bucket in the name of the host: add ?style=virtual to an address with s3+https://"
+        )
     if not any(machine in reason for machine in _MACHINES):
         return ""
     return f"no credentials were given, and this machine has none: set {_VARIABLES[kind]} for a public store"
@@ -234,7 +370,7 @@ def profile_settings(profile: str, credential_file: str, config_file: str) -> di
 
 
 def _entry(address: StoreAddress, sections: Mapping[str, Mapping[str, object]]) -> object:
-    section = sections.get(address.kind.value, {})
+    section = sections.get(address.scheme, {})
     matching = [uri for uri in section if not uri or _covers(uri.rstrip("/"), address.uri)]
     return section[max(matching, key=len)] if matching else None
 
@@ -252,17 +388,51 @@ def _fields(address: StoreAddress, entry: object) -> dict[str, str]:
 
 
 def _s3_credentials(address: StoreAddress, environment: Mapping[str, str], given: Mapping[str, str]) -> Credentials:
-    settings = {_S3_KEYS[key]: value for key, value in given.items() if key in _S3_KEYS}
-    settings.setdefault("region", environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or REGION)
-    if address.endpoint:
-        settings["endpoint"] = address.endpoint
-        settings["virtual_hosted_style_request"] = "false"
-    if "access_key_id" in settings:
-        return Credentials(settings)
+    found = {_S3_KEYS[key]: value for key, value in given.items() if key in _S3_KEYS}
+    is_amazon = address.scheme not in HOSTS
+    if not is_amazon and not found.get("access_key_id"):  # an entry for its region or endpoint alone keeps the keys
+        prefix = prefix_of(address)
+        for setting, names in _OWN_VARIABLES.items():
+            value = next((environment[prefix + name] for name in names if environment.get(prefix + name)), "")
+            if value:
+                found.setdefault(setting, value)
+    keys: dict[str, str] = {
+        key: found.pop(key) for key in ("access_key_id", "secret_access_key", "session_token") if key in found
+    }
+    region = address.region or found.get("region", "")
+    if is_amazon:
+        region = region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or REGION
+    endpoint, style = address.endpoint or found.get("endpoint", ""), found.get("style") or address.style
+    if not is_amazon and not endpoint:
+        region = region.removeprefix(f"{address.scheme}-")
+        if not _REGION.fullmatch(region):
+            name = "ACCOUNT_ID" if address.scheme == "r2" else "REGION"
+            prefix = prefix_of(address)
+            raise invalid(
+                f"'{address.uri}': expected the {name.lower().replace('_', ' ')} of the bucket, got '{region}'",
+                hint=f"set {prefix}{name} or {prefix}ENDPOINT, or add ?region=... to the address",
+            )
+        endpoint = f"https://{HOSTS[address.scheme].format(region)}"
+    settings = {"region": "auto" if address.scheme == "r2" else region or REGION}
+    if endpoint:
+        endpoint = endpoint if "://" in endpoint else f"https://{endpoint}"
+        if style == "virtual":
+            protocol, _, host = endpoint.rstrip("/").partition("://")
+            endpoint = f"{protocol}://{host if host.startswith(f'{address.bucket}.') else f'{address.bucket}.{host}'}"
+        settings |= {"endpoint": endpoint, "virtual_hosted_style_request": str(style == "virtual").lower()}
+    if keys.get("access_key_id"):
+        return Credentials(settings, keys=keys)
+    if not is_amazon:
+        return Credentials(settings | {"skip_signature": "true"})
     profile = given.get("profile", "") or environment.get("AWS_PROFILE", "")
     if not profile and not environment.get("AWS_ACCESS_KEY_ID"):
         profile = "default"
     return Credentials(settings, profile)
+
+
+def prefix_of(address: StoreAddress) -> str:
+    """Return the prefix of the environment variables of a cloud: OSS_."""
+    return f"{address.scheme.upper()}_"
 
 
 def _gcs(address: StoreAddress, environment: Mapping[str, str], entry: object) -> Credentials:

@@ -1,11 +1,19 @@
 """Reads and writes object stores through `obstore`, which no other module uses. It blocks, so call it in threads."""
 
+import atexit
+import copy
+import http.client
 import os
 import re
+import shutil
+import tempfile
+import urllib.error
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -13,10 +21,12 @@ from charonia.core.errors import invalid, unavailable
 from charonia.install_hint import extra_hint
 from charonia.stores.location import (
     FILE_VARIABLE,
+    Credentials,
     StoreAddress,
     StoreKind,
     credentials,
     missing_credentials,
+    parse_address,
     profile_settings,
     read_credential_file,
 )
@@ -38,7 +48,12 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 REASON_CHARS_MAX = 400
 
-_SIGNATURES = re.compile(r"((?:sig|signature|x-amz-[a-z-]+|token)=)[^&\s\"')]+", re.IGNORECASE)
+HOPS_MAX = 5
+"""Redirects of the address of a file."""
+
+_SIGNATURES = re.compile(
+    r"((?:sig|signature|x-amz-[a-z-]+|x-oss-[a-z-]+|OSSAccessKeyId|token)=)[^&\s\"')]+", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,7 @@ class ObjectStore:
         address: Its address.
         environment: Environment variables.
         title: What it is, for messages.
+        sections: Credentials in the form of a credential file, None for the file that the environment names.
 
     Raises:
         ServingError: INVALID_ARG for invalid settings, or where the library is not installed.
@@ -96,6 +112,7 @@ class ObjectStore:
         environment: Mapping[str, str] = os.environ,
         *,
         title: str = "model repository",
+        sections: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         try:
             import obstore  # not in every installation
@@ -112,13 +129,13 @@ class ObjectStore:
         self._kind = address.kind
         self._obstore = obstore
         self._errors = obstore.exceptions
-        settings: dict[str, Any] = _settings(address, environment)
+        settings, keys = _settings(address, environment, sections)
         kinds = {
             StoreKind.S3: obstore.store.S3Store,
             StoreKind.GCS: obstore.store.GCSStore,
             StoreKind.AZURE: obstore.store.AzureStore,
         }
-        endpoint = settings.get("endpoint", environment.get("AWS_ENDPOINT_URL", ""))
+        endpoint = str(settings.get("endpoint", environment.get("AWS_ENDPOINT_URL", "")))
         try:
             self._store: Any = kinds[address.kind](
                 address.bucket,
@@ -130,6 +147,8 @@ class ObjectStore:
                     "allow_http": endpoint.startswith("http://") or _is_emulated(address.kind, environment),
                 },
                 retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
+                # A provider, since the library would add the token of the environment to a given key.
+                **({"credential_provider": _provider(keys)} if keys else {}),
             )
         except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
             raise invalid(f"{title} '{address.uri}' cannot be used: {_reason(error)}") from None
@@ -177,6 +196,17 @@ class ObjectStore:
             self._fail("cannot be read", error)
         return RemoteFile(path, int(meta["size"]), meta.get("e_tag") or "")
 
+    def around(self) -> tuple["ObjectStore", RemoteFile | None]:
+        """Return the store one folder higher, and the file there that this store's path names, None for none.
+
+        Raises:
+            ServingError: UNAVAILABLE when the store cannot be read.
+        """
+        store = copy.copy(self)
+        above, _, name = self._prefix.rstrip("/").rpartition("/")
+        store.uri, store._prefix = self.uri.rpartition("/")[0], f"{above}/" if above else ""
+        return store, store.find(name)
+
     def put(self, path: str, source: Path | bytes) -> None:
         """Write a file from one of this machine, or from memory: all of it or nothing.
 
@@ -219,26 +249,141 @@ class ObjectStore:
         ) from None
 
 
-def open_store(address: StoreAddress) -> ObjectStore:
-    """Return a repository in a store, with the environment's credentials; no request is sent yet.
+class HttpFile:
+    """A single file at an https address.
+
+    Args:
+        check: Raises for a URL that must not be read, also for the target of a redirect.
+    """
+
+    def __init__(self, address: StoreAddress, check: Callable[[str], None] | None = None) -> None:
+        self.uri = address.uri
+        self._url = address.url
+        self._opener = urllib.request.build_opener(_CheckedRedirects(check))
+
+    def files(self) -> Iterator[RemoteFile]:
+        """Yield the file. See `RemoteStore.files`."""
+        with self._open() as answer:
+            size = answer.headers.get("Content-Length") or ""
+            if not size.isdecimal():
+                raise unavailable(f"'{self.uri}': expected a Content-Length in the answer of the server, got none")
+            name = urllib.parse.unquote(self.uri.rpartition("/")[2])
+            yield RemoteFile(name, int(size), answer.headers.get("ETag") or "")
+
+    def read(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of the file; `start` is 0. See `RemoteStore.read`."""
+        assert start == 0
+        left = end
+        with self._open() as answer:
+            while left > 0:
+                try:
+                    piece = answer.read(min(CHUNK_BYTES, left))
+                except (OSError, http.client.HTTPException) as error:
+                    raise unavailable(f"'{self.uri}' cannot be fetched: {_reason(error)}") from None
+                if not piece:
+                    return
+                left -= len(piece)
+                yield piece
+
+    def _open(self) -> Any:
+        try:
+            return self._opener.open(self._url, timeout=SILENCE_S_MAX)
+        except urllib.error.HTTPError as error:
+            with error:
+                expired = " (a presigned address is valid for a limited time)" if error.code in (401, 403) else ""
+            raise unavailable(f"'{self.uri}': the server answers {error.code}{expired}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise unavailable(f"'{self.uri}' cannot be reached: {_reason(error)}") from None
+
+
+class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to https addresses that pass a check."""
+
+    max_redirections = HOPS_MAX
+
+    def __init__(self, check: Callable[[str], None] | None) -> None:
+        self._check = check
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://"):
+            raise unavailable(f"'{req.full_url.partition('?')[0]}': expected a redirect to https://, got another")
+        if self._check is not None:
+            self._check(newurl.partition("?")[0])
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_store(
+    address: StoreAddress,
+    *,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
+    check: Callable[[str], None] | None = None,
+) -> RemoteStore:
+    """Return a repository in a store, or the file at an address; no request is sent yet.
+
+    Args:
+        sections: Credentials in the form of a credential file, None for the environment's.
+        check: See `HttpFile`.
 
     Raises:
         ServingError: INVALID_ARG for invalid settings.
     """
-    return ObjectStore(address)
+    if address.kind is StoreKind.FILE:
+        return HttpFile(address, check)
+    return ObjectStore(address, sections=sections)
 
 
-def _settings(address: StoreAddress, environment: Mapping[str, str]) -> dict[str, Any]:
-    sections = None
+@cache
+def local_copy(uri: str) -> Path:
+    """Return a folder with the files below a URI, or the file at it, which is removed when the program exits.
+
+    Raises:
+        ServingError: INVALID_ARG for an invalid URI, UNAVAILABLE when the files cannot be read.
+    """
+    address = parse_address(uri)
+    folder = Path(tempfile.mkdtemp(prefix="charonia-store-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    store = open_store(address)
+    files = [file for file in store.files() if not file.path.endswith("/")]
+    name = address.prefix.rpartition("/")[2] or address.bucket
+    if not files and isinstance(store, ObjectStore) and address.prefix:
+        store, found = store.around()
+        files = [found] if found is not None else []
+    if not files:
+        raise unavailable(f"'{address.uri}': no files below this address")
+    is_file = len(files) == 1 and files[0].path == name
+    for file in files:
+        target = folder / file.path if is_file else folder / name / file.path
+        if ".." in target.parts:
+            raise invalid(f"'{address.uri}': expected paths within a folder, got '{file.path}'")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as output:
+            for piece in store.read(file, 0, file.size) if file.size else ():
+                output.write(piece)
+    return folder / name
+
+
+def _provider(keys: Mapping[str, str]) -> Callable[[], dict[str, Any]]:
+    credential = {
+        "access_key_id": keys["access_key_id"],
+        "secret_access_key": keys.get("secret_access_key", ""),
+        "token": keys.get("session_token"),
+        "expires_at": None,
+    }
+    return lambda: credential
+
+
+def _settings(
+    address: StoreAddress, environment: Mapping[str, str], sections: Mapping[str, Mapping[str, object]] | None
+) -> tuple[dict[str, Any], Mapping[str, str]]:
     path = environment.get(FILE_VARIABLE, "")
-    if path:
+    if path and sections is None:
         try:
             sections = read_credential_file(Path(path).read_text(encoding="utf-8"), path)
         except OSError as error:
             raise invalid(f"{FILE_VARIABLE}: cannot read '{path}': {(error.strerror or str(error)).lower()}") from None
         except UnicodeDecodeError:
             raise invalid(f"{FILE_VARIABLE}: '{path}' is not UTF-8") from None
-    found = credentials(address, environment, sections)
+    found: Credentials = credentials(address, environment, sections)
     settings: dict[str, Any] = dict(found.settings)
     if found.profile:
         home = Path(environment.get("HOME", "/"), ".aws")
@@ -248,7 +393,8 @@ def _settings(address: StoreAddress, environment: Mapping[str, str]) -> dict[str
         )
         of_profile = profile_settings(found.profile, *(_text(file) for file in files))
         settings = {**settings, **of_profile}
-    return {key: value == "true" if value in ("true", "false") else value for key, value in settings.items()}
+    plain = {key: value == "true" if value in ("true", "false") else value for key, value in settings.items()}
+    return plain, found.keys
 
 
 def _text(path: Path) -> str:

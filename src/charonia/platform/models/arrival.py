@@ -91,7 +91,7 @@ def add(
         model_id=owner.id,
         number=owner.last_number,
         state=ARRIVING,
-        source=source.place if source.kind != "upload" else "upload",
+        source=source.shown if source.kind != "upload" else "upload",
         notes=notes,
         author=who.name,
         created=now(),
@@ -106,7 +106,8 @@ def add(
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
     }
     task = queue.add(session, ADD, found.id, subject, arguments, who.name)
-    audit.note(session, who, "version.add", f"{project}/{subject}", asdict(source), project_id=found.id)
+    detail = {**asdict(source), "place": source.shown}
+    audit.note(session, who, "version.add", f"{project}/{subject}", detail, project_id=found.id)
     return AddedVersion(name, row.number, task.id)
 
 

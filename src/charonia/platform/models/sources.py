@@ -31,8 +31,11 @@ from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, sa
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
-from charonia.stores.location import StoreAddress, is_store, parse_address
-from charonia.stores.remote import RemoteFile, RemoteStore, open_store
+from charonia.stores.location import StoreAddress, entry_for, is_cloud, is_store, parse_address
+from charonia.stores.remote import ObjectStore, RemoteFile, RemoteStore, open_store
+
+Sections = Mapping[str, Mapping[str, object]]
+"""Credentials of stores by scheme and address."""
 
 ANY = "*"
 
@@ -58,12 +61,20 @@ class AllowedHosts:
     entries: Sequence[str] = ()
     resolve: Callable[[str], Sequence[str]] = resolve
 
-    def check_store(self, place: StoreAddress) -> None:
-        """Check the server of a store; an address without one means the cloud's, or the platform's own setting."""
-        if not set(place.account) <= _ACCOUNT_CHARACTERS and ANY not in self.entries:
-            raise invalid(f"account of '{place.uri}': expected small letters, digits and '-'")
-        if place.endpoint:
-            self.check(place.endpoint)
+    def check_store(self, place: StoreAddress, sections: Sections | None = None) -> None:
+        """Check the server of a store; an address without one means the cloud's, or the platform's own setting.
+
+        Args:
+            sections: Credentials of the project, which may name a server as well.
+        """
+        entry = entry_for(place, sections)
+        named = entry if isinstance(entry, Mapping) else {}
+        for account in (place.account, str(named.get("account_str", ""))):
+            if not set(account) <= _ACCOUNT_CHARACTERS and ANY not in self.entries:
+                raise invalid(f"account of '{place.uri}': expected small letters, digits and '-'")
+        endpoint = place.endpoint or str(named.get("endpoint", ""))
+        if endpoint and not is_cloud(endpoint):
+            self.check(endpoint)
 
     def check(self, url: str) -> None:
         """Check that a server may be read from. Blocks."""
@@ -467,6 +478,11 @@ class VersionSource:
     take: int = 0
     server: str = ""
 
+    @property
+    def shown(self) -> str:
+        """The place, without the signature that the address of a file may have."""
+        return self.place.partition("?")[0] if self.place.startswith("https://") else self.place
+
     def check(self) -> None:
         """Check everything that needs no access to the source."""
         if not self.place or len(self.place) > PLACE_CHARS_MAX or "\0" in self.place:
@@ -497,7 +513,7 @@ def open_source(
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
             return OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
-            return _at(source.place, hosts), source.place
+            return _at(source.place, hosts), source.shown
         case "folder":
             return _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
@@ -531,13 +547,12 @@ def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
     return FolderFiles(folder)
 
 
-def _at(address: str, hosts: AllowedHosts) -> ArrivingFiles:
+def _at(address: str, hosts: AllowedHosts, sections: Sections | None = None) -> ArrivingFiles:
     """Return the files below an address, or the one file at it."""
     place = parse_address(address)
-    hosts.check_store(place)
-    store = open_store(place)
-    if place.prefix and next(iter(store.files()), None) is None:
-        above, _, name = place.uri.rpartition("/")
-        around = open_store(parse_address(above))
-        return RemoteFiles(around, only=around.find(name))
+    hosts.check_store(place, sections)
+    store = open_store(place, sections=sections, check=hosts.check)
+    if isinstance(store, ObjectStore) and place.prefix and next(iter(store.files()), None) is None:
+        around, found = store.around()
+        return RemoteFiles(around, only=found)
     return RemoteFiles(store)

@@ -12,9 +12,10 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.models import identity, identity_pbtxt
 from tests.support.process import ServeProcess
-from tests.support.s3_server import S3, s3_server
+from tests.support.s3_server import S3, s3_server, virtual_hosts
 from tritonclient.utils import InferenceServerException
 
+from charonia.cli.values import fetched
 from charonia.core.errors import Code, ServingError
 from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
 from charonia.stores.location import parse_address
@@ -58,6 +59,58 @@ def test_a_bucket_is_served_to_the_stock_clients(s3: S3, tmp_path: Path) -> None
     ):
         assert infer(http, http_client) == infer(grpc, grpc_client) == [1, 2, 3, 4]
         assert [(e["name"], e["state"]) for e in http.get_model_repository_index()] == [("m", "READY")]
+
+
+def test_stores_of_several_clouds_that_refuse_paths_are_served_together(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model in ("m", "n"):
+        s3.put(f"{model}/{model}/config.pbtxt", CONFIG)
+        s3.put(f"{model}/{model}/1/model.onnx", identity(dims=(4,)))
+    for name, value in {
+        "OSS_ACCESS_KEY_ID": "oss-key",
+        "OSS_ACCESS_KEY_SECRET": "s",
+        "OSS_ENDPOINT": "http://oss.cloud.test",
+        "COS_SECRET_ID": "cos-key",
+        "COS_SECRET_KEY": "s",
+        "COS_ENDPOINT": "http://cos.cloud.test",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    with (
+        virtual_hosts(monkeypatch, s3) as seen,
+        ServeProcess(
+            "oss://bucket/models/m",
+            "--model-repository=cos://bucket/models/n",
+            "--model-repository=s3+http://third.cloud.test/bucket/models/none?style=virtual",
+            f"--model-store-cache={tmp_path}",
+        ) as server,
+        http_client.InferenceServerClient(server.http) as client,
+    ):
+        assert infer(client, http_client, "m") == infer(client, http_client, "n") == [1, 2, 3, 4]
+
+    assert set(seen) == {("bucket", "oss-key"), ("bucket", "cos-key"), ("bucket", "key")}
+
+
+def test_a_store_that_refuses_paths_says_so(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.stores.remote.RETRIES_MAX", 0)
+    with (
+        virtual_hosts(monkeypatch, s3),
+        pytest.raises(ServingError, match="SecondLevelDomainForbidden") as caught,
+    ):
+        next(ObjectStore(parse_address("s3+http://oss.cloud.test/bucket/models")).files())
+
+    assert "style=virtual" in caught.value.hint
+
+
+def test_files_of_a_store_become_local_files_for_tools(s3: S3) -> None:
+    s3.put("data/one.json", "{}")
+    s3.put("data/below/two.json", "[]")
+
+    folder, file = fetched(f"{s3.uri}/data"), fetched(f"{s3.uri}/data/one.json")
+
+    assert {path.name: path.read_text() for path in folder.rglob("*.json")} == {"one.json": "{}", "two.json": "[]"}
+    assert (file.name, file.read_text()) == ("one.json", "{}")
 
 
 def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3: S3, tmp_path: Path) -> None:
