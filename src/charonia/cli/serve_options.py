@@ -31,7 +31,7 @@ from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.access.options import read_restriction
 from charonia.server.files.given import named
-from charonia.server.files.options import BATCH_SIZE_MAX, WORKERS_MAX, read_mount
+from charonia.server.files.options import BATCH_SIZE_MAX, CONTEXT_MAX, WORKERS_MAX, read_mount
 from charonia.server.machine.cores import read_policies
 from charonia.server.model_options import (
     DOWNLOADS_MAX,
@@ -444,6 +444,11 @@ ELSEWHERE = {
     **dict.fromkeys(("--log-level", "--log_level", "--verbose", "--debug"), "--log-verbose=1 logs more"),
     **dict.fromkeys(("--batch-size", "--batch_size", "--max_batch_size"), "--max-batch-size"),
     **dict.fromkeys(("--ssl-certfile", "--ssl-keyfile"), _CERTIFICATE_HINT),
+    **dict.fromkeys(
+        ("--ctx-size", "--n-ctx", "--n_ctx", "--context-length", "--max-model-len"), "--ctx, for GGUF files"
+    ),
+    **dict.fromkeys(("--n-gpu-layers", "--n_gpu_layers"), "--gpu-layers, for GGUF files"),
+    **dict.fromkeys(("--parallel", "--max-num-seqs"), "--slots, for GGUF files"),
     "--api-key": "--api-keys FILE; charonia key makes a key",
     "--timeout": "a request has its own, the parameter timeout in microseconds; --exit-timeout-secs is for shutdown",
 }
@@ -475,6 +480,16 @@ FILES = (
     flag("--trust", "models.files.trust", True, "Read estimators that can run code: pickles, unknown types of skops"),
     Option("--example", "models.files.example", filled, "FILE",
            "Rows that the estimator takes, with column names: .csv, .json or .parquet", default="none"),
+    Option("--ctx", "models.files.ctx", integer(0, CONTEXT_MAX), "TOKENS",
+           "Context of a GGUF file, of all slots together, 0 for the model's own"),
+    Option("--threads", "models.files.threads", integer(0, WORKERS_MAX), "N",
+           "Threads that compute a GGUF file, 0 for the free cores without one"),
+    Option("--slots", "models.files.slots", integer(0, WORKERS_MAX), "N",
+           "Requests to a GGUF file that are computed at the same time, 0 for 4 that share the context"),
+    Option("--chat-template", "models.files.chat_template", filled, "FILE|TEXT",
+           "Chat template (Jinja) of a GGUF file", default="the file's"),
+    Option("--gpu-layers", "models.files.gpu_layers", integer(-1, WORKERS_MAX), "N",
+           "Layers of a GGUF file on GPUs, -1 for all that fit", default="-1"),
     Option("--mount", "models.files.mounts", lambda text: (read_mount(text),), "[FILE.py:]APP:/PATH",
            "ASGI application to serve beside the models, by default of the Python file; repeatable", joined,
            default="none"),

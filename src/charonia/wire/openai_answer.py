@@ -105,42 +105,48 @@ class AnswerHead:
         content: dict[str, object] = {"delta": {"content": text}} if self.is_chat else {"text": text}
         return self._chunk({"index": index, **content, "logprobs": None, "finish_reason": None})
 
+    def calls(self, index: int, calls: Sequence[Object]) -> bytes:
+        """Return the chunk with the calls of the answer `index` of a chat."""
+        delta = {"tool_calls": [{"index": place, **call} for place, call in enumerate(calls)]}
+        return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+
     def last(self, index: int, reason: str) -> bytes:
         """Return the chunk that ends the answer `index`."""
         content: dict[str, object] = {"delta": {}} if self.is_chat else {"text": ""}
         return self._chunk({"index": index, **content, "logprobs": None, "finish_reason": reason})
 
-    def usage(self, usage: TokenUsage) -> bytes:
+    def usage(self, usage: Object) -> bytes:
         """Return the chunk with the usage, after the last one of each answer."""
-        return dump({**self._object([], is_chunk=True), "usage": usage_object(usage)})
+        return dump({**self._object([], is_chunk=True), "usage": usage})
 
     def _chunk(self, choice: object) -> bytes:
         return dump(self._object([choice], is_chunk=True))
 
-    def document(self, answers: Sequence[tuple[str, str]], usage: TokenUsage | None) -> bytes:
+    def document(self, answers: Sequence[tuple[str, Sequence[Object], str]], usage: Object) -> bytes:
         """Return the document.
 
         Args:
-            answers: Text of each answer, and why it ended.
-            usage: The tokens, None where they are not known.
+            answers: Text and calls of each answer, and why it ended.
         """
         choices: list[object] = []
-        for index, (text, reason) in enumerate(answers):
+        for index, (text, calls, reason) in enumerate(answers):
             content: dict[str, object] = {"text": text}
             if self.is_chat:
-                content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+                message = {"role": "assistant", "content": text, "refusal": None}
+                content = {"message": message | ({"content": text or None, "tool_calls": calls} if calls else {})}
             choices.append({"index": index, **content, "logprobs": None, "finish_reason": reason})
-        known = {"usage": usage_object(usage)} if usage is not None else {}
-        return dump({**self._object(choices, is_chunk=False), **known})
+        return dump({**self._object(choices, is_chunk=False), "usage": usage})
 
 
-def usage_object(usage: TokenUsage) -> dict[str, object]:
+def usage_object(usage: TokenUsage, *, is_estimated: bool = False) -> Object:
     """Return the usage of text."""
-    document: dict[str, object] = {
+    document: Object = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
     }
+    if is_estimated:
+        document["estimated"] = True
     if usage.cached:
         document["prompt_tokens_details"] = {"cached_tokens": usage.cached}
     return document

@@ -127,6 +127,12 @@ class TextRequest:
         """Whether it was sent to /v1/chat/completions."""
         return bool(self.messages)
 
+    @property
+    def passes_limit(self) -> bool:
+        """Whether the model gets `max_tokens`."""
+        sampling = self.inputs.get(SAMPLING_INPUT)
+        return "max_tokens" in self.inputs or (isinstance(sampling, dict) and "max_tokens" in sampling)
+
     def inputs_of(self, index: int) -> Mapping[str, object]:
         """Return the inputs of an answer: each of several has its own seed."""
         return _with_seed(self.inputs, index) if index else self.inputs
@@ -205,7 +211,7 @@ def _model_inputs(config: ModelConfig, members: Mapping[str, object]) -> dict[st
             sampling[name] = value
         elif reads_parameters and name not in _NOT_IN_ANSWER and isinstance(value, str | int | float):
             inputs[name] = value
-        elif not _is_neutral(name, value):
+        elif name != "max_tokens" and not _is_neutral(name, value):  # which the server enforces
             raise _refused(config, name)
     return inputs | ({SAMPLING_INPUT: sampling} if sampling else {})
 

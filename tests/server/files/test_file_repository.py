@@ -50,6 +50,32 @@ def refusal(*paths: object) -> ServingError:
     return caught.value
 
 
+def test_options_of_gguf_files_are_parameters_of_the_model(tmp_path: Path) -> None:
+    template = file(tmp_path / "own.jinja", b"{{ messages }}")
+    options = FileOptions(ctx=512, threads=2, slots=1, chat_template=str(template), gpu_layers=0)
+
+    files = made(tmp_path, file(tmp_path / "a.gguf"), options=options)
+
+    found = parse(files["a/config.pbtxt"]).parameters
+    assert found["chat_template"] == "{{ messages }}"
+    numbers = {name: found[name] for name in ("n_ctx", "n_threads", "n_parallel", "n_gpu_layers")}
+    assert numbers == {"n_ctx": "512", "n_threads": "2", "n_parallel": "1", "n_gpu_layers": "0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("a.onnx", FileOptions(ctx=512), "--ctx: expected a GGUF file"),
+        ("a.gguf", FileOptions(chat_template="none.jinja"), "--chat-template: expected a template or a file with one"),
+    ],
+)
+def test_an_option_of_gguf_files_that_does_not_apply(
+    tmp_path: Path, name: str, options: FileOptions, reason: str
+) -> None:
+    with pytest.raises(ServingError, match=reason):
+        made(tmp_path, file(tmp_path / name), options=options)
+
+
 def test_files_become_models_of_their_names(tmp_path: Path) -> None:
     onnx, torch = file(tmp_path / "a.onnx"), file(tmp_path / "b.pth")
 

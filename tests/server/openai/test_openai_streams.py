@@ -403,3 +403,123 @@ async def test_a_client_of_tensorflow_serving_is_told_where_to_go() -> None:
 
     assert client.responses[0].status == 404
     assert "POST /v2/models/e/infer" in json.loads(client.responses[0].body)["error"]["message"]
+
+
+MOON = {"type": "object", "properties": {"moon": {"enum": ["Io", "Europa"]}}, "required": ["moon"]}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "moon", "schema": MOON}}}
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris"]}}}}
+TOOLS = {"tools": [{"type": "function", "function": WEATHER}]}
+NO_TEXT = '{"name": "weather", "arguments": {"city": "Rome"}}'
+CALL = NO_TEXT.replace("Rome", "Paris")
+
+
+async def guided(answers: list[str], **members: object) -> tuple[MemoryClient, FakeEngine]:
+    """Ask a model that is not an engine, which gives these answers."""
+    fake = FakeEngine(models={"e": config()}, hold=True)
+    client = connected(fake)
+    messages = [{"role": "user", "content": "hi"}]
+    client.send(request(CHAT, body=json.dumps({"model": "e", "messages": messages, **members}).encode()))
+    for number, answer in enumerate(answers):
+        while len(fake.tickets) <= number and not client.responses:
+            await asyncio.sleep(0.001)
+        if client.responses:
+            break
+        fake.tickets[number].answer(text(answer.encode()))
+    await turn()
+    return client, fake
+
+
+@pytest.mark.parametrize(
+    ("members", "answers", "content", "called"),
+    [
+        (FORM, ['Sure:\n```json\n{"moon": "Io"}\n```'], '{"moon": "Io"}', None),
+        (FORM, ["Io", '{"moon": "Luna"}', '{"moon": "Io"}'], '{"moon": "Io"}', None),
+        ({"response_format": {"type": "json_object"}}, ["[1]", "{}"], "{}", None),
+        (TOOLS, ["It is sunny."], "It is sunny.", None),
+        (TOOLS, [CALL], None, {"city": "Paris"}),
+        (TOOLS | {"tool_choice": "required"}, ["no", NO_TEXT, CALL], None, {"city": "Paris"}),
+        (
+            TOOLS | {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            [CALL],
+            None,
+            {"city": "Paris"},
+        ),
+        (TOOLS | {"tool_choice": "none"}, [CALL], CALL, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@on_loop
+async def test_a_model_without_tools_and_schemas_is_asked_until_its_answer_fits(
+    members: dict[str, object], answers: list[str], content: str | None, called: object, stream: bool
+) -> None:
+    client, fake = await guided(answers, stream=stream, **members)
+
+    assert len(fake.tickets) == len(answers)
+    if stream:
+        events = [json.loads(each[6:]) for each in client.responses[0].body.split(b"\n\n")[:-2]]
+        deltas = [event["choices"][0]["delta"] for event in events]
+        message: dict[str, Any] = {"content": "".join(delta.get("content") or "" for delta in deltas) or None}
+        message["tool_calls"] = next((delta["tool_calls"] for delta in deltas if "tool_calls" in delta), None)
+        choice = events[-1]["choices"][0]
+    else:
+        choice = json.loads(client.responses[0].body)["choices"][0]
+        message = choice["message"]
+    calls = message.get("tool_calls")
+    assert message["content"] == content
+    assert (json.loads(calls[0]["function"]["arguments"]) if calls else None) == called
+    assert choice["finish_reason"] == ("tool_calls" if called else "stop")
+    prompts = [ticket.request.inputs["text_input"].array.item().decode() for ticket in fake.tickets]
+    assert all(f"{answer}\n\nuser: This answer is not valid" in prompts[-1] for answer in answers[-2:-1])
+
+
+@on_loop
+async def test_an_answer_that_never_fits_is_an_error_after_a_bounded_number_of_tries() -> None:
+    client, fake = await guided(["Io"] * 3, **FORM)
+
+    assert len(fake.tickets) == 3
+    assert client.responses[0].status == 500
+    assert b"gave no valid answer in 3 tries: expected JSON" in client.responses[0].body
+
+
+@pytest.mark.parametrize(
+    ("schema", "status"),
+    [
+        ({"type": "nothing"}, 400),
+        ({"patternProperties": {"(a+)+$": {}}}, 400),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, 400),
+        ({"$ref": "#"}, 400),
+        ({"properties": {"moon": {"pattern": "(a+)+b"}}}, 500),
+    ],
+)
+@on_loop
+async def test_a_schema_of_a_client_costs_no_more_than_its_answer(schema: dict[str, object], status: int) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    client, _ = await guided([json.dumps({"moon": "a" * 100})] * 3, response_format=form)
+
+    assert client.responses[0].status == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@on_loop
+async def test_max_tokens_ends_the_answer_of_a_model_that_does_not_know_it(stream: bool) -> None:
+    fake = FakeEngine(models={"e": config()}, hold=True)
+    client = connected(fake)
+    body = {"model": "e", "prompt": "hi", "max_tokens": 2, "stream": stream, "stream_options": {"include_usage": True}}
+    client.send(
+        request("/v1/completions", body=json.dumps(body if stream else body | {"stream_options": None}).encode())
+    )
+    while not fake.tickets:
+        await asyncio.sleep(0.001)
+
+    for piece in (b"one ", b"two ", b"three "):
+        fake.tickets[0].answer(text(piece), final=False)
+    await turn()
+
+    assert fake.tickets[0].cancelled
+    found = client.responses[0].body
+    events = [json.loads(each[6:]) for each in found.split(b"\n\n")[:-2]] if stream else [json.loads(found)]
+    choices = [choice for event in events for choice in event["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "one two "
+    assert choices[-1]["finish_reason"] == "length"
+    assert events[-1]["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3, "estimated": True}

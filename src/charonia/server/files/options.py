@@ -8,6 +8,7 @@ from charonia.config.parameters import is_free_path
 
 WORKERS_MAX = 1024
 BATCH_SIZE_MAX = 2**31 - 1
+CONTEXT_MAX = 2**31 - 1
 
 
 class Mount(NamedTuple):
@@ -55,6 +56,11 @@ class FileOptions:
         predictor: The model of a repository that another server runs, "" for none.
         predictor_host: That server, "" for none.
         mounts: ASGI applications beside the models.
+        ctx: Tokens of context of a GGUF file, 0 for the model's own.
+        threads: Threads that compute it, 0 for those that are free.
+        slots: Requests that are computed at the same time, 0 for the default.
+        chat_template: Its chat template, or a file with it; "" for that of the file.
+        gpu_layers: Layers on GPUs, -1 for as many as fit, None for the default.
     """
 
     name: str = ""
@@ -66,6 +72,11 @@ class FileOptions:
     predictor: str = ""
     predictor_host: str = ""
     mounts: tuple[Mount, ...] = ()
+    ctx: int = 0
+    threads: int = 0
+    slots: int = 0
+    chat_template: str = ""
+    gpu_layers: int | None = None
 
     def problems(self) -> Iterator[str]:
         for option, name in (("--name", self.name), ("--model_name", self.model_name)):
@@ -88,4 +99,16 @@ class FileOptions:
             ("--trust", self.trust),
             ("--example", self.example),
         )
-        return tuple(name for name, value in every if value)
+        return (*(name for name, value in every if value), *self.gguf)
+
+    @property
+    def gguf(self) -> dict[str, tuple[str, str]]:
+        """The options of GGUF files that are set: parameter of the model and its value, by name."""
+        every = {
+            "--ctx": ("n_ctx", self.ctx),
+            "--threads": ("n_threads", self.threads),
+            "--slots": ("n_parallel", self.slots),
+            "--chat-template": ("chat_template", self.chat_template),
+            "--gpu-layers": ("n_gpu_layers", "" if self.gpu_layers is None else str(self.gpu_layers)),
+        }
+        return {option: (name, str(value)) for option, (name, value) in every.items() if value}

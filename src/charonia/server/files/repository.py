@@ -29,6 +29,12 @@ _log = logging.getLogger(__name__)
 ESTIMATORS = "sklearn"
 """Backend of files that go with example rows."""
 
+GGUF = "llama_cpp"
+"""Backend of files that go with context, threads, slots, a chat template and layers on GPUs."""
+
+TEMPLATE_BYTES_MAX = 1024 * 1024
+"""Largest file with a chat template."""
+
 WATCHED_MAX = 1000
 """Files beside a service file that are watched."""
 
@@ -108,6 +114,8 @@ class FileRepository:
             raise invalid("--example: expected the file of an estimator, such as model.joblib, to go with the rows")
         if options.example and not Path(options.example).is_file():
             raise not_found(f"--example: there is no file '{options.example}'")
+        if options.gguf and not any(form.backend == GGUF for _, form in self._given.files):
+            raise invalid(f"{', '.join(options.gguf)}: expected a GGUF file, such as model.gguf")
         if options.model_name and self._given.model_count != 1:
             raise invalid(f"--model_name: expected one model that it is the name of, got {self._given.model_count}")
         for path in self._given.models:
@@ -139,6 +147,8 @@ class FileRepository:
             parameters = {TRY_EXAMPLE: "true"} | ({trust: "true"} if trust else {})
             if rows is not None:
                 parameters[EXAMPLE_ROWS] = rows.name
+            if form.backend == GGUF:
+                parameters |= _gguf_parameters(options)
             config = replace(self._start, name=name, backend=form.backend, parameters=parameters)
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
@@ -278,6 +288,19 @@ def _add(config: ModelConfig, folder: Path) -> Path:
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(render(config), encoding="utf-8")
     return version
+
+
+def _gguf_parameters(options: FileOptions) -> dict[str, str]:
+    """Return the parameters of the model in a GGUF file; a chat template may be in a file. Blocks on the disk."""
+    parameters = dict(options.gguf.values())
+    given = options.chat_template
+    if given and "{" not in given:
+        try:
+            with Path(given).open(encoding="utf-8") as file:
+                parameters["chat_template"] = file.read(TEMPLATE_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            raise invalid(f"--chat-template: expected a template or a file with one: {error}") from None
+    return parameters
 
 
 def _link(path: Path, folder: Path) -> None:

@@ -22,9 +22,10 @@ from charonia.core.statistics import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsag
 from charonia.core.tensor import Tensor
 from charonia.server.http.exchange import Exchange
 from charonia.server.openai.events import EventStream, text_of
-from charonia.server.openai.model_files import ModelText
-from charonia.wire.json_text import dump
-from charonia.wire.openai_answer import AnswerHead, StopCutter
+from charonia.server.openai.guided import REPAIRS_MAX, Guide
+from charonia.server.openai.model_files import TOKEN_BYTES, ModelText
+from charonia.wire.json_text import Object, dump
+from charonia.wire.openai_answer import AnswerHead, StopCutter, usage_object
 from charonia.wire.openai_request import IMAGE_INPUT, Prompt, TextRequest
 from charonia.wire.v2_generate import decode_generate
 
@@ -85,6 +86,7 @@ class Generation:
         text: Template and tokenizer of the model.
         stream: Sends the answers while they are generated; None to send them as one document.
         counted: Called with the tokens of each answer that the model did not report.
+        guide: What answers have to fit, None for nothing; they are sent when they do.
     """
 
     def __init__(
@@ -94,13 +96,17 @@ class Generation:
         text: ModelText,
         stream: EventStream | None,
         counted: Callable[[TokenUsage], None],
+        guide: Guide | None = None,
     ) -> None:
         self.exchange = exchange
         self.asked = asked
         self.text = text
         self.is_cumulative = repeats_text(text.config)
         self.stream = stream
+        self.guide = guide
         self._counted = counted
+        self._is_estimated = False
+        self._spent = TokenUsage(0)  # on answers that did not fit
         prefix = "chatcmpl-" if asked.is_chat else "cmpl-"
         self.head = AnswerHead(asked.is_chat, prefix + uuid4().hex, int(time.time()), exchange.model)
         self._answers: list[TextChoice] = []
@@ -125,11 +131,34 @@ class Generation:
         each = [(prompt, index) for prompt in prompts for index in range(count)]
         requests = [request_of(prompt, index) for prompt, index in each]
         self._answers = [TextChoice(self, number, prompt) for number, (prompt, _) in enumerate(each)]
+        self._request_of, self._infer = request_of, infer
         for answer, request in zip(self._answers, requests, strict=True):
-            if self.exchange.is_open:
-                answer.ticket = infer(request, answer)
-                if answer.is_over:
-                    answer.cancel()
+            self._ask(answer, request)
+
+    def _ask(self, answer: "TextChoice", request: InferRequest) -> None:
+        if self.exchange.is_open:
+            ticket = self._infer(request, answer)
+            if answer.is_over:
+                ticket.cancel()
+            else:
+                answer.ticket = ticket
+
+    def again(self, answer: "TextChoice", problem: str) -> None:
+        """Ask for another answer in place of one that does not fit.
+
+        Raises:
+            ServingError: It was the last try.
+        """
+        assert self.guide is not None
+        tries = answer.tries + 1
+        if tries > REPAIRS_MAX:
+            raise internal(f"model '{self.text.config.name}' gave no valid answer in {tries} tries: {problem}")
+        usage = self._usage_of(answer)
+        self._spent = TokenUsage(self._spent.prompt + usage.prompt, self._spent.completion + usage.completion)
+        prompt = self.text.render([*self.asked.messages, *self.guide.again(answer.whole, problem)])
+        index = answer.index % self.asked.count
+        self._answers[answer.index] = fresh = TextChoice(self, answer.index, prompt, tries)
+        self._ask(fresh, self._request_of(prompt, index))
 
     def cancel(self) -> None:
         """Drop the answers that are not over."""
@@ -152,35 +181,47 @@ class Generation:
             return
         exchange, asked = self.exchange, self.asked
         exchange.is_over = True
-        usage = exchange.usage = self._usage()
+        prompt, completion, _ = self._spent
+        for number, answer in enumerate(self._answers):
+            of_answer = self._usage_of(answer)
+            prompt += of_answer.prompt if number % asked.count == 0 else 0
+            completion += of_answer.completion
+        usage = TokenUsage(prompt, completion)
+        if not self._is_estimated:
+            exchange.usage = usage
+        shown = usage_object(usage, is_estimated=self._is_estimated)
         if self.stream is None:
-            answers = [(answer.whole, answer.finish_reason) for answer in self._answers]
-            exchange.respond(200, [self.head.document(answers, usage)])
+            answers = [(answer.whole, answer.calls, answer.finish_reason) for answer in self._answers]
+            exchange.respond(200, [self.head.document(answers, shown)])
             return
-        if asked.includes_usage and usage is not None:
-            self.stream.send(self.head.usage(usage))
+        if asked.includes_usage:
+            self.stream.send(self.head.usage(shown))
         self.stream.end()
 
-    def _usage(self) -> TokenUsage | None:
-        """Return the tokens, as reported by the model, else counted by the tokenizer."""
-        prompt = completion = 0
-        for number, answer in enumerate(self._answers):
-            given = answer.prompt_tokens if answer.prompt_tokens is not None else self.text.count(answer.prompt)
-            made = answer.completion_tokens
-            made = made if made is not None else self.text.count(answer.whole)
-            if given is None or made is None:
-                return None
-            if answer.prompt_tokens is None:
-                self._counted(TokenUsage(given, made))
-            prompt += given if number % self.asked.count == 0 else 0
-            completion += made
-        return TokenUsage(prompt, completion)
+    def _usage_of(self, answer: "TextChoice") -> TokenUsage:
+        """Return the tokens of an answer, as reported by the model, else counted by the tokenizer, else estimated."""
+        given = answer.prompt_tokens if answer.prompt_tokens is not None else self.text.count(answer.prompt)
+        made = answer.completion_tokens if answer.completion_tokens is not None else self.text.count(answer.whole)
+        if given is None or made is None:
+            self._is_estimated = True
+            given = _estimate(answer.prompt) if given is None else given
+            return TokenUsage(given, _estimate(answer.whole) if made is None else made)
+        if answer.prompt_tokens is None:
+            self._counted(TokenUsage(given, made))
+        return TokenUsage(given, made)
+
+
+def _estimate(text: str) -> int:
+    return -(-len(text.encode()) // TOKEN_BYTES)
 
 
 class TextChoice:
     """One answer.
 
     Attributes:
+        index: Its place among the answers.
+        tries: Answers before it that did not fit.
+        calls: Calls of functions in it.
         ticket: The inference request, None before it is known.
         is_over: Whether it is complete.
         finish_reason: Why it ended.
@@ -188,15 +229,20 @@ class TextChoice:
         completion_tokens: Tokens of the answer, likewise.
     """
 
-    def __init__(self, generation: Generation, index: int, prompt: str) -> None:
+    def __init__(self, generation: Generation, index: int, prompt: str, tries: int = 0) -> None:
+        self.index = index
+        self.tries = tries
         self.prompt = prompt
+        self.calls: list[Object] = []
         self.ticket: Ticket | None = None
         self.is_over = False
         self.finish_reason = "stop"
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
         self._generation = generation
-        self._index = index
+        self._limit = generation.asked.max_tokens
+        self._made = 0  # tokens of the text so far
+        self._is_full = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._cutter = StopCutter(generation.asked.stops)
         self._received = 0  # bytes of text, of a model that repeats them
@@ -235,12 +281,43 @@ class TextChoice:
         if outcome is not None:
             self._generation.exchange.outcome = outcome
             self._note(outcome)
-            self._add(self._decoder.decode(self._new(text_of(outcome))))
+            self._add(self._within(self._decoder.decode(self._new(text_of(outcome)))))
         if final and not self._cutter.is_cut:
             self._add(self._decoder.decode(b"", final=True))
+        if (final or self._is_full) and not self._cutter.is_cut:
             self._send(self._cutter.rest())
-        if final or self._cutter.is_cut:
+        if final or self._cutter.is_cut or self._is_full:
             self._end()
+
+    def _within(self, piece: str) -> str:
+        """Return what of a piece of text is within the limit of tokens.
+
+        Tokens are those that the model reports, else its tokenizer's. Without both, each response of a model that
+        streams counts as one token, and text of others is estimated if the model has no way to learn of the limit.
+        """
+        if not self._limit or not piece:
+            return piece
+        generation = self._generation
+        text, reported = generation.text, self.completion_tokens
+        count = text.count(piece)
+        if reported is not None:
+            made = reported
+        elif count is not None:
+            made = self._made + count
+            if made > self._limit:  # pieces of their own may have more tokens than as a part of the text
+                made = text.count(self.whole + piece) or 0
+        elif text.config.is_decoupled and not generation.is_cumulative:
+            made = self._made + 1
+        else:
+            made = 0 if generation.asked.passes_limit else _estimate(self.whole + piece)
+        if made <= self._limit:
+            self._made = made
+            return piece
+        left, self._made = self._limit - self._made, self._limit
+        self._is_full = True
+        if reported is not None:
+            self.completion_tokens = self._limit
+        return text.first(piece, left) if left > 0 else ""
 
     def _new(self, text: bytes) -> bytes:
         if not self._generation.is_cumulative:
@@ -258,8 +335,8 @@ class TextChoice:
             return
         self._has_begun = True
         generation = self._generation
-        if generation.stream is not None and generation.asked.is_chat:
-            generation.stream.send(generation.head.first(self._index))
+        if generation.stream is not None and generation.guide is None and generation.asked.is_chat:
+            generation.stream.send(generation.head.first(self.index))
         if generation.asked.echoes:
             self._send(self.prompt)
 
@@ -268,20 +345,41 @@ class TextChoice:
             return
         self._pieces.append(text)
         generation = self._generation
-        if generation.stream is not None:
-            generation.stream.send(generation.head.piece(self._index, text))
+        if generation.stream is not None and generation.guide is None:
+            generation.stream.send(generation.head.piece(self.index, text))
 
     def _end(self) -> None:
         generation = self._generation
-        limit = generation.asked.max_tokens
         if self._cutter.is_cut:
             self.finish_reason = "stop"
-        elif limit and (self.completion_tokens or 0) >= limit:
+        elif self._limit and max(self.completion_tokens or 0, self._made) >= self._limit:
             self.finish_reason = "length"
         self.cancel()
-        if generation.stream is not None:
-            generation.stream.send(generation.head.last(self._index, self.finish_reason))
+        if generation.guide is not None and self.finish_reason != "length":
+            try:
+                content, self.calls = generation.guide.check(self.whole)
+            except ValueError as problem:
+                generation.again(self, str(problem))
+                return
+            self._pieces = [content]
+        self._close()
         generation.ended()
+
+    def _close(self) -> None:
+        generation = self._generation
+        for call in self.calls:
+            self.finish_reason = "tool_calls"
+            call["id"] = f"call_{uuid4().hex}"
+        stream, head = generation.stream, generation.head
+        if stream is None:
+            return
+        if generation.guide is not None:
+            stream.send(head.first(self.index))
+            if self.whole:
+                stream.send(head.piece(self.index, self.whole))
+            if self.calls:
+                stream.send(head.calls(self.index, self.calls))
+        stream.send(head.last(self.index, self.finish_reason))
 
     def _note(self, response: InferResponse) -> None:
         """Keep the other data of a response besides its text."""

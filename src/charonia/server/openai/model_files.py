@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 TOKENS_MAX = 512
 """Tokens of a text that count for a sentence encoder, where neither its configuration nor its tokenizer limits them."""
 
+TOKEN_BYTES = 4
+"""Bytes of a token of text in an estimate."""
+
 TOKENIZER_FILE = "tokenizer.json"
 
 REMEMBERED_MAX = 256
@@ -165,6 +168,13 @@ class ModelText:
         if self.tokenizer is None:
             return None
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def first(self, text: str, count: int) -> str:
+        """Return the first tokens of a text, those of `TOKEN_BYTES` without a tokenizer."""
+        if self.tokenizer is None:
+            return text.encode()[: count * TOKEN_BYTES].decode(errors="ignore")
+        offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+        return text[: offsets[count - 1][1]] if 0 < count <= len(offsets) else text if count else ""
 
 
 class ModelTexts:

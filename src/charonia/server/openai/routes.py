@@ -27,6 +27,7 @@ from charonia.server.http.routes import Handler, Route, RouteTarget, route_hint
 from charonia.server.openai.embeddings import Embedder
 from charonia.server.openai.events import DONE, EventStream, EventTurns, StreamedAnswer, WholeAnswer, engine_request
 from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
+from charonia.server.openai.guided import GUIDED, read_guide
 from charonia.server.openai.model_files import ModelTexts
 from charonia.wire.json_text import Object, dump, kind_of, parse_object
 from charonia.wire.openai_answer import decode_embeddings_request, encode_embeddings
@@ -271,6 +272,13 @@ class OpenaiHandlers:
         is_chat: bool,
     ) -> None:
         """Ask a language model that is not an engine."""
+        guide = None
+        if is_chat:
+            own = {given.name for given in config.input}  # which the model meets itself
+            guide = await asyncio.to_thread(read_guide, {k: v for k, v in document.items() if k not in own})
+            document = {k: v for k, v in document.items() if k in own or k not in GUIDED}
+            if guide is not None:
+                document["messages"] = guide.messages(document.get("messages"))
         asked = decode_text_request(config, document, is_chat=is_chat)
         text = await self._texts.of(config)
         prompts = prompts_of(asked, text)
@@ -286,7 +294,7 @@ class OpenaiHandlers:
 
         stream = new_stream() if asked.is_streamed else None
         counted = partial(self._count, config.name)
-        Generation(exchange, asked, text, stream, counted).start(prompts, request_of, infer)
+        Generation(exchange, asked, text, stream, counted, guide).start(prompts, request_of, infer)
 
     async def _embed(self, exchange: Exchange, config: ModelConfig, document: Object) -> None:
         asked = decode_embeddings_request(document)

@@ -1,6 +1,8 @@
 """Parameters of llama.cpp in `model.json` and in configurations."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,22 @@ def test_an_unknown_name_in_the_file_is_refused_and_one_of_the_configuration_is_
 def test_a_file_that_holds_no_object_is_refused(content: bytes) -> None:
     _, (problem,) = read_parameters(config(), content)
     assert "model.json: expected a JSON object" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("share", "load", "threads"), [(8, 0.1, 3), (2, 0.1, 2), (8, 5.0, 3), (8, 6.2, 2), (8, 40.0, 1), (1, 0.0, 1)]
+)
+def test_threads_are_for_physical_cores_that_are_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: int, load: float, threads: int
+) -> None:
+    pytest.importorskip("xllamacpp")
+    from charonia.server.backends.llama_cpp.worker import engine
+
+    for core in range(8):  # 4 with two threads each
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+
+    assert engine.idle_threads(share, str(tmp_path)) == threads

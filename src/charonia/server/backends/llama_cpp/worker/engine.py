@@ -71,6 +71,24 @@ _ENUMS = {
 }
 
 
+def idle_threads(share: int, topology: str = "/sys/devices/system/cpu") -> int:
+    """Return the threads that llama.cpp computes with: it slows down many times when one of them waits for a core.
+
+    The least of the share, the physical cores, and the cores that other programs leave; one of all cores is left over.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    siblings = set()
+    for core in cores:
+        try:
+            with open(f"{topology}/cpu{core}/topology/thread_siblings_list") as file:
+                siblings.add(file.read())
+        except OSError:
+            siblings.add(str(core))
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    free = round((os.cpu_count() or 1) - busy)
+    return max(1, min(share, len(siblings) - (share >= len(siblings)), free))
+
+
 class Engine:
     """llama.cpp with one model."""
 
@@ -280,9 +298,10 @@ class Engine:
     def _common_params(self) -> Any:
         params = xllamacpp.CommonParams()
         given = dict(self._parameters)
-        threads = given.pop("n_threads", self._setup.threads)
+        threads = given.pop("n_threads", 0) or idle_threads(self._setup.threads)
         params.cpuparams.n_threads = threads
         params.cpuparams_batch.n_threads = given.pop("n_threads_batch", threads)
+        params.cpuparams.poll = params.cpuparams_batch.poll = 0  # waiting threads sleep: neighbours have the cores
         params.model.path = self._setup.options["path"]
         params.model_alias = {self._setup.model_name}
         params.hostnames = [self._path]
