@@ -1,5 +1,6 @@
 """The commands of a platform's users, against its API."""
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -529,6 +530,16 @@ def test_users_are_added_get_roles_and_links_and_are_removed(run: Any, served: S
     assert "ada@example.org" in listed[1]
     assert (nobody[0], "there is no user 'Bob'" in nobody[2]) == (1, True)
     assert (removed[0], "Ada" in run("people", "users")[1]) == (0, False)
+
+
+def test_secrets_are_read_from_stdin_and_a_link_signs_the_owner_in(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("s3cret\n"))
+    assert run("people", "put-secret", "hub")[0] == 0
+    status, listed, _ = run("people", "secrets")
+    assert (status, "hub" in listed, "s3cret" in listed) == (0, True, False)
+    assert run("people", "remove-secret", "hub")[0] == 0
+
+    assert "/login/link?token=" in run("platform", "login-link")[1]
 
 
 def test_several_of_a_name_are_told_apart_by_their_numbers(run: Any) -> None:

@@ -1,12 +1,14 @@
-"""`charonia people`: API keys, users and their roles on a platform, and its audit log.
+"""`charonia people`: API keys, users and their roles on a platform, secrets of projects, and its audit log.
 
 Exit status: 0 done, 1 refused or not found, 2 for invalid arguments.
 """
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from getpass import getpass
 from typing import Any
 
 from charonia.cli.command_line import Option, flag
@@ -42,6 +44,7 @@ def _role(text: str) -> str:
 
 _USER = Option("NAME", "name", str, "USER", "Number, name or e-mail address", default="")
 _KEY_NAME = Option("NAME", "name", str, "NAME", "Name of the key", default="")
+_SECRET_NAME = Option("NAME", "name", str, "NAME", "Name of the secret", default="")
 _ROLE = (
     Option("--role", "role", _role, "ROLE", "viewer, deployer or admin; none removes a user's role"),
     flag("--everywhere", "everywhere", True, "In all projects, not just in --project"),
@@ -116,6 +119,28 @@ def _audit(client: PlatformClient, given: PeopleOptions) -> int:
     return 0
 
 
+def _secrets(client: PlatformClient, given: PeopleOptions) -> int:
+    columns: Columns = {"Name": "name", "Entered": at("created"), "By": "author"}
+    print(table(columns, client.call("GET", _secret_path(given))))
+    return 0
+
+
+def _put_secret(client: PlatformClient, given: PeopleOptions) -> int:
+    place = _secret_path(given, _named(given.name))
+    value = getpass(f"Value of {given.name}: ") if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+    client.call("PUT", place, {"value": value})
+    return 0
+
+
+def _remove_secret(client: PlatformClient, given: PeopleOptions) -> int:
+    client.call("DELETE", _secret_path(given, _named(given.name)))
+    return 0
+
+
+def _secret_path(given: PeopleOptions, *name: str) -> str:
+    return path_of("projects", given.access.project, "secrets", *name)
+
+
 def _user(client: PlatformClient, wanted: str) -> int:
     if _named(wanted).isdecimal():
         return int(wanted)
@@ -148,7 +173,7 @@ def _roles(holder: Mapping[str, Any]) -> str:
 
 # fmt: off
 RESOURCE = Resource(
-    "charonia people", "Keys, users and roles of a platform.", PeopleOptions(),
+    "charonia people", "Keys, users, roles and secrets of a platform.", PeopleOptions(),
     {
         "keys": Verb("List API keys", _keys, "List the API keys with a role in a project that you administer."),
         "add-key": Verb("Create an API key", _add_key, "Create an API key, and print it one time only.", "NAME",
@@ -167,6 +192,12 @@ RESOURCE = Resource(
                      "Give a user a role in a project, or in all projects. It replaces the previous role.",
                      "USER", (_USER, *_ROLE)),
         "remove-user": Verb("Remove a user", _remove, "Remove a user, and end the user's sessions.", "USER", (_USER,)),
+        "secrets": Verb("List the secrets of a project", _secrets, "List the secrets of a project, without values."),
+        "put-secret": Verb("Create a secret, or replace its value", _put_secret,
+                           "Create a secret of a project, or replace its value, which is read from stdin.", "NAME",
+                           (_SECRET_NAME,)),
+        "remove-secret": Verb("Delete a secret", _remove_secret, "Delete a secret. Servers that run keep its value.",
+                              "NAME", (_SECRET_NAME,)),
         "audit": Verb("Show who changed what", _audit, "Show who changed what, latest first.", "",
                       (Option("--entries", "entries", integer(1), "N", "How many"),
                        flag("--everywhere", "everywhere", True, "Entries of all projects that you may see"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from charonia.cli import logs
+from charonia.cli import logs, people
 from charonia.cli.command_line import CommandLine, Option, carry_out, joined
 from charonia.cli.values import filled, integer, names, path, path_text
 from charonia.core.errors import unsupported
@@ -143,6 +143,8 @@ Keep models, environments and deployments, with pages, an API and the commands `
 
 
 def run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["login-link"]:
+        return people.run(["link", "owner", *arguments[1:]])
     return carry_out(LINE, arguments, _serve)
 
 

@@ -3,9 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import select
 from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import Code, ServingError
+from charonia.platform.database.tables import PlatformTable, SecretRow
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 
 from tests.support.platform_models import add_version  # isort: skip
@@ -206,3 +208,50 @@ def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
 
     assert list(server.keys) == []
     assert stage.deployments.keys.list(ADA, "default", "reader") == []
+
+
+def _put(stage: Stage, name: str, value: str, who: Principal = ADA) -> None:
+    with stage.database.transaction() as session:
+        stage.workloads.secrets.put(session, who, "default", name, value)
+
+
+def test_a_secret_reaches_servers_and_nothing_else(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    _put(stage, "hub", "s3cret-1")
+    spec = stage.spec(variables={"LOG_LEVEL": "debug"}, secrets={"HF_TOKEN": "hub"})
+    plan = stage.deployments.changes.create(ADA, "default", spec)
+    stage.pass_s(3)
+
+    assert stage.target.applied[0].variables == {"LOG_LEVEL": "debug", "HF_TOKEN": "s3cret-1"}
+    assert "secrets none -> HF_TOKEN from 'hub'" in plan.changes
+    with stage.database.reading() as session:
+        rows = [str(list(session.execute(table.select()))) for table in PlatformTable.metadata.sorted_tables]
+    seen = [*rows, repr(plan), repr(stage.target.applied), str(stage.deployments.reads.get(ADA, "default", "reader"))]
+    assert not [each for each in [*seen, caplog.text] if "s3cret-1" in each]
+    assert (stage.data / "secrets.key").stat().st_mode & 0o777 == 0o600
+
+    _put(stage, "hub", "s3cret-2")
+    stage.deployments.changes.stop(ADA, "default", "reader")
+    stage.pass_s(5)
+    stage.deployments.changes.start(ADA, "default", "reader")
+    stage.pass_s(5)
+    assert stage.target.applied[-1].variables["HF_TOKEN"] == "s3cret-2"
+
+
+def test_a_secret_of_another_project_or_without_its_key_is_not_read(stage: Stage) -> None:
+    _put(stage, "hub", "s3cret")
+    with stage.database.transaction() as session:
+        (row,) = session.scalars(select(SecretRow))
+        session.add(SecretRow(project_id=row.project_id, name="copy", value=row.value, author="x", created=0.0))
+    with pytest.raises(ServingError, match="secret 'copy' cannot be decrypted"):
+        stage.deployments.changes.create(ADA, "default", stage.spec(secrets={"A": "copy"}))
+    with pytest.raises(ServingError, match="secret 'none' does not exist"):
+        stage.deployments.changes.create(ADA, "default", stage.spec(secrets={"A": "none"}))
+
+
+def test_variables_need_the_permission_to_run_code(stage: Stage) -> None:
+    deployer = Principal.of("Dee", [Grant(ProjectRole.DEPLOYER, "default")])
+
+    with pytest.raises(NotPermittedError, match="may not use models that run code"):
+        stage.deployments.changes.create(deployer, "default", stage.spec(variables={"OPENSSL_CONF": "/tmp/x"}))
+    with pytest.raises(NotPermittedError):
+        _put(stage, "hub", "x", Principal.of("Vi", [Grant(ProjectRole.VIEWER, "default")]))

@@ -135,8 +135,13 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
     [
         ({"models": []}, "models: expected at least one model, got []"),
         ({"colour": 1}, "colour: expected one of name, target, environment, models, device, replicas, keys, "
-            "ready_within_s, got this name"),
+            "ready_within_s, variables, secrets, got this name"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
+        ({"variables": {"LD_PRELOAD": "x"}}, "variables: expected letters, digits and _, and none of the server's own "
+            "variables, got 'LD_PRELOAD'"),
+        ({"variables": {"A": "1\n2"}}, "variables.A: expected a line of 1 to 32768 characters"),
+        ({"variables": {"A": "1"}, "secrets": {"A": "x"}}, "secrets: expected a variable that is not among "
+            "'variables', got 'A'"),
         ({"replicas": 0}, "replicas: expected a whole number from 1 to 10000, got 0"),
         ({"ready_within_s": 0}, "ready_within_s: expected seconds, above 0 and up to 86400, got 0"),
         ({"device": {"gpus": [0, 0]}}, "device.gpus: expected each number once, got [0, 0]"),

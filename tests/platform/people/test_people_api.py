@@ -222,3 +222,17 @@ def test_somebody_sees_the_changes_of_their_projects(
     assert [e["subject"] for e in admin.get("/api/v1/audit", params={"project": "default"}).json()] == [
         "default/reader"
     ]
+
+
+def test_a_secret_is_listed_without_its_value_replaced_and_removed(admin: TestClient) -> None:
+    place = "/api/v1/projects/default/secrets"
+    assert admin.put(f"{place}/hub", json={"value": "s3cret"}).status_code == 204
+    assert admin.put(f"{place}/hub", json={"value": "s3cret-2"}).status_code == 204
+    assert admin.put(f"{place}/a b", json={"value": "x"}).status_code == 400
+    assert admin.put(f"{place}/hub", json={"value": ""}).status_code == 400
+
+    (listed,) = admin.get(place).json()
+    assert listed.keys() == {"name", "author", "created"}
+    assert "s3cret" not in admin.get("/api/v1/audit").text
+    assert admin.delete(f"{place}/hub").status_code == 204
+    assert admin.delete(f"{place}/hub").status_code == 404

@@ -2,10 +2,12 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,17 @@ def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
     state = DeployedServer(folder, 1, {}, isolation).look()
 
     assert (state.failure, state.starts) == (failure, starts)
+
+
+def test_variables_reach_the_interpreter_of_a_revision_by_a_private_file(tmp_path: Path) -> None:
+    target = LocalTarget(tmp_path / "deployments", PORTS, machine=lambda: LocalMachine(8, 4096 * MIB))
+    folder = DeploymentFolder(tmp_path / "deployments" / "default" / "reader")
+    values = {"HF_TOKEN": "it's $(secret) `x`", "LOG_LEVEL": "debug"}
+    target._prepare(folder, replace(workload(tmp_path, 1), variables=values))
+    python = folder.revision(1).path / "python"
+
+    code = "import json, os; print(json.dumps({name: os.environ[name] for name in ('HF_TOKEN', 'LOG_LEVEL')}))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert json.loads(found) == values
+    assert (python.with_name("variables").stat().st_mode & 0o777, "secret" in python.read_text()) == (0o600, False)

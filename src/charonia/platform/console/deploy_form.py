@@ -27,6 +27,7 @@ def document(sent: FormFields) -> dict[str, Any]:
     models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
     device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib", "gpu_memory_mib")})
     gpus = text_of(sent, "gpus").replace(",", " ").split()
+    variables, secrets = (_assigned(text_of(sent, key), key, problems) for key in ("variables", "secrets"))
     if problems:
         raise invalid("\n".join(problems))
     found = {
@@ -39,6 +40,8 @@ def document(sent: FormFields) -> dict[str, Any]:
         "keys": bool(text_of(sent, "keys")),
         "ready_within_s": number(sent, "ready_within_s"),
         "strategy": text_of(sent, "strategy") or None,
+        "variables": variables,
+        "secrets": secrets,
     }
     return {key: value for key, value in found.items() if value not in (None, {})}
 
@@ -59,6 +62,8 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
         "replicas_min": bounds.get("min", 1),
         "replicas_max": bounds.get("max", 1),
         "strategy": spec.get("strategy", REPLACE),
+        "variables": _lines(spec.get("variables", {})),
+        "secrets": _lines(spec.get("secrets", {})),
         "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
         "keys": bool(spec.get("keys")),
     }
@@ -161,6 +166,21 @@ def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
         "config": json.dumps(model["config"], indent=2) if model.get("config") else "",
         "has_more": bool(traffic or instances or batching or model.get("config")),
     }
+
+
+def _assigned(text: str, field: str, problems: list[str]) -> dict[str, str]:
+    """Return variables, of a line NAME=VALUE each."""
+    found = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, equals, value = line.partition("=")
+        if not equals:
+            problems.append(f"{field}: expected lines such as NAME=VALUE, got '{name.strip()}'")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _lines(values: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}={value}" for name, value in values.items())
 
 
 def _weights(text: str, field: str, problems: list[str]) -> dict[str, float]:

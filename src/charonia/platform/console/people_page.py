@@ -97,17 +97,47 @@ def make_link(visit: OnPage, number: Number) -> Response:
     return _page(visit, block="users", link={"name": name, "address": login.link(visit.platform.settings, secret)})
 
 
+@router.post(PEOPLE + "/users/{number}/remove")
+def remove_user(visit: OnPage, number: Number) -> Response:
+    """Remove a user, and end their sessions."""
+    with visit.platform.database.transaction() as session:
+        users.remove(session, visit.who, number)
+    return _page(visit, block="users")
+
+
+@router.post(PEOPLE + "/secrets")
+def put_secret(visit: OnPage, secret_name: Field = "", value: Field = "") -> Response:
+    """Create a secret, or replace its value."""
+    try:
+        with visit.platform.database.transaction() as session:
+            visit.platform.workloads.secrets.put(session, visit.who, visit.project, secret_name.strip(), value)
+    except ServingError as error:
+        return _page(visit, block="secrets", status=INVALID, secret_problem=error.message)
+    return _page(visit, block="secrets")
+
+
+@router.post(PEOPLE + "/secrets/{name}/remove")
+def remove_secret(visit: OnPage, name: Text) -> Response:
+    """Delete a secret."""
+    with visit.platform.database.transaction() as session:
+        visit.platform.workloads.secrets.remove(session, visit.who, visit.project, name)
+    return _page(visit, block="secrets")
+
+
 def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) -> Response:
     with visit.platform.database.reading() as session:
         found = _or_none(keys.visible, session, visit.who)
         own = [_key(visit.who, row) for row in found or ()]
+        own_secrets = visit.platform.workloads.secrets
+        kept_secrets = own_secrets.list(session, visit.who, visit.project) if visit.is_deployer else ()
         known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who) or ()]
-    form = {"name": "", "role": "deployer", "days": "90", "code": ""}
-    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": ""}
+    form = {"name": "", "role": "viewer", "days": "90", "code": ""}
+    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": "", "secret_problem": ""}
     context = {
         "sees_all": found is not None,
         "keys": own,
         "users": known,
+        "secrets": kept_secrets,
         "roles": _ROLES,
         "user_roles": (("none", "none"), *((value, value) for value, _ in _ROLES)),
         "may_link": visit.who.everywhere is ProjectRole.ADMIN,
@@ -144,6 +174,7 @@ def _user(row: UserRow, project: str) -> dict[str, Any]:
         "id": row.id,
         "name": row.name,
         "email": row.email,
+        "is_owner": row.subject == users.OWNER,
         "way": "with links" if row.issuer == users.LOCAL else f"through {row.issuer}",
         "role": here.name.lower() if here else "none",
         "everywhere": everywhere.name.lower() if everywhere else "",
@@ -161,6 +192,7 @@ DONE: Mapping[str, str] = {
     "delete": "deleted",
     "link": "got a link to sign in",
     "perf": "started: load test",
+    "put": "entered",
     "rebuild": "built again",
     "remove": "removed",
     "retry": "tried again",

@@ -177,6 +177,18 @@ class RevisionRow(PlatformTable):
     deployment: Mapped[DeploymentRow] = relationship(back_populates="revisions")
 
 
+class SecretRow(PlatformTable):
+    """A secret of a project. See `people.secrets`."""
+
+    __tablename__ = "secrets"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    value: Mapped[str] = mapped_column(Text)
+    """Encrypted with the key file."""
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+
 class ServerKeyRow(PlatformTable):
     """An API key of the servers of a deployment. Only its SHA-256 is stored."""
 

@@ -14,6 +14,8 @@ device: {cpu_cores: 2, gpus: [0], memory_mib: 2048, gpu_memory_mib: 4096}
 replicas: {min: 1, max: 1}
 keys: true                      # whether clients need an API key
 ready_within_s: 600
+variables: {LOG_LEVEL: debug}   # environment variables of its servers
+secrets: {HF_TOKEN: hub}        # more of them, each with the name of a secret of the project
 strategy: replace               # how new versions get requests, of a change: replace, beside or canary; not recorded
 """
 
@@ -64,6 +66,8 @@ class DeploymentSpec:
         memory_mib: Memory that each of its servers may use, 0 for no limit.
         gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 for no limit.
         ready_within_s: A revision that is not ready after this time has failed.
+        variables: Environment variables of its servers.
+        secrets: More of them, whose values are secrets of the project: their names.
     """
 
     name: str
@@ -78,6 +82,8 @@ class DeploymentSpec:
     replicas_max: int = 1
     keys: bool = False
     ready_within_s: float = 600.0
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 REPLACE, BESIDE, CANARY = STRATEGIES = ("replace", "beside", "canary")
@@ -109,13 +115,35 @@ VERSIONS_MAX = 16
 COUNT_MAX = 10_000
 """Most instances, replicas and cores."""
 
+VARIABLES_MAX = 64
+"""Most environment variables of a deployment, and most of them that are secrets."""
+
+VARIABLE_CHARS_MAX = 32 * 1024
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OWN_VARIABLE = re.compile(
+    r"(LD_|PYTHON|CHARONIA_|UV_|PIP_|XDG_)|(HOME|PATH|TMPDIR|CUDA_VISIBLE_DEVICES|ENV|BASH_ENV)\Z"
+)
+"""Variables that the platform sets itself, or that decide which programs a server runs."""
+
 READY_S_MAX = 24 * 3600.0
 """Largest time limit for a revision to be ready."""
 
 LATEST = "latest"
 """In place of versions: the latest one that is ready."""
 
-_MEMBERS = ("name", "target", "environment", "models", "device", "replicas", "keys", "ready_within_s")
+_MEMBERS = (
+    "name",
+    "target",
+    "environment",
+    "models",
+    "device",
+    "replicas",
+    "keys",
+    "ready_within_s",
+    "variables",
+    "secrets",
+)
 _MODEL = ("name", "versions", "traffic", "instances", "batching", "config")
 _BATCHING = ("max_batch_size", "max_queue_delay_microseconds")
 _DEVICE = ("cpu_cores", "gpus", "memory_mib", "gpu_memory_mib")
@@ -200,6 +228,8 @@ def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
         "replicas": {"min": spec.replicas_min, "max": spec.replicas_max},
         "keys": spec.keys,
         "ready_within_s": spec.ready_within_s,
+        **({"variables": dict(spec.variables)} if spec.variables else {}),
+        **({"secrets": dict(spec.secrets)} if spec.secrets else {}),
     }
 
 
@@ -244,7 +274,22 @@ class _Reader:
             replicas_max=max(least, most),
             keys=self._flag("keys", given.get("keys", False)),
             ready_within_s=self._seconds("ready_within_s", given.get("ready_within_s", 600.0)),
+            variables=self._variables("variables", given.get("variables", {})),
+            secrets=self._variables("secrets", given.get("secrets", {}), given.get("variables", {})),
         )
+
+    def _variables(self, path: str, value: object, others: object = ()) -> dict[str, str]:
+        found = self._object(path, value)
+        if len(found) > VARIABLES_MAX:
+            self._wrong(path, f"at most {VARIABLES_MAX} of them", len(found))
+        for name, text in found.items():
+            if not _VARIABLE.fullmatch(str(name)) or _OWN_VARIABLE.match(str(name)):
+                self._wrong(path, "letters, digits and _, and none of the server's own variables", name)
+            elif isinstance(others, Mapping) and name in others:
+                self._wrong(path, "a variable that is not among 'variables'", name)
+            if not isinstance(text, str) or not text or {"\0", "\n"} & set(text) or len(text) > VARIABLE_CHARS_MAX:
+                self.problems.append(f"{path}.{name}: expected a line of 1 to {VARIABLE_CHARS_MAX} characters")
+        return {str(name): str(text) for name, text in found.items()}
 
     def strategy(self, value: object) -> Strategy:
         if isinstance(value, Mapping) and list(value) == [CANARY]:
@@ -419,7 +464,17 @@ def _of_deployment(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[st
     yield from _changed("memory of each GPU", _mib(before.gpu_memory_mib), _mib(after.gpu_memory_mib))
     yield from _changed("replicas", _replicas(before), _replicas(after))
     yield from _changed("API keys", *("needed" if spec.keys else "not needed" for spec in (before, after)))
+    yield from _changed("variables", _variables(before), _variables(after))
+    yield from _changed("secrets", _secrets(before), _secrets(after))
     yield from _changed("time to be ready", f"{before.ready_within_s:g} s", f"{after.ready_within_s:g} s")
+
+
+def _variables(spec: DeploymentSpec) -> str:
+    return ", ".join(f"{name}={text!r}" for name, text in sorted(spec.variables.items())) or "none"
+
+
+def _secrets(spec: DeploymentSpec) -> str:
+    return ", ".join(f"{variable} from '{name}'" for variable, name in sorted(spec.secrets.items())) or "none"
 
 
 def _of_models(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[str]:

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.environments.builder import folder_of, python_of
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
+from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.targets.api import PlacedModel, Workload
 
 CONFIG = "config.pbtxt"
@@ -46,6 +47,7 @@ class Named:
         keys: Lines of the file of API keys.
         runs_code: Whether a version is not known to be data, or the configuration may make it code.
         packages: Requirements of its environment in pip's syntax.
+        variables: Environment variables of its servers, with the values of secrets.
     """
 
     spec: DeploymentSpec
@@ -55,12 +57,14 @@ class Named:
     runs_code: bool
     packages: tuple[str, ...] = ()
     project_id: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Workloads:
     """Creates workloads."""
 
     def __init__(self, data: Path, store: ArtifactStore) -> None:
+        self.secrets = ProjectSecrets(data)
         self._data = data
         self._store = store
 
@@ -70,10 +74,16 @@ class Workloads:
         rows = _models(session, project_id, spec)
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
         environment = _environment(session, project_id, spec.environment, problems)
+        variables = {**spec.variables}
+        for variable, name in spec.secrets.items():
+            try:
+                variables[variable] = self.secrets.value(session, project_id, name)
+            except ServingError as error:
+                problems.append(f"secrets.{variable}: {error.message}")
         if problems:
             raise invalid("\n".join(problems))
         spec = replace(spec, models=tuple(model for model, _ in models))
-        runs_code = any(
+        runs_code = bool(variables) or any(  # a variable can make a library load a file
             may_make_code(model.config) or any(version.runs_code for version in versions.values())
             for model, versions in models
         )
@@ -82,7 +92,7 @@ class Workloads:
             python_of(folder_of(self._data / "environments", project_id, environment.digest)) if environment else None
         )
         packages = read_requirements(environment.requirements).lines if environment else ()
-        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id)
+        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id, variables)
 
     def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
         """Return the lines of the file of API keys of a deployment's servers."""
@@ -105,6 +115,7 @@ class Workloads:
             keys=named.keys,
             packages=named.packages,
             project_id=named.project_id,
+            variables=named.variables,
         )
 
     def place(self, named: Named) -> None:

@@ -68,6 +68,20 @@ class NewKeyBody(KeyBody):
     key: str = Field(description="The key. It is shown only once.")
 
 
+class SecretBody(BaseModel):
+    """A secret, without its value."""
+
+    name: str
+    author: str
+    created: float = Field(description="When its value was entered, in seconds since the epoch.")
+
+
+class SecretValue(RequestBody):
+    """The value of a secret."""
+
+    value: Text
+
+
 class UserRequest(RequestBody):
     """A user who will sign in with links."""
 
@@ -207,6 +221,27 @@ def remove_user(platform: Here, who: Caller, id: Number) -> None:
     """Delete a user and end their sessions."""
     with platform.database.transaction() as session:
         users.remove(session, who, id)
+
+
+@router.get("/projects/{project}/secrets")
+def list_secrets(platform: Here, who: Caller, project: Text) -> list[SecretBody]:
+    """List the secrets of a project, without their values."""
+    with platform.database.reading() as session:
+        return [copied(SecretBody, row) for row in platform.workloads.secrets.list(session, who, project)]
+
+
+@router.put("/projects/{project}/secrets/{name}", status_code=204)
+def put_secret(platform: Here, who: Caller, project: Text, name: Text, body: SecretValue) -> None:
+    """Create a secret, or replace its value. No call returns it."""
+    with platform.database.transaction() as session:
+        platform.workloads.secrets.put(session, who, project, name, body.value)
+
+
+@router.delete("/projects/{project}/secrets/{name}", status_code=204)
+def remove_secret(platform: Here, who: Caller, project: Text, name: Text) -> None:
+    """Delete a secret. Servers that run keep its value."""
+    with platform.database.transaction() as session:
+        platform.workloads.secrets.remove(session, who, project, name)
 
 
 @router.get("/audit")

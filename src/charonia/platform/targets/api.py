@@ -50,6 +50,7 @@ class Workload:
         keys: Lines of the file of API keys of its servers for clients; see `key_files`.
         packages: Requirements of its environment in pip's syntax, where the environment is built elsewhere.
         project_id: Number of its project.
+        variables: Environment variables of its servers, with the values of secrets.
     """
 
     deployment: str
@@ -60,6 +61,7 @@ class Workload:
     keys: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     project_id: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def make_model_folder(repository: Path, model: PlacedModel) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -298,7 +299,11 @@ class LocalTarget:
         for model in workload.models:
             make_model_folder(target.path / "repository", model)
         (target.path / "repository").mkdir(exist_ok=True)
-        write_whole(target.path / "python", _launcher(workload), 0o755)
+        write_whole(target.path / "python", _launcher(workload, target.path / "variables"), 0o755)
+        if workload.variables:
+            lines = [f"export {name}={_quoted(text)}\n" for name, text in workload.variables.items()]
+            give = partial(self._isolation.give, project=workload.project_id)
+            write_whole(target.path / "variables", "".join(lines), PRIVATE_MODE, give)
         arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
         how = {"arguments": arguments, "made": _made(workload), "needs": needs, "least": workload.spec.replicas_min}
         target.write("serve", **how, project=workload.project_id, python=str(workload.python or ""))
@@ -431,11 +436,12 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
     return [*arguments, f"--api-keys={folder.served / key_file(spec)}"]
 
 
-def _launcher(workload: Workload) -> str:
-    """Return a script that runs the interpreter of a revision with its visible GPUs."""
+def _launcher(workload: Workload, variables: Path) -> str:
+    """Return a script that runs the interpreter of a revision with its visible GPUs and its variables."""
     python = str(workload.python or sys.executable)
     gpus = ",".join(map(str, workload.spec.gpus))
-    return f"#!/bin/sh\nCUDA_VISIBLE_DEVICES='{gpus}' exec {_quoted(python)} \"$@\"\n"
+    given = f". {_quoted(str(variables))}\n" if workload.variables else ""
+    return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{gpus}' exec {_quoted(python)} \"$@\"\n"
 
 
 def _quoted(text: str) -> str:
@@ -454,6 +460,7 @@ def _made(workload: Workload) -> str:
         for model in sorted(workload.models, key=lambda model: model.name)
     ]
     rest = [key_file(spec), str(workload.python), spec.cpu_cores, list(spec.gpus), spec.memory_mib]
+    rest += [sorted(workload.variables.items())] if workload.variables else []
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
 
 

@@ -34,6 +34,8 @@ def asked_in_vain(workload: Workload) -> Iterator[str]:
     """Yield which requests of a workload pods cannot meet."""
     if workload.spec.gpu_memory_mib:
         yield "device.gpu_memory_mib: pods get whole GPUs: expected 0, or a slice of GPUs as gpu.resource in the values"
+    if workload.variables:
+        yield "variables, secrets: expected none at this target: --kubernetes-values sets 'env' and 'envFrom' of pods"
 
 
 def quantity(text: object) -> float:

@@ -120,6 +120,8 @@ def asked_in_vain(workload: Workload) -> Iterator[str]:
         yield "device.memory_mib: Ray does not limit the memory of a server: expected 0"
     if spec.gpu_memory_mib:
         yield "device.gpu_memory_mib: Ray does not limit the memory of a GPU: expected 0"
+    if workload.variables:
+        yield "variables, secrets: expected none at this target: servers have the variables of their node"
 
 
 def revisions(owner: str, deployment: str, applications: Plain) -> Revisions:
