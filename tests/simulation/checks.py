@@ -63,6 +63,10 @@ def _check_answer(world: "World", request: "Request", executed: int) -> None:
         )
 
 
+FINISH_S = 10.0
+"""Time that an engine has for its requests after an upgrade."""
+
+_WORKER_ENDED = "is not healthy|has not come back|the process that remembered it|must specify the START"
 _SECONDS_AFTER = 0.5
 
 
@@ -81,7 +85,7 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     if request.outcome.body:
         text = bytes(request.outcome.body).decode("utf-8", "replace")
     is_leaving = request.end_s >= world.leaving_s
-    is_outage = _overlaps(world.outages, request)
+    is_outage = _overlaps([each for each in world.outages if each.model != "upgrade"], request)
     if request.outcome.status in ("broken", "refused"):
         if request.was_cut or is_leaving or (is_outage and any("front" in each.model for each in world.outages)):
             return ""
@@ -91,6 +95,8 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     if values.get("fault") and ("a fault of the model" in text or REFUSED in text):
         return ""
     names = _parts(model)
+    if any('"worker"' in world.models[name].pbtxt for name in names) and re.search(_WORKER_ENDED, text):
+        return "" if _overlaps(world.harmed, request) else "lost its worker for no reason"
     if "a fault of the model" in text:
         near = [each for name in names for each in raised.get(name, ())]
         return "" if any(each.begin_s <= request.end_s for each in near) else "failed for no reason"
@@ -103,6 +109,11 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         return "" if has_limit else "timed out without a limit"
     if "batch" in text and values.get("rows", 1) > 1:
         return ""
+    if _overlaps(world.outages, request):  # an upgrade
+        if request.sums is not None and "sequence" in text:
+            return ""
+        if "the engine ended before" in text and request.end_s - request.begin_s >= FINISH_S:
+            return ""
     if any(_overlaps(world.changes, request, name) for name in names):
         return ""
     if request.sums is not None and ("sequence" in text.lower()):

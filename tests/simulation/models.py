@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 from tests.simulation.machine import PROCESS
+from tests.simulation.workers import environment
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import (
@@ -29,6 +30,8 @@ from charonia.server.backends.api import (
     Outputs,
     Placement,
 )
+from charonia.server.backends.workers.instance import PythonInstance
+from charonia.server.backends.workers.process import WorkerProcess
 
 GENERATION = "generation.txt"
 FAILS, RAISES = -1, -2
@@ -49,6 +52,14 @@ class Record:
         self.executed: Counter[int] = Counter()
         self.problems: list[str] = []
         self.open: dict[str, int] = {}
+
+    def opened(self, instance: str) -> None:
+        self.open[instance] = self.open.get(instance, 0) + 1
+
+    def closed(self, instance: str) -> None:
+        self.open[instance] -= 1
+        if not self.open[instance]:
+            del self.open[instance]
 
 
 RECORD = Record(0)
@@ -120,7 +131,7 @@ class _Instance:
         self._name = f"{PROCESS.get()} {work.name} version {work.version} generation {work.generation} {name}"
         self._is_busy = self._is_closed = False
         self._sums: dict[object, int] = {}
-        RECORD.open[self._name] = RECORD.open.get(self._name, 0) + 1
+        RECORD.opened(self._name)
 
     def _enter(self) -> None:
         if self._is_busy or self._is_closed:
@@ -131,9 +142,7 @@ class _Instance:
         if self._is_closed or self._is_busy:
             RECORD.problems.append(f"{self._name}: closed while {'busy' if self._is_busy else 'closed'}")
         self._is_closed = True
-        RECORD.open[self._name] -= 1
-        if not RECORD.open[self._name]:
-            del RECORD.open[self._name]
+        RECORD.closed(self._name)
 
 
 class Blocking(_Instance):
@@ -206,15 +215,52 @@ class Elsewhere(_Instance):
             self._next()
 
 
+class Worked(PythonInstance):
+    """Computes in a worker process."""
+
+    def __init__(self, work: _Work, name: str) -> None:
+        sums: dict[object, int] = {}  # those of a worker that has ended are no longer asked for
+
+        def compute(requests: Sequence[InferRequest]) -> tuple[float, list[Outputs | ServingError]]:
+            took_s = work.begin_batch(requests)
+            results: list[Outputs | ServingError] = []
+            for request in requests:
+                try:
+                    results.append(work.answer(request, sums))
+                except (ServingError, RuntimeError) as error:
+                    results.append(error if isinstance(error, ServingError) else invalid(str(error)))
+            return took_s, results
+
+        started = environment(compute, RECORD.chance)
+        super().__init__(
+            name,
+            lambda take, ended: WorkerProcess(name, environment=started, on_message=take, on_end=ended),
+            ("load",),
+            output_names=("OUTPUT",),
+            start_s_max=10.0,
+            execute_s_max=5.0,
+        )
+        self._counted = f"{PROCESS.get()} {work.name} version {work.version} generation {work.generation} {name}"
+        RECORD.opened(self._counted)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        RECORD.closed(self._counted)
+
+
 class _Loaded:
     def __init__(self, config: ModelConfig, work: _Work) -> None:
         self._config, self._work = config, work
 
-    async def create_instance(self, placement: Placement) -> Blocking | Elsewhere:
+    async def create_instance(self, placement: Placement) -> Blocking | Elsewhere | Worked:
         await asyncio.sleep(RECORD.chance.random() * 0.2)
         kind = self._config.parameters["kind"]
         if kind == "blocking":
             return Blocking(self._work, placement.name)
+        if kind == "worker":
+            instance = Worked(self._work, placement.name)
+            await instance.open()
+            return instance
         return Elsewhere(self._work, placement.name, is_decoupled=self._config.is_decoupled)
 
     def memory(self) -> list[object]:

@@ -72,7 +72,9 @@ def _model(chance: random.Random, number: int, role: str) -> Model:
     name = f"{role}{number}"
     batch = chance.choice((0, 1, 4, 8)) if role in ("plain", "cached") else chance.choice((1, 4))
     cost_us = round(10 ** chance.uniform(1, 4.3))
-    kind = chance.choice(("blocking", "elsewhere")) if role in ("plain", "cached", "sequence") else "elsewhere"
+    kind = "elsewhere"
+    if role in ("plain", "cached", "sequence"):
+        kind = chance.choice(("blocking", "elsewhere", "worker"))
     lines = [f'backend: "simulated"\nmax_batch_size: {batch}', _tensors(batch > 0)]
     lines.append(f'parameters {{ key: "cost_us" value {{ string_value: "{cost_us}" }} }}')
     lines.append(f'parameters {{ key: "kind" value {{ string_value: "{kind}" }} }}')
@@ -138,8 +140,10 @@ def draw(seed: int, seconds: float, rate: float = 100.0, shape: str = "") -> Sce
                 values = {"back_s": round(chance.uniform(0.01, 2), 3)}
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
     faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.05)]
+    if any('"worker"' in model.pbtxt for model in models):
+        faults += [("harm_worker", 0.1)]
     if shape == "apart":
-        faults += [("kill_engine", 0.03), ("kill_front_end", 0.03)]
+        faults += [("kill_engine", 0.03), ("kill_front_end", 0.03), ("upgrade", 0.03)]
     for kind, per_s in faults:
         for _ in range(_poisson(chance, per_s * seconds)):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}

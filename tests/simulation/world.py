@@ -6,13 +6,14 @@ import json
 import logging
 import shutil
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.simulation import models
+from tests.simulation.checks import FINISH_S, check_history, check_quiet
 from tests.simulation.clients import INFER_REQUEST, INFER_RESPONSE, STREAM_RESPONSE, GrpcClient, HttpClient, Outcome
 from tests.simulation.machine import (
     MACHINE,
@@ -25,11 +26,13 @@ from tests.simulation.machine import (
 )
 from tests.simulation.network import Network
 from tests.simulation.scenario import PORTS, Model, Operation, Scenario
+from tests.simulation.workers import WORKERS, kill_workers
 
 from charonia.server import app
 from charonia.server.app import InferenceServer
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.front_end import FrontEnd
+from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.keeper import read_changes
 from charonia.server.model_options import ControlMode
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions, ModelOptions, ServerOptions
@@ -90,6 +93,7 @@ class World:
         requests: All requests so far, in order.
         changes: Times in which models were loaded or unloaded.
         outages: Times in which a process was killed until it was back.
+        harmed: Times in which a worker may be down.
     """
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -97,6 +101,7 @@ class World:
         self.requests: list[Request] = []
         self.changes: list[Change] = []
         self.outages: list[Change] = []
+        self.harmed: list[Change] = []
         self.problems: list[str] = []
         self.history: list[str] = []
         self.recent: deque[str] = deque(maxlen=60)
@@ -111,16 +116,16 @@ class World:
         self._busy: list[Any] = []
         self._sequences = 0
         self._engines = 0
-        self._front_ends: dict[int, FrontEnd] = {}
+        self._starts = 0
+        self._front_ends: dict[int, tuple[str, FrontEnd]] = {}  # process and front end, by number
         self._server: InferenceServer | None = None
+        self._engine = ""
         self._is_stopping = False
 
     # The run.
 
     def run(self) -> None:
         """Run the scenario and check its history."""
-        from tests.simulation.checks import check_history, check_quiet
-
         MACHINE.reset(self.scenario.seed)
         self.record = models.begin(self.scenario.seed)
         self.loop = loop = SimulatedLoop()
@@ -133,7 +138,7 @@ class World:
         root.handlers, root.level = [faults], logging.WARNING
         self._write_repository()
         try:
-            loop.run_until_complete(self._main(check_quiet))
+            loop.run_until_complete(self._main())
         except NothingLeftError:
             self.problem("nothing is left to do, and the scenario has not ended")
         except Exception as error:
@@ -165,7 +170,7 @@ class World:
         task: asyncio.Task[Any] = self.loop.create_task(work, context=context)
         return task
 
-    async def _main(self, check_quiet: Callable[["World"], None]) -> None:
+    async def _main(self) -> None:
         await self._start()
         self.started_s = self.now_s()
         self.calm = self._left()
@@ -246,7 +251,7 @@ class World:
         if self.scenario.shape == "apart":
             await asyncio.gather(*(self._start_front_end(i + 1) for i in range(self.scenario.options["front_ends"])))
 
-    async def _start_engine(self) -> None:
+    async def _start_engine(self, socket_name: str = SOCKET_NAME) -> InferenceServer:
         self._engines += 1
         options, folder = self._options(), self._folder / "private"
 
@@ -254,12 +259,15 @@ class World:
             if self.scenario.shape == "one":
                 server = InferenceServer(options)
             else:
-                left_out = read_changes(folder).models
-                server = InferenceServer(options, front_ends=EnginePort(folder), left_out=left_out)
+                port, left_out = EnginePort(folder, socket_name), read_changes(folder).models
+                server = InferenceServer(options, front_ends=port, left_out=left_out)
             await server.start()
             return server
 
-        self._server = await self.spawn(f"engine {self._engines}", start())
+        server: InferenceServer = await self.spawn(f"engine {self._engines}", start())
+        if socket_name == SOCKET_NAME:
+            self._server, self._engine = server, f"engine {self._engines}"
+        return server
 
     async def _start_front_end(self, number: int) -> None:
         async def start() -> FrontEnd:
@@ -267,7 +275,9 @@ class World:
             await front_end.start()
             return front_end
 
-        self._front_ends[number] = await self.spawn(f"front end {number}", start())
+        self._starts += 1
+        name = f"front end {self._starts}"
+        self._front_ends[number] = name, await self.spawn(name, start())
 
     async def _shutdown(self) -> None:
         begin_s = self.leaving_s = self.now_s()
@@ -277,16 +287,16 @@ class World:
 
         async def stop() -> None:
             if self._front_ends:
-                for front_end in self._front_ends.values():
+                for _, front_end in self._front_ends.values():
                     front_end.leave()
-                await asyncio.gather(*(each.ended for each in self._front_ends.values()))
-                for number, front_end in self._front_ends.items():
-                    await self.spawn(f"front end {number}", front_end.close())
+                await asyncio.gather(*(front_end.ended for _, front_end in self._front_ends.values()))
+                for process, front_end in self._front_ends.values():
+                    await self.spawn(process, front_end.close())
             assert self._server is not None
             await self._server.shutdown()
 
         try:
-            await asyncio.wait_for(self.spawn(f"engine {self._engines}", stop()), limit_s + 60)
+            await asyncio.wait_for(self.spawn(self._engine, stop()), limit_s + 60)
         except TimeoutError:
             self.problem("the shutdown hangs")
         took_s = self.now_s() - begin_s
@@ -566,13 +576,52 @@ class World:
     async def wall_clock(self, operation: Operation) -> None:
         MACHINE.wall_ns += (operation.values["pick"] - 500) * SECOND_NS
 
+    async def harm_worker(self, operation: Operation) -> None:
+        alive = [each for each in WORKERS.values() if each.returncode is None]
+        if alive:
+            pick = operation.values["pick"]
+            worker = alive[pick % len(alive)]
+            kind = ("exit", "hang", "garbage")[pick % 3]
+            self.event(f"worker {worker.pid} {kind}")
+            self.harmed.append(Change("worker", self.now_s(), self.now_s() + 40.0))
+            worker.harm(kind)
+
+    async def upgrade(self, operation: Operation) -> None:
+        """A second engine starts, and the first one hands its front ends over."""
+        if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
+            return
+        upgrade = Change("upgrade", self.now_s())
+        self.outages.append(upgrade)
+        before, process = self.engine, self._engine
+        name = f"engine_{self._engines + 1}.sock"
+        after, next_process = await self._start_engine(name), f"engine {self._engines}"
+        self.event(f"{process} hands over to {next_process}")
+        port: Any = before.front_ends
+
+        async def hand_over() -> None:
+            await port.hand_over.run(name, before.engine.open_sequences)
+            if before.metrics is not None:
+                await before.metrics.close()
+            await port.hand_over.finish(FINISH_S, port.is_busy, before.engine.open_sequences)
+            await before.shutdown()
+
+        self._server, self._engine = after, next_process
+        await self.spawn(process, hand_over())
+        self.loop.kill(process)
+        kill_workers(process)
+        for name in [each for each in self.record.open if each.startswith(f"{process} ")]:
+            del self.record.open[name]
+        self.event(f"{process} has ended")
+        upgrade.end_s = self.now_s()
+
     async def kill_engine(self, operation: Operation) -> None:
         if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
             return
         outage = Change("engine", self.now_s())
         self.outages.append(outage)
-        self.event(f"kill engine {self._engines}")
-        self.loop.kill(f"engine {self._engines}")
+        self.event(f"kill {self._engine}")
+        self.loop.kill(self._engine)
+        kill_workers(self._engine)
         self.record.open.clear()
         await asyncio.sleep(operation.values["down_s"])
         await self._start_engine()
@@ -583,12 +632,11 @@ class World:
         if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
             return
         number = operation.values["pick"] % len(self._front_ends) + 1
-        outage = Change(f"front end {number}", self.now_s())
+        outage = Change(self._front_ends[number][0], self.now_s())
         self.outages.append(outage)
         self.event(f"kill {outage.model}")
         self.loop.kill(outage.model)
         await asyncio.sleep(operation.values["down_s"])
-        MACHINE.dead.discard(outage.model)
         await self._start_front_end(number)
         outage.end_s = self.now_s()
 

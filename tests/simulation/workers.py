@@ -1,0 +1,160 @@
+"""Simulated worker processes behind the server's own channel and supervision: they exit, hang, and send garbage."""
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import random
+import socket
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from tests.simulation.machine import MACHINE, PROCESS, close_under
+
+from charonia.core.errors import ServingError
+from charonia.server.backends.workers import process as process_module
+from charonia.server.backends.workers.codec import _CODES
+from charonia.server.channel.channel import Incoming
+from charonia.server.channel.end import ChannelEnd, TensorLink
+from charonia.server.channel.tensors import found, placed
+
+Compute = Callable[[Sequence[Any]], tuple[float, list[Any]]]
+"""Returns how long a batch takes, and its results: outputs or errors."""
+
+WORKERS: dict[int, "Worker"] = {}
+FIRST_PID = 1 << 30
+"""No process of the real machine has this number."""
+
+
+class Worker:
+    """A worker process, with what is used of `subprocess.Popen`.
+
+    Attributes:
+        parent: The simulated process that has started it.
+    """
+
+    def __init__(
+        self, receiving: socket.socket, sending: socket.socket, compute: Compute, chance: random.Random
+    ) -> None:
+        self.pid = FIRST_PID + len(WORKERS)
+        self.parent = PROCESS.get()
+        self.returncode: int | None = None
+        self._compute, self._chance = compute, chance
+        self._loop: Any = asyncio.get_running_loop()
+        output, self._output = os.pipe()
+        self.pidfd, self._exit = os.pipe()
+        self.stdout = os.fdopen(output, "rb", 0)
+        self._sockets = receiving.dup(), sending.dup()
+        self._batches: list[tuple[int, Sequence[Any]]] = []
+        self._is_hung = False
+        WORKERS[self.pid] = self
+        context = contextvars.copy_context()
+        context.run(PROCESS.set, f"worker {self.pid}")
+        context.run(self._begin)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self.returncode
+
+    def exit(self, status: int) -> None:
+        """The process ends, with everything that it has."""
+        if self.returncode is None:
+            self.returncode = status
+            self._loop.kill(f"worker {self.pid}")
+            for each in self._sockets:
+                with contextlib.suppress(OSError):
+                    close_under(each.fileno())
+            os.close(self._output)
+            os.close(self._exit)
+
+    def _begin(self) -> None:
+        receiving, sending = self._sockets
+        receiving.setblocking(False)
+        sending.setblocking(False)
+        self._end = ChannelEnd(
+            "the server", sending, receiving,
+            on_message=self._take, on_broken=lambda reason: self.exit(1), on_end=lambda: self.exit(0),
+        )  # fmt: skip
+
+    def _take(self, message: Incoming) -> None:
+        kind = message.header[0]
+        if self._is_hung:
+            return
+        if kind == "load":
+            self._loop.call_later(self._chance.random() * 0.3, self._loaded)
+        elif kind == "execute":
+            for number, requests in message.header[1]:
+                decoded = [
+                    SimpleNamespace(
+                        inputs={t.name: t for t in [found(each, message, lambda region: None) for each in tensors]},
+                        correlation_id=fields[1],
+                        flags=fields[2],
+                    )
+                    for fields, tensors in requests
+                ]
+                self._batches.append((number, decoded))
+                if len(self._batches) == 1:
+                    self._next()
+        elif kind == "finalize":
+            self._loop.call_later(self._chance.random() * 0.2, self.exit, 0)
+
+    def _loaded(self) -> None:
+        self._end.send(("ready", {}))
+
+    def _next(self) -> None:
+        took_s, results = self._compute(self._batches[0][1])
+        self._loop.call_later(took_s, self._done, results, MACHINE.now_ns)
+
+    def _done(self, results: list[Any], start_ns: int) -> None:
+        number, _ = self._batches.pop(0)
+        outgoing = TensorLink(self._end).outgoing()
+        encoded: list[tuple[Any, ...]] = [
+            (_CODES.index(each.code), each.message)
+            if isinstance(each, ServingError)
+            else (-1, [placed(tensor, outgoing) for tensor in each.tensors], {})
+            for each in results
+        ]
+        self._end.send(("done", number, encoded, [], [], start_ns, MACHINE.now_ns), outgoing)
+        if self._batches:
+            self._next()
+
+    def harm(self, kind: str) -> None:
+        """Commit a fault."""
+        if kind == "hang":
+            self._is_hung = True
+            self._batches.append((0, ()))
+        elif kind == "garbage":
+            with contextlib.suppress(OSError):
+                self._sockets[1].send(self._chance.randbytes(64))
+        else:
+            self.exit(-9)
+
+
+class _Template:
+    def __init__(self, compute: Compute, chance: random.Random) -> None:
+        self._compute, self._chance = compute, chance
+
+    def fork(self, receiving: socket.socket, sending: socket.socket, *_: object) -> Worker:
+        return Worker(receiving, sending, self._compute, self._chance)
+
+
+def environment(compute: Compute, chance: random.Random) -> Any:
+    """Return what starts workers that compute so."""
+    return SimpleNamespace(template=_Template(compute, chance), variables=lambda inherited: {})
+
+
+def kill_workers(parent: str) -> None:
+    """The workers of a killed process end with it."""
+    for worker in WORKERS.values():
+        if worker.parent == parent:
+            worker.exit(-9)
+
+
+def _killpg(pid: int, signal: int) -> None:
+    if pid not in WORKERS:
+        raise ProcessLookupError
+    WORKERS[pid].exit(-signal)
+
+
+os.killpg = _killpg
+vars(process_module)["reaper"] = SimpleNamespace(watch=lambda pid: None, forget=lambda pid: None)
