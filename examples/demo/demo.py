@@ -9,7 +9,7 @@ from ..ocr.make_repository import BLS, ENSEMBLE, TEXT_RECOGNITION
 from .client import Answers, Client, connected, send
 from .reading import show_reading
 from .repository import ADD_SUB, CONTENT_TYPE, build_repository
-from .server import HOST, Ports, demand_free, free_ports, running_server
+from .server import HOST, LOG, Ports, demand_free, free_ports, running_server
 from .what_is_it import detection_input
 
 CONCURRENCY = 16
@@ -25,10 +25,12 @@ def run(repository: Path, once: bool) -> None:
     ports = free_ports() if once else Ports()
     demand_free(ports)
     build_repository(repository)
-    print(f"Model repository: {repository.resolve()}", flush=True)
+    print(f"Model repository: {repository.resolve()}, the server's log: {LOG} in it", flush=True)
     with running_server(repository, ports) as server:
         asyncio.run(show(repository, ports))
-        if not once:
+        if once:
+            print("\nTo see the models on the server's page, run `charonia demo`, then open http://localhost:8000/")
+        else:
             print("\n" + next_steps(ports), flush=True)
             try:
                 server.wait()
@@ -103,4 +105,6 @@ The server keeps running; end it with Ctrl-C. Commands to try in another termina
   read = charonia.client.Client("{http}").infer("{BLS}", {{"IMAGE": [open(sys.argv[1], "rb").read()]}})
   print(*(line.decode() for line in read["TEXT"]), sep="\\n")
   END
+
+Open http://localhost:{ports.http}/
 """

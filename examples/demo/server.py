@@ -18,6 +18,9 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
+LOG = "server.log"
+"""File of the repository with the server's log; files beside the models' folders are ignored."""
+
 
 class Ports(NamedTuple):
     """Where the server listens."""
@@ -57,9 +60,10 @@ def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[
     for name, port in ports._asdict().items():
         command += [f"--{name}-address={HOST}", f"--{name}-port={port}"]
     # In its own session: Ctrl-C reaches this program only, which then stops the server.
-    process = subprocess.Popen(command, start_new_session=True)
+    with (repository / LOG).open("wb") as log:
+        process = subprocess.Popen(command, start_new_session=True, stdout=log, stderr=log)
     try:
-        wait_until_ready(process, ports)
+        wait_until_ready(process, ports, repository / LOG)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)  # has no effect on a process that has exited
@@ -70,11 +74,12 @@ def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[
             process.wait()
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], ports: Ports) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], ports: Ports, log: Path) -> None:
     give_up = time.monotonic() + START_TIMEOUT_S
     while not is_ready(ports):
         if process.poll() is not None:
-            raise unavailable(f"the server ended with status {process.returncode} before it was ready")
+            hint = f"its log is {log}"
+            raise unavailable(f"the server ended with status {process.returncode} before it was ready", hint)
         if time.monotonic() > give_up:
             raise unavailable(f"the server was not ready after {START_TIMEOUT_S:.0f} s")
         time.sleep(0.05)

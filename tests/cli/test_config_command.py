@@ -38,6 +38,15 @@ def test_the_complete_configuration_goes_to_stdout_and_remarks_to_stderr(
     assert printed.err.splitlines()[-1].startswith("With --front-ends: in ")
 
 
+def test_a_repository_is_all_its_models(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([str(model.parent)]) == 0
+    assert 'name: "echo"' in capsys.readouterr().out
+
+    (model.parent / "empty").mkdir()
+    assert run([str(model.parent / "empty")]) == 1
+    assert "there is no model" in capsys.readouterr().err
+
+
 def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([str(model), "--json"]) == 0
 
@@ -92,12 +101,6 @@ def test_remarks_and_problems_have_a_line_each() -> None:
     )
     assert problem_text("m", invalid("one\ntwo", hint="three")) == "charonia config: m:\n  one\n  two\n  hint: three"
     assert problem_text("m", invalid("one")) == "charonia config: m:\n  one"
-
-
-def test_a_repository_in_place_of_a_model_lists_its_models(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([str(model.parent)]) == 1
-
-    assert "hint: 'models' is no model but a repository; its models are models/echo" in capsys.readouterr().err
 
 
 def test_a_configuration_in_another_file_is_not_passed_over_in_silence(

@@ -1,6 +1,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,18 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.Mon
     monkeypatch.setattr(command, "import_module", lambda name: SimpleNamespace(run=interrupted))
 
     assert main(["config"]) == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux'")
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--models-only"]])
+def test_a_full_disk_is_said_without_a_traceback(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "charonia", *arguments], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+
+    said = "charonia: the output cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"]])

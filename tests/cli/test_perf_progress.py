@@ -60,8 +60,19 @@ def test_a_tick_shows_load_rate_latency_windows_and_time_left(terminal: Terminal
     line(LevelBegun(LEVEL, 1, 1, BEFORE))
     line(TICK)
 
-    load, latency = "concurrency 4  [###---------]  1,812 infer/s", "p50 470 µs  p99 1.95 ms"
-    assert terminal.lines == [f"{load}  {latency}  at most 6 s left  window 2/10  4 in flight"]
+    load, latency = "concurrency 4  [###---------]  at most 6 s left  1,812 infer/s", "p50 470 µs  p99 1.95 ms"
+    assert terminal.lines == [f"{load}  {latency}  window 2/10  4 in flight"]
+
+
+def test_the_time_left_fits_80_columns(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgressLine, "_width", lambda self: 80)
+    line, level = ProgressLine(terminal), replace(LEVEL, value=64)
+
+    line(LevelBegun(level, 7, 11, BEFORE))
+    line(replace(TICK, level=level, rate=12_345.0, left_s=59.0))
+
+    assert "infer/s" in terminal.lines[0]
+    assert " left" in terminal.lines[0]
 
 
 def test_a_shorter_line_leaves_nothing_of_the_longer_one(terminal: Terminal) -> None:

@@ -64,11 +64,12 @@ def test_a_file_is_added_checked_and_shown(run: Any, tmp_path: Path) -> None:
     added = run("models", "add", str(tmp_path / "sum.onnx"), "--notes=the first")
     listed = run("models", "list")
     shown = run("models", "show", "sum")
-    version = run("models", "show", "sum/1")
+    version = run("models", "show", "sum", "1")
 
     assert added[:2] == (0, "sum/1\n")
     assert listed[1].splitlines()[2].split()[:4] == ["sum", "1", "ready", "onnxruntime"]
     assert shown[1].splitlines()[0] == "sum"
+    assert version == run("models", "show", "sum/1")
     assert "from: upload of sum.onnx" in version[1]
     assert "notes: the first" in version[1]
     assert "inputs   INPUT0   FP32  16" in version[1]
@@ -198,11 +199,15 @@ def test_a_deployment_is_stopped_started_and_removed(run: Any, echo: ServedPlatf
 
     run("deploy", "echo", "--name=reader")
     before = states()
-    assert run("rollout", "stop", "reader")[0] == 0
+    stop = run("rollout", "stop", "reader")
     stopped = run("rollout", "status", "reader")
-    assert run("rollout", "start", "reader")[0] == 0
+    start = run("rollout", "start", "reader")
     assert run("rollout", "status", "reader")[:2] == (0, "reader: revision 1 serves at http://127.0.0.1:1\n")
-    assert run("rollout", "remove", "reader")[0] == 0
+    removed = run("rollout", "remove", "reader")
+
+    assert (stop[0], stop[1].partition(";")[0]) == (0, "reader: stopping")
+    assert (start[0], start[1].splitlines()[-1]) == (0, "reader: revision 1 serves at http://127.0.0.1:1")
+    assert removed[:2] == (0, "reader: its servers are being stopped, its revisions are deleted\n")
 
     assert before == [["reader", "ready"]]
     assert (stopped[0], stopped[2].startswith("charonia rollout status: reader: it is stop")) == (1, True)
@@ -564,3 +569,16 @@ def test_the_audit_log_is_shown_the_newest_first(run: Any, monkeypatch: pytest.M
     assert [entry["subject"] for entry in entries[:3]] == ["three", "two", "one"]
     assert run("people", "add-key")[0] == 2
     assert run("people", "add-key", "x", "--role=king")[0] == 2
+
+
+def test_a_dry_run_of_a_file_shows_the_plan_and_adds_nothing(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "sum.onnx").write_bytes(add_sub())
+    status, said, _ = run("deploy", str(tmp_path / "sum.onnx"), "--dry-run", "--instances=2")
+
+    assert status == 0
+    assert said.splitlines()[:2] == [
+        f"sum/1: would be added to the registry, from '{tmp_path}/sum.onnx'",
+        "sum: would be created",
+    ]
+    assert "instances" in said
+    assert len(run("models", "list")[1].splitlines()) == 2

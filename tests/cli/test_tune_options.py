@@ -249,7 +249,7 @@ def test_a_file_that_is_not_there_is_named() -> None:
 def test_all_problems_come_at_once() -> None:
     found = problems("--run-config-search-max-concurrency", "0", "-c", "x", "--triton-launch-mode", "moon")
 
-    assert len(found.splitlines()) == 5  # and neither models nor a repository
+    assert len(found.splitlines()) == 4  # and no repository
 
 
 @pytest.mark.parametrize(
@@ -257,13 +257,13 @@ def test_all_problems_come_at_once() -> None:
     [
         (["--profile-model", "a", "-m", "R", "--run-config-search-max"], "ambiguous"),
         (["--profile-modles", "a"], "did you mean --profile-models?"),
-        (["stray"], "unexpected argument 'stray'"),
+        (["-m", "R", "stray"], "--model-repository: expected one path, got 2"),
         (["-c"], "expected a value behind it"),
         ([*BASE, "-c", "1", "--request-rate", "5"], "expected one of them, got both"),
         ([*BASE, "--run-config-search-min-concurrency", "8", "--run-config-search-max-concurrency", "4"], "at least"),
         (["-m", "R", "--profile-models", "a,a"], "there twice"),
         (["--profile-models", "a"], "--model-repository: expected a folder"),
-        (["-m", "R"], "--profile-models: expected the names"),
+        (["--triton-launch-mode", "remote"], "--profile-models: expected the names"),
     ],
 )
 def test_a_wrong_command_line_says_why(arguments: list[str], message: str) -> None:
@@ -399,3 +399,14 @@ def test_the_preset_before_the_subcommand_is_kept() -> None:
     assert command == "profile"
     assert options.goal.tune_for == "offline"
     assert options.goal.min_throughput == 5
+
+
+@pytest.mark.parametrize("arguments", [["profile", "PATH"], ["PATH"], ["-m", "PATH"]])
+def test_a_path_is_the_repository_and_everything_is_in_one_folder(arguments: list[str], tmp_path: Path) -> None:
+    given = [str(tmp_path) if each == "PATH" else each for each in arguments]
+    _, tune_for, rest = subcommand([*given, "-e", str(tmp_path / "out")])
+    options = parse_profile(rest, tune_for).options
+
+    assert options.launch.repository == tmp_path
+    assert options.output.repository == tmp_path / "out" / "models"
+    assert options.output.journal_folder == tmp_path / "out" / "checkpoints"

@@ -6,7 +6,7 @@ from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.cli.main import main
 from charonia.cli.tune_run import JSON_FILE, RESULTS, applicable, keep_earlier
-from charonia.tools.tune.options import OutputSettings
+from charonia.tools.tune.options import EXPORT, OutputSettings
 from charonia.tools.tune.result import TuneRun, to_json
 
 
@@ -30,8 +30,8 @@ def test_a_start_that_failed_has_left_nothing_to_keep(tmp_path: Path) -> None:
 def finished(folder: Path, **options: Any) -> TuneRun:
     """Write the result of a search, with the repository that it was about, and return it."""
     found = synthetic_tune_run(**options)
-    (folder / RESULTS).mkdir()
-    (folder / RESULTS / JSON_FILE).write_text(to_json(found))
+    (folder / EXPORT / RESULTS).mkdir(parents=True)
+    (folder / EXPORT / RESULTS / JSON_FILE).write_text(to_json(found))
     (folder / "models" / "mlp").mkdir(parents=True)
     return found
 
@@ -56,7 +56,7 @@ def test_what_was_found_is_applied_and_the_configuration_of_before_is_kept(
 def test_a_variant_can_be_named(tmp_path: Path) -> None:
     other = finished(tmp_path).groups[0].variants[1]
 
-    arguments = ["-e", str(tmp_path), "-m", str(tmp_path / "models"), "--quiet"]
+    arguments = ["-e", str(tmp_path / EXPORT), "-m", str(tmp_path / "models"), "--quiet"]
     assert main(["tune", "apply", other.short_name, *arguments]) == 0
 
     assert (tmp_path / "models" / "mlp" / "config.pbtxt").read_text() == other.configs[0].text

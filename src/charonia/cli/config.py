@@ -15,7 +15,7 @@ from pathlib import Path
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.serve_options import backend_settings, with_cache
 from charonia.cli.values import assignment
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, not_found
 from charonia.server.machine.private_folder import PrivateFolder
 
 
@@ -41,7 +41,7 @@ Print the complete configuration of a model to stdout and the inferred parts to 
 """,
     groups={
         "Options": (
-            Option("PATH", "path", str, "PATH", "Folder of a model, or a file as `charonia serve` takes it"),
+            Option("PATH", "path", str, "PATH", "Folder of a model, or a file or folder as `charonia serve` takes it"),
             flag("--json", "json", True, "Print JSON instead of config.pbtxt"),
             Option("--model-config-name", "config_name", str, "NAME", "Start from configs/NAME.pbtxt"),
             flag("--disable-auto-complete-config", "auto_complete", False,
@@ -87,6 +87,13 @@ def problem_text(path: str, error: ServingError) -> str:
     return "\n".join([*lines, f"  hint: {error.hint}"] if error.hint else lines)
 
 
+def _is_model(folder: Path) -> bool:
+    """Return whether a path is one model's folder, perhaps an incomplete or a missing one. Blocks on the disk."""
+    if not folder.is_dir():
+        return not folder.exists() and not folder.suffix
+    return any(each.name == "config.pbtxt" or each.name.isdecimal() for each in folder.iterdir())
+
+
 async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str]]:
     """Return the configuration, the inferred parts and the place of every model at the path."""
     # Imported late, because they import backends and schema, which `--help` does not need.
@@ -97,7 +104,7 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
     from charonia.server.lifecycle.backends import Backends
     from charonia.server.lifecycle.configure import ConfigureOptions, configure
     from charonia.server.lifecycle.in_front import placing_text
-    from charonia.server.lifecycle.repository.scan import folder_at
+    from charonia.server.lifecycle.repository.scan import folder_at, scan
     from charonia.server.machine.gpus import visible_gpus
 
     settings = with_cache(given.backends, os.environ)
@@ -110,9 +117,14 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
     found: list[tuple[str, Sequence[str], str]] = []
     try:
         with PrivateFolder() as own:
-            is_folder = await asyncio.to_thread(os.path.isdir, given.path)
-            _, names = ((), ()) if is_folder else await with_files([given.path], own.path, settings)
-            for path in [own.path / name for name in names] or [Path(given.path)]:
+            folders = [Path(given.path)]
+            if not await asyncio.to_thread(_is_model, folders[0]):
+                repositories, _ = await with_files([given.path], own.path, settings)
+                models = (await asyncio.to_thread(scan, repositories, fingerprints=False)).models
+                folders = [each.path for each in models.values()]
+                if not folders:
+                    raise not_found("there is no model", hint="expected a folder of a model, a repository or a file")
+            for path in folders:
                 configured = await configure(await asyncio.to_thread(folder_at, path), backends, options)
                 config = configured.config
                 text = json.dumps(to_json(config), indent=2) if given.json else render(config)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.models import RegistryOptions, add_version
+from charonia.cli.models import RegistryOptions, add_version, default_name
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
 from charonia.cli.values import by_version, integer, integers, number, one_of
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
-from charonia.platform.deployments.spec import REPLACE, STRATEGIES
+from charonia.platform.deployments.spec import REPLACE, STRATEGIES, changes, read_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def run(arguments: Sequence[str]) -> int:
 
 def _deploy(given: DeployOptions) -> int:
     client, project = connect(given.access), given.access.project
-    model, version = _model(client, given)
+    is_file = Path(given.model).expanduser().exists()
+    model, version = _model(client, given, is_file=is_file)
     name = given.name or re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")
     place = path_of("projects", project, "deployments", name)
     before = _there(client, place)
@@ -101,7 +102,14 @@ def _deploy(given: DeployOptions) -> int:
         "note": given.note,
         "revision": before["revision"] if before else 0,
     }
-    spec = changed_spec(before["spec"] if before else None, name, model, version, given)
+    old = before["spec"] if before else None
+    spec = changed_spec(old, name, model, version, given)
+    if is_file and given.is_dry:
+        # The platform cannot plan with a version that it does not have.
+        made = changes(read_spec(old) if old else None, read_spec(spec))
+        print(f"{model}/{version}: would be added to the registry, from '{given.model}'")
+        show_plan(name, {"changes": made, "problems": (), "is_new": not old}, is_dry=True)
+        return 0
     plan = client.call("PUT", place, spec, query=query)
     show_plan(name, plan, is_dry=given.is_dry)
     if given.is_dry:
@@ -111,12 +119,16 @@ def _deploy(given: DeployOptions) -> int:
     return 0
 
 
-def _model(client: PlatformClient, given: DeployOptions) -> tuple[str, int]:
-    """Return model and version, 0 for the latest; a file or folder is added to the registry before."""
-    path = Path(given.model).expanduser()
-    if path.exists():
+def _model(client: PlatformClient, given: DeployOptions, *, is_file: bool) -> tuple[str, int]:
+    """Return model and version, 0 for the latest; a file or folder is added to the registry before.
+
+    A dry run adds none, and returns the version that would be added.
+    """
+    if is_file:
         if given.is_dry:
-            raise invalid(f"--dry-run: '{given.model}' is not in the registry yet", hint="charonia models add")
+            model = given.model_name or default_name(given.model)
+            found = _there(client, path_of("projects", given.access.project, "models", model))
+            return model, 1 + max((int(each["number"]) for each in found["versions"]), default=0) if found else 1
         wanted = RegistryOptions(source=given.model, name=given.model_name, notes=given.note, access=given.access)
         return add_version(client, wanted, reuse=True)
     name, slash, version = given.model.partition("/")

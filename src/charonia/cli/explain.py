@@ -4,11 +4,12 @@ Exit status: 0 done, 1 the server does not respond or does not know the model, 2
 """
 
 import json
+import os
 import shutil
 import ssl
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,9 @@ from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 
 ANSWER_SECONDS_MAX = 10.0
+
+LOAD = ("--quiet", "--concurrency-range=16", "--measurement-mode=time_windows", "-p1000", "-r5")
+"""The load on a file or folder, in options of `charonia perf`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,21 @@ class ExplainOptions:
 LINE = CommandLine(
     command="charonia explain",
     intro="""\
-usage: charonia explain [OPTIONS] [MODEL]
+usage: charonia explain [OPTIONS] [MODEL|PATH]
 
 Show how the scheduler served a model in the last minute, its bottleneck, and what to change.
+A file, or a folder with a slash, as in models/, is served for a few seconds with 16 clients.
 """,
     groups={
         "Options": (
-            Option("--model -m MODEL", "model", str, "MODEL", "Name of a loaded model", default="the only one"),
+            Option(
+                "--model -m MODEL",
+                "model",
+                str,
+                "MODEL",
+                "Name of a loaded model, or a file or folder",
+                default="the only one",
+            ),
             Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
             Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
             Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
@@ -59,10 +71,28 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _explain(given: ExplainOptions) -> int:
-    document = fetch(given)
+    document = _under_load(given) if _is_path(given.model) else fetch(given)
     columns = min(shutil.get_terminal_size().columns, COLUMNS_MAX)
     print(json.dumps(document, indent=2) if given.json else explain_text(document, columns))
     return 0
+
+
+def _is_path(model: str) -> bool:
+    """Return whether a model is named by a path: a folder can have the name of a model that a server has."""
+    is_folder = os.sep in model or model in (os.curdir, os.pardir)
+    return os.path.isfile(model) or (is_folder and os.path.isdir(model))
+
+
+def _under_load(given: ExplainOptions) -> dict[str, Any]:
+    """Serve a file or folder under load, and return the server's explanation."""
+    # Imported late, because explaining a running server does not need them.
+    from charonia.cli.perf import parse
+    from charonia.cli.perf_run import measure, served
+
+    parsed = parse([given.model, *LOAD])
+    with served(parsed.options) as options:
+        measure(options, replace(parsed, options=options).settings)
+        return fetch(replace(given, model=options.target.model, url=options.target.url))
 
 
 def fetch(given: ExplainOptions) -> dict[str, Any]:

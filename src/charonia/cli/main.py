@@ -6,6 +6,7 @@ Each subcommand is a module of this package with `run(arguments) -> exit status`
 Exit status: 0 done, 1 the command failed, 2 misuse.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -49,9 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader closed the pipe. Without this, Python would flush again at exit and report an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
+    except OSError as error:
+        # With a file name, it is about that file, and the command should have reported it.
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _discard_output()
+        print(f"charonia: the output cannot be written: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+        return 1
+
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _discard_output() -> None:
+    """Close what takes no more output: Python would flush it again at exit, and report an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

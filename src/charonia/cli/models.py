@@ -41,6 +41,7 @@ class RegistryOptions:
     search: str = ""
     tag: str = ""
     model: str = ""
+    version: str = ""
     source: str = ""
     name: str = ""
     notes: str = ""
@@ -137,6 +138,7 @@ def _list(client: PlatformClient, given: RegistryOptions) -> int:
 
 def _show(client: PlatformClient, given: RegistryOptions) -> int:
     name, _, number = given.model.partition("/")
+    number = number or given.version
     place = path_of("projects", given.access.project, "models", name)
     found = client.call("GET", f"{place}/versions/{quote(number, safe='')}" if number else place)
     print("\n".join(version_text(found) if number else model_text(found)))
@@ -208,8 +210,9 @@ RESOURCE = Resource(
                              "Only models with this in name, owner, description or tags"),
                       Option("--tag", "tag", str, "TAG", "Only models with this tag"))),
         "show": Verb("Show a model, or a version with its signature", _show,
-                     "Show a model with its versions, or a version with its signature.", "MODEL[/VERSION]",
-                     (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),)),
+                     "Show a model with its versions, or a version with its signature.", "MODEL [VERSION]",
+                     (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),
+                      Option("--model-version VERSION", "version", str, "VERSION", "One version with its signature"))),
         "add": Verb("Add a version from a file, a folder, an object store or MLflow", _add,
                     """\
 Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as

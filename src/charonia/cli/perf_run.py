@@ -94,24 +94,38 @@ def served(options: PerfOptions) -> Iterator[PerfOptions]:
         hint = "a model of a running server is named with -m"
         raise not_found(f"there is no file or folder '{path}'", hint=hint)
     # Imported late, because measuring a running server does not need them.
-    from charonia.server.files.repository import with_files
-    from charonia.server.lifecycle.repository.scan import scan
-    from charonia.server.machine.private_folder import PrivateFolder
     from charonia.tools.tune.options import LaunchOptions
     from charonia.tools.tune.servers import LocalServer
 
+    with (
+        repository_of(path, options.target.model) as (repository, model),
+        LocalServer(LaunchOptions(repository=repository)) as server,
+    ):
+        server.client.load_model(model)
+        url = server.url(options.target.protocol)
+        page = server.metrics_url if options.collect_metrics and not options.server.metrics_url else ""
+        yield replace(
+            options,
+            target=replace(options.target, model=model, serve="", url=url),
+            server=replace(options.server, metrics_url=page or options.server.metrics_url),
+        )
+
+
+@contextmanager
+def repository_of(path: str, model: str = "") -> Iterator[tuple[Path, str]]:
+    """Yield a repository for a path as `charonia serve` takes it, and the model: the given one, or the only one.
+
+    Raises:
+        ServingError: It cannot be served, or has several models and none is named.
+    """
+    # Imported late, because measuring a running server does not need them.
+    from charonia.server.files.repository import with_files
+    from charonia.server.lifecycle.repository.scan import scan
+    from charonia.server.machine.private_folder import PrivateFolder
+
     with PrivateFolder() as own:
         (repository, *_), _ = asyncio.run(with_files([path], own.path, {}))
-        model = options.target.model or only_model(scan([repository], fingerprints=False).models)
-        with LocalServer(LaunchOptions(repository=Path(repository))) as server:
-            server.client.load_model(model)
-            url = server.url(options.target.protocol)
-            page = server.metrics_url if options.collect_metrics and not options.server.metrics_url else ""
-            yield replace(
-                options,
-                target=replace(options.target, model=model, serve="", url=url),
-                server=replace(options.server, metrics_url=page or options.server.metrics_url),
-            )
+        yield Path(repository), model or only_model(scan([repository], fingerprints=False).models, f"'{path}'")
 
 
 def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], RunSettings]) -> PerfRun:
@@ -451,15 +465,15 @@ class ProgressLine:
         yield f"{tick.level}{place}"
         if tick.left_s is not None:
             yield bar(tick.elapsed_s, tick.left_s)
+        left_s = course.left_s(tick)
+        if left_s is not None:
+            yield f"at most {clock(left_s)} left"
         yield f"{number(tick.rate)} infer/s"
         if tick.p50_ns:
             yield f"p50 {duration(tick.p50_ns)}"
             yield f"p99 {duration(tick.p99_ns)}"
         if tick.error_count:
             yield f"{tick.error_count:,} errors"
-        left_s = course.left_s(tick)
-        if left_s is not None:
-            yield f"at most {clock(left_s)} left"
         if tick.window:
             yield f"window {tick.window}" + (f"/{tick.window_count_max}" if tick.window_count_max else "")
         yield f"{tick.in_flight:,} in flight"

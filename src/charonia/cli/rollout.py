@@ -121,17 +121,22 @@ def _history(client: PlatformClient, given: RolloutOptions) -> int:
 
 
 def _stop(client: PlatformClient, given: RolloutOptions) -> int:
-    client.call("POST", _place(given, given.name, "stop"))
+    found = client.call("POST", _place(given, given.name, "stop"))
+    print(f"{given.name}: {found['state']}; `charonia rollout start {given.name}` starts it again")
     return 0
 
 
 def _start(client: PlatformClient, given: RolloutOptions) -> int:
-    client.call("POST", _place(given, given.name, "start"))
+    found = client.call("POST", _place(given, given.name, "start"))
+    print(f"{given.name}: {found['state']}")
+    if given.waits:
+        wait_until_served(client, given.access.project, given.name, found["revision"])
     return 0
 
 
 def _remove(client: PlatformClient, given: RolloutOptions) -> int:
     client.call("DELETE", _place(given, given.name))
+    print(f"{given.name}: its servers are being stopped, its revisions are deleted")
     return 0
 
 
@@ -169,7 +174,7 @@ RESOURCE = Resource(
         "stop": Verb("Stop the servers of a deployment", _stop,
                      "Stop the servers of a deployment; its revisions and its address stay.", "NAME", (_NAME,)),
         "start": Verb("Start a deployment that was stopped or has failed", _start,
-                      "Start a deployment that was stopped or has failed.", "NAME", (_NAME,)),
+                      "Start a deployment that was stopped or has failed.", "NAME", (_NAME, NO_WAIT)),
         "remove": Verb("Stop and remove a deployment", _remove, "Stop and remove a deployment.", "NAME", (_NAME,)),
     },
 )

@@ -41,6 +41,7 @@ from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import SearchMode
 from charonia.tools.tune.options import (
+    EXPORT,
     LaunchMode,
     LaunchOptions,
     ModelRequest,
@@ -123,9 +124,10 @@ CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options f
 
 # fmt: off
 MODELS = (
-    Option("--model-repository -m", "launch.repository", fetched, "PATH", "Folder of models, or its URI", default=""),
+    Option("--model-repository -m PATH", "launch.repository", fetched, "PATH",
+           "Folder of models, its URI, or a file, as `charonia serve` takes it", default=""),
     Option("--profile-models", "models.profile", model_requests, "NAME,...",
-           "Models to tune; in YAML with individual settings", default=""),
+           "Models to tune; in YAML with individual settings", default="the only one"),
     Option("--bls-composing-models", "models.composing", composing_models, "NAME,...",
            "Models that a tuned model calls, tuned with it", default=""),
     Option("--ensemble-composing-models", "models.composing", composing_models, "NAME,...",
@@ -133,7 +135,7 @@ MODELS = (
     Option("--cpu-only-composing-models", "models.cpu_only_composing", names, "NAME,...",
            "Composing models whose instances run on the CPU", default=""),
     Option("--output-model-repository-path", "output.repository", path, "PATH",
-           "Folder for the variants, each ready to serve", default="./output_model_repository"),
+           "Folder for the variants, each ready to serve", default="models in the folder of --export-path"),
     _switch("--override-output-model-repository", "output.override",
             "Replace variants of an earlier run; anything else in the folder stays"),
 )
@@ -206,11 +208,12 @@ GOAL = (
 )
 
 OUTPUT = (
-    Option("--export-path -e", "output.export", path, "PATH", "Folder that `results` is made in", default="."),
+    Option("--export-path -e", "output.export", path, "PATH", "Folder of `results`, `models` and `checkpoints`"),
     Option("--json", "output.json", path, "FILE", "Everything as JSON, - for stdout", default=""),
     Option("--html", "output.html", path, "FILE", "The report", default=""),
     Option("--checkpoint-directory -s", "output.journal_folder", path, "PATH",
-           "Folder of the journal; recorded measurements are not repeated", default="./checkpoints"),
+           "Folder of the journal; recorded measurements are not repeated",
+           default="checkpoints in the folder of --export-path"),
     Option("--filename-model-inference", "output.inference_file", filled, "NAME", "Table of measurements"),
     Option("--filename-model-gpu", "output.gpu_file", filled, "NAME", "Table of GPUs"),
     Option("--filename-server-only", "output.server_file", filled, "NAME", "Table of the idle server"),
@@ -265,7 +268,7 @@ WITHOUT_EFFECT = (
 )
 
 RESULT_OPTIONS = (
-    Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in", default="."),
+    Option("--export-path -e", "export", path, "PATH", "Folder that `results` is in"),
     Option("--json", "json", path, "FILE", "The result", default="the latest in the folders"),
 )
 
@@ -302,14 +305,16 @@ Exit status:
 PROFILE = CommandLine(
     command="charonia tune",
     intro="""\
-usage: charonia tune [profile] [OPTIONS]
+usage: charonia tune [profile] [OPTIONS] [PATH]
        charonia tune report [OPTIONS]
        charonia tune apply [OPTIONS] [NAME]
 
 Find the configuration of a model that gives the most within your limits.
+PATH is a file or a repository, as `charonia serve` takes it.
 `charonia tune report --help` explains how to report on an earlier run, and
 `charonia tune apply --help` how to put what it found into the repository.
 
+  charonia tune model.onnx
   charonia tune -m REPOSITORY --profile-models resnet
   charonia tune -m REPOSITORY --profile-models resnet --latency-budget 50
   charonia tune -f config.yaml
@@ -381,7 +386,13 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
     if word == "analyze":
         word = "profile"
     if word not in (*Subcommand,):
-        raise invalid(unknown("subcommand", word, list(Subcommand)))
+        if not Path(word).exists():
+            is_path = "/" in word or "." in word
+            raise invalid(
+                f"there is no file or folder '{word}'" if is_path else unknown("subcommand", word, list(Subcommand))
+            )
+        rest.appendleft(word)
+        word = "profile"
     return Subcommand(word), tune_for, list(rest)
 
 
@@ -394,6 +405,10 @@ def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) 
     given = _split(PROFILE, arguments)
     # The record with the defaults needs a model and a repository to be valid.
     updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(given), "goal.tune_for": tune_for}
+    if (count := len(given.values.get("--model-repository", ()))) > 1:
+        given.problems.append(f"--model-repository: expected one path, got {count}")
+    export = updates.get("output.export", EXPORT)
+    updates = {"output.repository": export / "models", "output.journal_folder": export / "checkpoints", **updates}
     options = PROFILE.filled(updates, given)
     given.check()
     for request in (*options.models.profile, *options.models.composing):

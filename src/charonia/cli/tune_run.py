@@ -7,8 +7,8 @@ is a line for each trial.
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TextIO
 
 from charonia.cli.command_line import unknown
 from charonia.cli.perf import parse
+from charonia.cli.perf_run import repository_of
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.perf.api import MeasuredTarget
@@ -30,7 +31,15 @@ from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, LoadPoint, Metric
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.measure import Prepare, PreparedLoad
-from charonia.tools.tune.options import OutputSettings, ReportRequest, TuneOptions, TuneRequest
+from charonia.tools.tune.options import (
+    EXPORT,
+    LaunchMode,
+    ModelRequest,
+    OutputSettings,
+    ReportRequest,
+    TuneOptions,
+    TuneRequest,
+)
 from charonia.tools.tune.output import CONFIG_FILE
 from charonia.tools.tune.profile import Event, Noted, SearchDone, TrialBegun, TrialDone, profile
 from charonia.tools.tune.report.html import render
@@ -62,12 +71,13 @@ def profile_models(request: TuneRequest, command: str) -> int:
     Raises:
         ServingError: Nothing can be measured, or a file cannot be written.
     """
-    output = request.options.output
-    check_writable(output)
-    loads = loads_of(request.options)
-    with stopped_by_signals() as stop:
-        progress = TunePrinter(sys.stderr, quiet=output.quiet)
-        found = replace(profile(request, loads, progress, stop), command=command)
+    output, given = request.options.output, request.options.launch.repository
+    with _served(request) as request:
+        check_writable(output)
+        loads = loads_of(request.options)
+        with stopped_by_signals() as stop:
+            progress = TunePrinter(sys.stderr, quiet=output.quiet)
+            found = replace(profile(request, loads, progress, stop), command=command)
     earlier = keep_earlier(output)
     written, tables = write_results(found, output)
     if earlier is not None:
@@ -79,12 +89,32 @@ def profile_models(request: TuneRequest, command: str) -> int:
         if output.summaries:
             print(summary(found, output.configs_per_model, top_configs=output.top_configs), file=text)
         print("\nWritten: " + ", ".join(map(str, written)), file=text)
-        if not found.is_remote and any(applicable(group) for group in found.groups):
-            where = [] if output.export.absolute() == Path.cwd() else ["-e", str(output.export)]
-            print("Apply it: " + shlex.join(["charonia", "tune", "apply", *where]), file=text)
+        recommended = [variant for group in found.groups if (variant := applicable(group)) is not None]
+        if recommended and not found.is_remote:
+            if request.options.launch.repository == given:
+                where = [] if output.export == EXPORT else ["-e", str(output.export)]
+                words = ["tune", "apply", *where]
+            else:
+                configs = [config for variant in recommended for config in variant.configs]
+                words = ["serve", *(f"{each.model}={output.repository / each.name}" for each in configs)]
+            print("Apply it: " + shlex.join(["charonia", *words]), file=text)
     if found.problem:
         print(f"charonia tune: {found.problem}", file=sys.stderr)
     return exit_status(found)
+
+
+@contextmanager
+def _served(request: TuneRequest) -> Iterator[TuneRequest]:
+    """Yield the request with a repository for the path that it names, and with the only model where it names none."""
+    options = request.options
+    if options.launch.mode is LaunchMode.REMOTE or options.launch.repository is None:
+        yield request
+        return
+    first = options.models.profile[0].name if options.models.profile else ""
+    with repository_of(str(options.launch.repository), first) as (repository, model):
+        models = replace(options.models, profile=options.models.profile or (ModelRequest(model),))
+        launch = replace(options.launch, repository=repository)
+        yield replace(request, options=replace(options, models=models, launch=launch))
 
 
 def report_on(request: ReportRequest) -> int:
@@ -126,6 +156,9 @@ def apply(request: ReportRequest) -> int:
     repository = request.repository or Path(run.options.get("model_repository", ""))
     if not run.options.get("model_repository") and request.repository is None:
         raise invalid("the run does not say where its models are", hint="-m names the model repository")
+    if repository.is_file():
+        hint = f"charonia serve NAME=FOLDER serves a configuration of {request.export / 'models'}"
+        raise invalid(f"'{repository}' is a file, which has no configuration to change", hint=hint)
     by_name = [each for group in run.groups for each in group.variants if each.is_named(request.names)]
     if request.names and not by_name:
         known = sorted(each.name for group in run.groups for each in group.variants)

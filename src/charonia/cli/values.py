@@ -325,11 +325,11 @@ def _expanded(part: object, single: Callable[[object], int]) -> list[int]:
     return list(range(start, stop + 1, step))
 
 
-def only_model(names: Collection[str]) -> str:
-    """Return the name of a server's only model, for a command without a name. Raises ServingError."""
+def only_model(names: Collection[str], where: str = "the server") -> str:
+    """Return the name of the only model, for a command without a name. Raises ServingError."""
     if len(names) == 1:
         return next(iter(names))
     listed = ", ".join(sorted(names)[:NAMES_SHOWN]) + ", ..." * (len(names) > NAMES_SHOWN)
     raise invalid(
-        "expected the name of a model, got none", hint=f"the server has {listed}" if names else "the server has none"
+        "expected the name of a model, got none", hint=f"{where} has {listed}" if names else f"{where} has none"
     )

@@ -145,6 +145,8 @@ def test_a_level_that_may_be_the_best_by_chance_is_not_called_the_best() -> None
     page = Page(render([replace(run, levels=(*run.levels[:-1], replace(last, throughput=wide)))]))
 
     assert [level["best"] for level in page.data["runs"][0]["levels"]] == [False, False, True, False]
+    assert "The best of" not in page.text
+    assert "2 of 4 levels are equally fast within their spread. At concurrency 4: " in page.text
 
 
 def test_throughput_and_latency_have_a_plot_by_load() -> None:

@@ -34,19 +34,19 @@ def best_level(run: PerfRun) -> LevelResult | None:
     the server could not sustain count only if there are no others. None if no request was answered, or no level was
     within the limit.
     """
-    answered = [result for result in run.levels if result.request_count]
     if run.answer is not None:
-        return next((result for result in answered if result.level == run.answer), None)
-    within = [result for result in answered if not result.over_latency_limit]
-    return max(
-        [result for result in within if result.verdict in _SUSTAINED] or within,
-        key=lambda result: result.throughput.low,
-        default=None,
-    )
+        return next((result for result in run.levels if result.request_count and result.level == run.answer), None)
+    return max(_candidates(run), key=lambda result: result.throughput.low, default=None)
+
+
+def _candidates(run: PerfRun) -> list[LevelResult]:
+    """Return the levels that may be the best."""
+    within = [result for result in run.levels if result.request_count and not result.over_latency_limit]
+    return [result for result in within if result.verdict in _SUSTAINED] or within
 
 
 def headline(run: PerfRun) -> str:
-    """Return the best level in one sentence."""
+    """Return the best level in one sentence; it is called the best only if no other may be as fast."""
     best = best_level(run)
     if best is None:
         if any(result.request_count for result in run.levels):
@@ -54,8 +54,12 @@ def headline(run: PerfRun) -> str:
         return "No request was answered."
     limited = any(result.over_latency_limit for result in run.levels) or run.answer is not None
     within = " within the latency limit" if limited else ""
-    of_several = f"The best of {len(run.levels)} levels{within} is {best.level}:" if len(run.levels) > 1 else ""
-    alone = "" if of_several else f"At {best.level}:"
+    rivals = [each for each in _candidates(run) if each is not best and each.throughput.high > best.throughput.low]
+    of_several, alone = "", f"At {best.level}:"
+    if len(run.levels) > 1 and (run.answer is not None or not rivals):
+        of_several, alone = f"The best of {len(run.levels)} levels{within} is {best.level}:", ""
+    elif rivals:
+        of_several = f"{len(rivals) + 1} of {len(run.levels)} levels{within} are equally fast within their spread. "
     if best.language is not None and best.language.first_token is not None:
         first = best.language.first_token
         return (

@@ -16,6 +16,9 @@ CONCURRENCY_MAX = 1024
 REQUEST_RATE_MAX = 8192
 INSTANCE_COUNT_MAX = 5
 
+EXPORT = Path("charonia-tune")
+"""Folder that everything is written to."""
+
 
 class LaunchMode(StrEnum):
     """How the server is provided."""
@@ -92,10 +95,10 @@ class MeasureSettings:
 class OutputSettings:
     """The output files."""
 
-    repository: Path = Path("output_model_repository")
+    repository: Path = EXPORT / "models"
     override: bool = False
-    journal_folder: Path = Path("checkpoints")
-    export: Path = Path()
+    journal_folder: Path = EXPORT / "checkpoints"
+    export: Path = EXPORT
     inference_file: str = "metrics-model-inference.csv"
     gpu_file: str = "metrics-model-gpu.csv"
     server_file: str = "metrics-server-only.csv"
@@ -193,7 +196,7 @@ class ReportRequest:
     """The options of `charonia tune report` and `apply`; their help says what each means."""
 
     config_file: Path | None = None
-    export: Path = Path()
+    export: Path = EXPORT
     names: tuple[str, ...] = ()
     json: Path | None = None
     repository: Path | None = None
@@ -205,7 +208,7 @@ class ReportRequest:
 def _model_problems(options: TuneOptions) -> list[str]:
     problems = []
     names = [model.name for model in options.models.profile]
-    if not names:
+    if not names and options.launch.mode is LaunchMode.REMOTE:
         problems.append("--profile-models: expected the names of models, got none")
     problems += [f"--profile-models: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1]
     if options.launch.mode is LaunchMode.C_API:
