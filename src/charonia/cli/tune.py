@@ -38,6 +38,7 @@ from charonia.cli.values import (
     switch,
 )
 from charonia.core.errors import ServingError, invalid
+from charonia.stores.location import is_store
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import SearchMode
 from charonia.tools.tune.options import (
@@ -386,7 +387,7 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
     if word == "analyze":
         word = "profile"
     if word not in (*Subcommand,):
-        if not Path(word).exists():
+        if not is_store(word) and not Path(word).exists():
             is_path = "/" in word or "." in word
             raise invalid(
                 f"there is no file or folder '{word}'" if is_path else unknown("subcommand", word, list(Subcommand))
