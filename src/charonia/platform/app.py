@@ -333,8 +333,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
     if settings.ray.dashboard:
         ray = open_ray(settings.ray, artifacts, data)
         targets[ray.name] = ray
+    deployments = Deployments(database, targets, workloads)
     handlers = {
-        catalog.KIND: catalog.handler(database, data / "environments", isolation),
+        catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
         measurements.PERF: measurements.perf_handler(targets, database, isolation),
         measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
         **version_handlers(
@@ -351,7 +352,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
         artifacts,
         uploads,
         workloads,
-        Deployments(database, targets, workloads),
+        deployments,
         Trials(database, workloads, data / "trials", isolation),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.environment_pages import suggested
+from charonia.platform.console.environment_pages import suggested, to_build
 from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
 from charonia.platform.console.people_page import DONE, action_text, detail_text
 from charonia.platform.console.traffic_pages import shadows, traffic_view
@@ -128,6 +128,19 @@ def test_the_environment_that_has_what_is_missing_is_suggested() -> None:
     assert suggested(report, built) == "pytorch"
     assert suggested(VersionReport(checked_with="mine"), built) == "mine"
     assert suggested(VersionReport(), built) == ""
+
+
+def test_the_preset_of_a_backend_is_built_where_no_environment_has_what_is_missing() -> None:
+    needs = [NeededPackageRecord("torch", "torch", is_here=False)]
+    report = VersionReport(backend="pytorch", needs=needs)
+    broken = EnvironmentRow(name="pytorch-2", state="failed", packages=[])
+    ready = EnvironmentRow(name="mine", state="ready", packages=[["torch", "2.9"]])
+
+    preset = to_build(report, [broken])
+    assert preset is not None
+    assert preset.title == "PyTorch 2"
+    assert to_build(report, [ready]) is None
+    assert to_build(VersionReport(backend="pytorch"), []) is None
 
 
 def test_a_model_has_the_name_of_the_place_it_comes_from() -> None:

@@ -16,6 +16,7 @@ from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, Pro
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.tasks.runner import TaskRunner
 
 UV = """\
@@ -47,7 +48,10 @@ class Environments:
         self.folder = folder / "environments"
         self.database = Database(f"sqlite:///{folder / 'platform.sqlite'}")
         self.database.migrate()
-        handlers = {catalog.KIND: catalog.handler(self.database, self.folder, Isolation(folder, mode=mode))}
+        self.deployed: list[object] = []
+        isolation = Isolation(folder, mode=mode)
+        handle = catalog.handler(self.database, self.folder, isolation, lambda *given: self.deployed.append(given))
+        handlers = {catalog.KIND: handle}
         self.runner = TaskRunner(self.database, folder / "tasks", handlers)
         self.runner.start()
         with self.database.transaction() as session:
@@ -138,8 +142,8 @@ def test_equal_environments_share_a_folder_and_one_build(environments: Environme
 @pytest.mark.parametrize(
     ("requirements", "imports", "reason", "logged"),
     [
-        ("absent", (), "the packages cannot be installed", "no solution found"),
-        ("iniconfig", ("no_such_module",), "a package cannot be imported", "No module named 'no_such_module'"),
+        ("absent", (), "the packages cannot be installed:\nno solution found", "no solution found"),
+        ("iniconfig", ("no_such_module",), "No module named 'no_such_module'", "No module named 'no_such_module'"),
     ],
 )
 def test_an_environment_that_does_not_build_has_the_reason_and_leaves_nothing(
@@ -166,7 +170,21 @@ def test_what_has_failed_is_built_again(environments: Environments, uv: Path) ->
         catalog.rebuild(session, catalog.get(session, environments.project, "reader"), "ada")
     environments.runner.wake()
 
-    assert environments.when_built("reader").reason == "a package cannot be imported (hint: the log has the reason)"
+    assert environments.when_built("reader").reason.startswith("a package cannot be imported:")
+
+
+@pytest.mark.parametrize(("requirements", "count"), [("iniconfig", 1), ("absent", 0)])
+def test_a_deployment_that_waits_for_its_environment_follows_its_build(
+    environments: Environments, uv: Path, requirements: str, count: int
+) -> None:
+    spec = {"name": "reader", "environment": "torch"}
+    with environments.database.transaction() as session:
+        catalog.add(session, environments.project, NewEnvironment("torch", requirements), "ada", spec)
+    environments.runner.wake()
+    environments.when_built("torch")
+
+    expected = Principal.of("ada", [Grant(ProjectRole.DEPLOYER, "p", may_run_code=True)])
+    assert environments.deployed == [(expected, "p", spec)] * count
 
 
 def test_an_environment_that_a_deployment_uses_is_not_removed(environments: Environments, uv: Path) -> None:

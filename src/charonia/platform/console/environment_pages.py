@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Response
 from sqlalchemy.orm import Session
 
-from charonia.config.backends import presets
+from charonia.config.backends import Preset, presets, record_of
 from charonia.core.errors import ServingError
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
@@ -175,6 +175,14 @@ def suggested(report: VersionReport, environments: Sequence[EnvironmentRow]) -> 
         if environment.state == "ready" and missing <= {_plain(name) for name, _ in environment.packages}:
             return str(environment.name)
     return ""
+
+
+def to_build(report: VersionReport, environments: Sequence[EnvironmentRow]) -> Preset | None:
+    """Return the preset of the backend if a version needs packages that no environment has, None otherwise."""
+    is_missing = any(not need.is_here for need in report.needs) and not suggested(report, environments)
+    preset = record_of(report.backend).preset if is_missing else None
+    is_there = preset is not None and any(row.name == preset.name and row.state == "ready" for row in environments)
+    return None if is_there else preset
 
 
 def _plain(name: str) -> str:

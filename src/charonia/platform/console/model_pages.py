@@ -9,13 +9,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Response
 
 from charonia.config import pbtxt
+from charonia.config.backends import Preset
 from charonia.config.json_form import from_json
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.console.deploy_form import text_of
-from charonia.platform.console.environment_pages import suggested
+from charonia.platform.console.environment_pages import suggested, to_build
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
+from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.records import (
     ARRIVING,
@@ -27,7 +29,8 @@ from charonia.platform.models.records import (
 )
 from charonia.platform.models.registry import ModelDetails
 from charonia.platform.models.sources import SourceKind, VersionSource
-from charonia.platform.people import projects
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import ProjectRole
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/models")
@@ -164,8 +167,29 @@ def deploy(visit: OnPage, name: Text, number: Number) -> Response:
         "environment": suggested(version.report, environments),
         "models": [{"name": name, "versions": [number]}],
     }
+    preset = to_build(version.report, environments)
+    if preset is not None:
+        return _build_and_deploy(visit, preset, {**value, "environment": preset.name})
     plan = visit.platform.deployments.changes.create(visit.who, visit.project, value)
     return go(visit.path("deployments", plan.spec["name"]))
+
+
+def _build_and_deploy(visit: Visit, preset: Preset, value: Mapping[str, Any]) -> Response:
+    """Build an environment, which then deploys a version."""
+    visit.who.demand_code(visit.project)
+    with visit.platform.database.transaction() as session:
+        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
+        row = catalog.find(session, project, preset.name)
+        if row is None:
+            wanted = NewEnvironment(preset.name, preset.requirements, "", preset.imports)
+            catalog.add(session, project, wanted, visit.who.name, value)
+        else:
+            catalog.rebuild(session, row, visit.who.name, value)
+        detail = {"for": value["name"]}
+        subject = f"{project.name}/{preset.name}"
+        audit.note(session, visit.who, "environment.create", subject, detail, project_id=project.id)
+    visit.platform.tasks.wake()
+    return go(visit.path("environments", preset.name))
 
 
 def name_of(source: str, way: str) -> str:
@@ -231,6 +255,7 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         "job": job,
         "saved": False,
         "environment": suggested(version.report, ready) if version is not None else "",
+        "preset": to_build(version.report, ready) if version is not None and not model.deployments else None,
         "base": visit.path("models", name, "versions", number),
     }
     response = visit.show("model.html", {**context, **values}, block=block, status=status)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import shutil
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 """Versions of Python that servers support."""
 
 BUILD_S_MAX = 1800.0
+REASON_LINES_MAX = 8
+"""The last lines of a command that has failed, as part of the reason."""
+
 IMPORT_S_MAX = 300.0
 
 _TRIAL = Path(__file__).parent / "import_trial.py"
@@ -115,12 +119,15 @@ def _make(
     interpreter = str(python_of(folder))
     command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
     command.append("--compile-bytecode")  # servers only read the environment
-    if run.run(confined(*command), timeout_s=BUILD_S_MAX, **inside):
-        raise invalid("the packages cannot be installed", hint="the log has the reason")
+    said = deque[str](maxlen=REASON_LINES_MAX)
+    if run.run(confined(*command), timeout_s=BUILD_S_MAX, on_line=said.append, **inside):
+        raise invalid("\n".join(["the packages cannot be installed:", *said]), hint="the log has everything")
     run.progress(0.8, "importing the installed packages")
     trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
-    if run.run(confined(interpreter, "-I", str(_TRIAL), trial), timeout_s=IMPORT_S_MAX, **inside):
-        raise invalid("a package cannot be imported", hint="the log has the reason")
+    said.clear()
+    tried = confined(interpreter, "-I", str(_TRIAL), trial)
+    if run.run(tried, timeout_s=IMPORT_S_MAX, on_line=said.append, **inside):
+        raise invalid("\n".join(["a package cannot be imported:", *said]), hint="the log has everything")
     run.progress(0.95, "listing its packages")
     lines = list[str]()
     listing = confined(uv, "pip", "list", "--python", interpreter, "--format", "freeze")

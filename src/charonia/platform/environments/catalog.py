@@ -1,6 +1,6 @@
 """The environments of a project: added, built, listed, removed; and presets to choose from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, Pro
 from charonia.platform.environments import builder
 from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
 from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
 from charonia.platform.values import check_name
@@ -38,8 +39,18 @@ class NewEnvironment:
     imports: Sequence[str] = ()
 
 
-def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: str) -> tuple[EnvironmentRow, TaskRow]:
-    """Add an environment, and the task that builds it."""
+def add(
+    session: Session,
+    project: ProjectRow,
+    wanted: NewEnvironment,
+    author: str,
+    deployment: Mapping[str, Any] | None = None,
+) -> tuple[EnvironmentRow, TaskRow]:
+    """Add an environment, and the task that builds it.
+
+    Args:
+        deployment: The specification of a deployment to create when it is built, by the author; None for none.
+    """
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
     digest = _digest(read_requirements(wanted.requirements), python)
@@ -56,16 +67,16 @@ def add(session: Session, project: ProjectRow, wanted: NewEnvironment, author: s
         created=now(),
     )
     session.add(row)
-    return row, _build_again(session, row, author)
+    return row, _build_again(session, row, author, deployment)
 
 
-def rebuild(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
+def rebuild(session: Session, row: EnvironmentRow, author: str, deployment: Mapping[str, Any] | None = None) -> TaskRow:
     """Rebuild an environment that has failed, or was built by another release of the platform."""
     if row.state in ("waiting", "building"):
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
     row.digest = _digest(read_requirements(row.requirements), row.python)
     row.state, row.reason = "waiting", ""
-    return _build_again(session, row, author)
+    return _build_again(session, row, author, deployment)
 
 
 def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
@@ -122,8 +133,14 @@ def sweep(session: Session, folder: Path) -> None:
             builder.remove(path)
 
 
-def handler(database: Database, folder: Path, isolation: Isolation) -> Handler:
-    """Return the handler of tasks that build environments."""
+def handler(
+    database: Database, folder: Path, isolation: Isolation, deploy: Callable[[Principal, str, Any], object]
+) -> Handler:
+    """Return the handler of tasks that build environments.
+
+    Args:
+        deploy: Creates a deployment in a project.
+    """
 
     def change(environment_id: int, **values: Any) -> None:
         with database.transaction() as session:
@@ -146,6 +163,10 @@ def handler(database: Database, folder: Path, isolation: Isolation) -> Handler:
             change(number, state="failed", reason=str(error) or "it was cancelled")
             raise
         change(number, state="ready", packages=made["packages"], size=made["size"])
+        if wanted_next := run.arguments.get("deployment"):
+            project = str(run.arguments["project"])
+            who = Principal.of(run.arguments["who"], [Grant(ProjectRole.DEPLOYER, project, may_run_code=True)])
+            deploy(who, project, wanted_next)
         return {"packages": len(made["packages"]), "size": made["size"]}
 
     return handle
@@ -155,6 +176,12 @@ def _digest(wanted: Requirements, python: str) -> str:
     return wanted.digest(python, builder.own_requirement())
 
 
-def _build_again(session: Session, row: EnvironmentRow, author: str) -> TaskRow:
+def _build_again(
+    session: Session, row: EnvironmentRow, author: str, deployment: Mapping[str, Any] | None = None
+) -> TaskRow:
     session.flush()
-    return queue.add(session, KIND, row.project_id, row.name, {"environment": row.id}, author)
+    arguments: dict[str, Any] = {"environment": row.id}
+    if deployment is not None:
+        project = session.get_one(ProjectRow, row.project_id).name
+        arguments |= {"deployment": dict(deployment), "project": project, "who": author}
+    return queue.add(session, KIND, row.project_id, row.name, arguments, author)
