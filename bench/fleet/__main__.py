@@ -48,6 +48,7 @@ def figures(result: Result) -> dict[str, str | int]:
         "seconds under 99 %": len(bad),
         "most servers": max(count for _, count in result.servers),
         "executed": f"{result.executions / (result.offered or 1):.2f}",
+        **({"cache hits": f"{result.hits:.0%}"} if result.hits else {}),
     }
 
 

@@ -1,6 +1,7 @@
 """Which server gets a request: the knowledge of clients or a balancer, and their choice."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from random import Random
 from typing import Protocol
 
@@ -57,6 +58,28 @@ class RandomChoice:
     def pick(self, fleet: Fleet, request: Request, random: Random) -> int:
         """Return any."""
         return fleet.listed[int(random.random() * len(fleet.listed))]
+
+
+class PrefixAffinity:
+    """The rule of `charonia.client`: rendezvous hashing on the prefix, here the model, with a bound of the load.
+
+    Args:
+        bound: Multiple of the mean of a client's requests to a server.
+    """
+
+    def __init__(self, bound: float = 1.25) -> None:
+        self._bound = bound
+        self._order: dict[int, list[int]] = {}
+
+    def pick(self, fleet: Fleet, request: Request, random: Random) -> int:
+        """Return the first server of the prefix that is below the bound."""
+        order = self._order.get(request.model)
+        if order is None:
+            order = sorted(fleet.listed, key=lambda server: blake2b(b"%d" % request.model, key=b"%d" % server).digest())
+            self._order[request.model] = order
+        own = [fleet.own_outstanding(server, request.client) for server in order]
+        bound = self._bound * (sum(own) + 1) / len(own)
+        return next(server for server, count in zip(order, own, strict=True) if count < bound)
 
 
 class LeastOutstanding:

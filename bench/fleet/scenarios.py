@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from bench.fleet.policies import LeastOutstanding, Policy, RandomChoice, RoundRobin
+from bench.fleet.policies import LeastOutstanding, Policy, PrefixAffinity, RandomChoice, RoundRobin
 from bench.fleet.server import ServiceTimes
 from bench.fleet.simulation import Autoscaler, Fleet, Plan
 
@@ -53,6 +53,7 @@ def cases(times: ServiceTimes, start_s: float) -> Iterator[Case]:
     yield from growing_load(times, start_s)
     yield from rolling_update(times)
     yield from hot_models(times)
+    yield from prefixes()
 
 
 def plan_of(times: ServiceTimes, servers: int, load: float, seconds: float = 0.0) -> Plan:
@@ -188,3 +189,30 @@ def hot_models(times: ServiceTimes) -> Iterator[Case]:
                 policy=partial(LeastOutstanding, "own", spread),
             )
             yield Case("hot models", {"load": f"{load:.0%}", "way": way}, plan)
+
+
+def prefixes() -> Iterator[Case]:
+    """Prompts with 500 beginnings on 20 servers whose caches have 40 each; a beginning that is missing costs 200 ms.
+
+    Four clients. A request with a cached beginning takes 50 ms.
+    """
+    shares = [1 / (rank + 1) ** 0.8 for rank in range(500)]
+    times = ServiceTimes((0.05,), load_s=0.2)
+    policies: Mapping[str, Callable[[], Policy]] = {
+        "chance": RandomChoice,
+        "two choices, own requests": LeastOutstanding,
+        "prefix affinity, bound 1.25": PrefixAffinity,
+        "prefix affinity, bound 2": partial(PrefixAffinity, 2.0),
+    }
+    for load in (0.2, 0.5):
+        for name, policy in policies.items():
+            plan = replace(
+                plan_of(times, 20, load, 120.0),
+                warm_s=30.0,
+                models=shares,
+                models_max=40,
+                deadline_s=10.0,
+                clients=4,
+                policy=policy,
+            )
+            yield Case("prefixes", {"load": f"{load:.0%}", "policy": name}, plan)

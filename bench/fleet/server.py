@@ -84,6 +84,8 @@ class Server:
         dead_since: When it was lost, infinite while it lives.
         loaded: The models in its memory, the one used longest ago first.
         dropped: Requests whose clients had stopped waiting, since the last update.
+        hits: Batches whose model was in memory.
+        misses: Batches whose model was not.
     """
 
     __slots__ = (
@@ -92,7 +94,9 @@ class Server:
         "busy_until",
         "dead_since",
         "dropped",
+        "hits",
         "loaded",
+        "misses",
         "models_max",
         "number",
         "random",
@@ -116,6 +120,7 @@ class Server:
         self.dead_since = inf
         self.loaded: OrderedDict[int, None] = OrderedDict()
         self.dropped: list[Request] = []
+        self.hits = self.misses = 0
 
     @property
     def outstanding(self) -> int:
@@ -163,7 +168,9 @@ class Server:
             return 0.0
         if model in self.loaded:
             self.loaded.move_to_end(model)
+            self.hits += 1
             return 0.0
+        self.misses += 1
         if len(self.loaded) == self.models_max:
             self.loaded.popitem(last=False)
         self.loaded[model] = None

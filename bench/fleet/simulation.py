@@ -104,6 +104,7 @@ class Result:
         failed: Lost with a server, at work or in its queue.
         refused: No server took them.
         executions: Requests that servers answered, in time or not, hedged ones twice.
+        hits: Share of the batches whose model, or prefix, was in the server's memory.
         by_second: In each second: requests that came, and of them those answered in time.
         servers: By time: number of servers that answer.
     """
@@ -113,6 +114,7 @@ class Result:
     failed: int = 0
     refused: int = 0
     executions: int = 0
+    hits: float = 0.0
     by_second: dict[int, list[int]] = field(default_factory=dict)
     servers: list[tuple[float, int]] = field(default_factory=list)
 
@@ -174,6 +176,8 @@ class Fleet:
             self._happen()
         for server in self.servers:
             self.update(server, inf)
+        hits = sum(server.hits for server in self.servers)
+        self.result.hits = hits / max(1, hits + sum(server.misses for server in self.servers))
         return self.result
 
     def at(self, when: float, happens: Callable[[], object]) -> None:

@@ -547,6 +547,14 @@ def test_embeddings_are_answered_in_both_ways(server: ServeProcess) -> None:
     )
 
 
+def test_endpoint_pickers_find_the_metrics_of_their_protocol(server: ServeProcess) -> None:
+    with urlopen(f"http://{server.metrics}/metrics") as answer:
+        page = answer.read().decode()
+
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert f'vllm:{name}{{model="smol",version="1"}}' in page
+
+
 def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers(server: ServeProcess) -> None:
     configs = {}
     for model in ("smol", "embeds"):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from charonia.client.balancing.call import Routing
+from charonia.client.balancing.call import Routing, prefix_of
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError, error_of, failed
@@ -288,5 +288,6 @@ class AsyncClient:
 def _routing(ask: Ask, *, is_stream: bool = False, passes_timeout: bool = False) -> Routing:
     part = ask.sequence
     if part is None:
-        return Routing(ask.model, is_stream=is_stream, passes_timeout=passes_timeout)
+        prefix = prefix_of(ask.inputs.get("text_input"))
+        return Routing(ask.model, is_stream=is_stream, passes_timeout=passes_timeout, prefix=prefix)
     return Routing(ask.model, part.id, part.start, part.end, is_stream, passes_timeout)

@@ -63,6 +63,12 @@ OPENAI_ROUTES = "openai_routes"
 MAX_MODEL_LEN = "max_model_len"
 """Model parameter: tokens of prompt and answer together that a language model can take."""
 
+REQUESTS_MAX = "max_requests"
+"""Model parameter: most requests that an engine of a language model has at a time; more are refused."""
+
+ALIASES = "openai_aliases"
+"""Model parameter: further names of a model for clients of OpenAI's API, separated by commas."""
+
 LORA_ADAPTERS = "lora_adapters"
 """Model parameter: names of the LoRA adapters that an engine model has, separated by commas."""
 
@@ -87,7 +93,7 @@ EMBEDDING_TOKENS_MAX = "embedding_tokens_max"
 SERVER_PARAMETERS = frozenset(
     {
         CHAT_TEMPLATE, EMBEDDING_NORMALIZE, EMBEDDING_OUTPUT, EMBEDDING_POOLING, EMBEDDING_TOKENS_MAX,
-        LORA_ADAPTERS, OPENAI_ROUTES, TEXT_OUTPUT_KIND,
+        ALIASES, LORA_ADAPTERS, OPENAI_ROUTES, REQUESTS_MAX, TEXT_OUTPUT_KIND,
         ADAPT_DELAY, CUSTOM_BATCHING, EXAMPLE, EXAMPLE_REFUSED, FRONT_END, PADDING, PINNED, PYTHON_STRATEGY,
         HTTP_REQUEST, HTTP_ROUTE, INSTANCES_MAX, INSTANCES_MIN, JSON_SCHEMA, TRAFFIC, TRY_EXAMPLE,
     }

@@ -6,7 +6,14 @@ or the inputs of a sentence encoder, `input_ids` and `attention_mask`.
 """
 
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import LORA_ADAPTERS, MAX_MODEL_LEN, OPENAI_ROUTES, TEXT_INPUT, is_language_model
+from charonia.config.parameters import (
+    ALIASES,
+    LORA_ADAPTERS,
+    MAX_MODEL_LEN,
+    OPENAI_ROUTES,
+    TEXT_INPUT,
+    is_language_model,
+)
 from charonia.core.dtypes import DataType
 
 CHAT = "chat/completions"
@@ -68,12 +75,20 @@ def routes_of(config: ModelConfig) -> tuple[str, ...]:
 
 
 def adapters_of(config: ModelConfig) -> tuple[str, ...]:
-    return tuple(name.strip() for name in config.parameters.get(LORA_ADAPTERS, "").split(",") if name.strip())
+    return _names(config, LORA_ADAPTERS)
+
+
+def aliases_of(config: ModelConfig) -> tuple[str, ...]:
+    return _names(config, ALIASES)
+
+
+def _names(config: ModelConfig, parameter: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in config.parameters.get(parameter, "").split(",") if name.strip())
 
 
 def model_ids(config: ModelConfig) -> list[str]:
-    """Return the ids by which clients name a model: its name, and `NAME:ADAPTER` for each adapter."""
-    return [config.name, *(f"{config.name}:{adapter}" for adapter in adapters_of(config))]
+    """Return the ids by which clients name a model: its name, its aliases, and `NAME:ADAPTER` for each adapter."""
+    return [config.name, *aliases_of(config), *(f"{config.name}:{adapter}" for adapter in adapters_of(config))]
 
 
 def model_object(id: str, config: ModelConfig, created_s: int) -> dict[str, object]:

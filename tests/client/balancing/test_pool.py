@@ -4,10 +4,12 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from charonia.client.balancing.call import prefix_of
 from charonia.client.balancing.options import Balancing
 from charonia.client.balancing.pool import (
     SEQUENCES_MAX,
@@ -45,6 +47,40 @@ def test_the_less_busy_of_two_servers_gets_the_request() -> None:
     pool.all[0].begin(0)
 
     assert {pool.pick() for _ in range(20)} == {pool.all[1]}
+
+
+def test_prompts_that_begin_alike_have_a_server_up_to_its_share_of_the_load() -> None:
+    pool = pool_of(10, prefix_load=1.5)
+    prefixes = [b"prefix %d" % number for number in range(100)]
+    before = {prefix: pool.pick(prefix=prefix) for prefix in prefixes}
+    assert before == {prefix: pool.pick(prefix=prefix) for prefix in prefixes}
+    assert len(set(before.values())) == 10
+
+    pool.set_endpoints(map(endpoint, range(1, 10)))
+    moved = [prefix for prefix in prefixes if pool.pick(prefix=prefix) is not before[prefix]]
+    assert all(server is not None and server.is_gone for server in (before[prefix] for prefix in moved))
+
+    for _ in range(90):
+        server = pool.pick(prefix=prefixes[0])
+        assert server is not None
+        server.begin(0)
+    assert max(server.outstanding for server in pool.all) == 15
+    assert min(server.outstanding for server in pool.all) < 10
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefix"),
+    [
+        (np.array([["a" * 300]], object), b"a" * 256),
+        (["short"], b"short"),
+        (b"a" * 2000, b"a" * 1024),
+        (np.zeros((2, 2)), b""),
+        (None, b""),
+        ([], b""),
+    ],
+)
+def test_the_prefix_of_a_prompt_has_whole_blocks(prompt: object, prefix: bytes) -> None:
+    assert prefix_of(prompt) == prefix
 
 
 def test_requests_spread_evenly_and_the_busiest_server_gets_none() -> None:

@@ -32,7 +32,13 @@ def _object(version: str, kind: str, spec: Schema) -> Schema:
 
 _POLICY = _record({"type": {"enum": ["Pods", "Percent"]}, "value": _NUMBER, "periodSeconds": _NUMBER})
 _SCALING = _record({"stabilizationWindowSeconds": _NUMBER, "policies": _list(_POLICY)})
-_BACKEND = _record({"name": _TEXT, "port": {"type": "integer"}}, {"weight": _NUMBER})
+_POOL = "inference.networking.k8s.io"
+_BACKEND: Schema = {
+    "anyOf": [
+        _record({"name": _TEXT, "port": {"type": "integer"}}, {"weight": _NUMBER}),
+        _record({"name": _TEXT, "group": {"const": _POOL}, "kind": {"const": "InferencePool"}}),
+    ]
+}
 _HEADERS = _record({}, {"set": {"type": "array"}, "add": {"type": "array"}, "remove": _TEXTS})
 _FILTER = _record({"type": _TEXT}, {"requestHeaderModifier": _HEADERS, "responseHeaderModifier": _HEADERS})
 _PARENT = _record({"name": _TEXT}, {"namespace": _TEXT, "sectionName": _TEXT, "kind": _TEXT, "port": _NUMBER})
@@ -84,6 +90,20 @@ SCHEMAS: dict[str, Schema] = {
         "monitoring.coreos.com/v1",
         "PrometheusRule",
         _record({"groups": _list(_record({"name": _TEXT, "rules": _list(_RULE)}))}),
+    ),
+    "InferencePool": _object(
+        f"{_POOL}/v1",
+        "InferencePool",
+        _record(
+            {
+                "selector": _record({"matchLabels": _NAMES}),
+                "targetPorts": _list(_record({"number": _NUMBER})),
+                "endpointPickerRef": _record(
+                    {"name": _TEXT, "port": _record({"number": _NUMBER})},
+                    {"failureMode": {"enum": ["FailOpen", "FailClosed"]}},
+                ),
+            }
+        ),
     ),
     "HTTPRoute": _object(
         "gateway.networking.k8s.io/v1",

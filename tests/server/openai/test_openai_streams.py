@@ -15,6 +15,7 @@ from tests.support.idle_time import IdleTimeLoop
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import internal, invalid
+from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
@@ -314,6 +315,28 @@ async def test_routes_that_clients_probe() -> None:
     assert b"does not answer /tokenize" in refused[1].body
     assert b"ends with /v1 already: /v1/chat/completions" in refused[2].body
     assert b"clients ends with /v1: /v1/chat/completions" in refused[3].body
+
+
+@on_loop
+async def test_an_alias_is_a_name_of_its_model() -> None:
+    fake = FakeEngine(models={"e": config(openai_routes="chat/completions", openai_aliases="gpt, small")}, hold=True)
+    fake.index = [ModelIndexEntry("e", "1", ModelState.READY)]
+    client = connected(fake)
+    body = BODY.replace(b"e:poet", b"small").replace(b"true", b"false")
+
+    client.send(request("/v1/models/small", method="GET"))
+    client.send(request(CHAT, body=body))
+    client.send(request(CHAT, body=BODY.replace(b"e:poet", b"other")))
+    while len(client.responses) < 1 or not fake.tickets:
+        await asyncio.sleep(0.001)
+    fake.tickets[0].answer(text(b"{}"))
+    while len(client.responses) < 3:
+        await asyncio.sleep(0.001)
+
+    assert json.loads(client.responses[0].body)["id"] == "small"
+    assert fake.tickets[0].request.model_name == "e"
+    assert fake.tickets[0].request.inputs["text_input"].array.tolist() == [body]
+    assert [response.status for response in client.responses] == [200, 200, 404]
 
 
 async def asked_responses(client: MemoryClient, fake: FakeEngine, content: str, **members: object) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from charonia.client.balancing.addresses import ServerAddresses
 from charonia.client.balancing.budgets import RetryBudget
 from charonia.client.balancing.options import Balancing
@@ -12,6 +14,12 @@ from charonia.client.balancing.pool import PoolServer, RequestEnd, ServerPool
 from charonia.client.errors import failed
 from charonia.core.errors import Code
 from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, Transport
+
+PREFIX_BLOCK_BYTES = 256
+"""Block of a prompt; the prefix has whole ones."""
+
+PREFIX_BLOCKS_MAX = 4
+"""Blocks of a prompt that decide its server."""
 
 _now_ns = time.monotonic_ns
 
@@ -27,6 +35,7 @@ class Routing:
         end: Whether the sequence ends with it.
         is_stream: Whether it may have several responses.
         passes_timeout: Whether the server drops it from its queue when its client no longer waits.
+        prefix: What its prompt begins with, b"" for nothing.
     """
 
     model: str = ""
@@ -35,6 +44,19 @@ class Routing:
     end: bool = False
     is_stream: bool = False
     passes_timeout: bool = False
+    prefix: bytes = b""
+
+
+def prefix_of(prompt: object) -> bytes:
+    """Return the first whole blocks of a prompt, all of a shorter one, b"" for something else.
+
+    The later turns of a conversation have the prefix of its first turn with as many blocks.
+    """
+    while isinstance(prompt, list | tuple | np.ndarray) and len(prompt):
+        prompt = prompt[0]
+    text = prompt.encode() if isinstance(prompt, str) else prompt if isinstance(prompt, bytes) else b""
+    blocks = min(len(text) // PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_MAX)
+    return text[: blocks * PREFIX_BLOCK_BYTES] if blocks else text
 
 
 ANYWHERE = Routing()
@@ -147,7 +169,7 @@ class BalancedCall:
                 return
             self._send(server)
             return
-        server = owner.pool.pick()
+        server = owner.pool.pick(prefix=routing.prefix)
         if server is None:
             self.fail(Code.UNAVAILABLE, f"{owner.addresses} has no address")
             return
@@ -234,7 +256,7 @@ class BalancedCall:
             return False
         if self._deadline_s and owner.loop.time() >= self._deadline_s:
             return False
-        another = owner.pool.pick(self._tried)
+        another = owner.pool.pick(self._tried, routing.prefix)
         if another is None:
             return False
         if not owner.budget.spend():

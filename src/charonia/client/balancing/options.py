@@ -26,6 +26,8 @@ class Balancing:
             in which 95 % of the recent requests to its model had an answer; None for never.
         idempotent_models: Models whose requests may run twice, so that `hedge_after_s` applies to them; "*" for all.
             Requests of sequences and streams are never hedged.
+        prefix_load: Prompts (`text_input`) that begin alike go to one server, whose cache has their beginning, unless
+            it would have more than this multiple of the mean requests in flight; 0 for no affinity.
     """
 
     resolve_s: float = 10.0
@@ -39,6 +41,7 @@ class Balancing:
     eject_s_max: float = 10.0
     hedge_after_s: float | Literal["p95"] | None = None
     idempotent_models: Collection[str] = ()
+    prefix_load: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -56,6 +59,8 @@ class Balancing:
             raise invalid(f"retry_ratio: expected 0 to 1, got {self.retry_ratio!r}")
         if self.slow_factor and self.slow_factor <= 1:
             raise invalid(f"slow_factor: expected more than 1, or 0 for never, got {self.slow_factor!r}")
+        if self.prefix_load and self.prefix_load < 1:
+            raise invalid(f"prefix_load: expected at least 1, or 0 for no affinity, got {self.prefix_load!r}")
         hedge = self.hedge_after_s
         if isinstance(self.idempotent_models, str):
             raise invalid(f"idempotent_models: expected a list of names, got '{self.idempotent_models}'")

@@ -14,6 +14,7 @@ Invariants, which a property test checks:
 import math
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
+from hashlib import blake2b
 from statistics import median
 
 from charonia.client.balancing.options import Balancing
@@ -148,8 +149,13 @@ class ServerPool:
         self._changed()
         return added, gone
 
-    def pick(self, tried: Collection[PoolServer] = ()) -> PoolServer | None:
-        """Return the server for a request, None if all were tried."""
+    def pick(self, tried: Collection[PoolServer] = (), prefix: bytes = b"") -> PoolServer | None:
+        """Return the server for a request, None if all were tried.
+
+        Args:
+            tried: Servers that it does not go to.
+            prefix: What its prompt begins with, b"" for nothing.
+        """
         among = self._in
         if tried:
             among = [server for server in among if server not in tried]
@@ -157,6 +163,13 @@ class ServerPool:
         count = len(among)
         if count < 2:
             return among[0] if among else None
+        if prefix and self._options.prefix_load:
+            bound = self._options.prefix_load * (sum(server.outstanding for server in among) + 1) / count
+            # Rendezvous hashing: when a server comes or goes, only its share of the prefixes moves.
+            return max(
+                (server for server in among if server.outstanding < bound),
+                key=lambda server: blake2b(prefix, key=str(server.endpoint).encode()[:64], digest_size=8).digest(),
+            )
         first = int(self._random() * count)
         second = int(self._random() * (count - 1))
         one, other = among[first], among[second + (second >= first)]

@@ -36,6 +36,7 @@ from charonia.wire.openai_models import (
     EMBEDDINGS,
     RESPONSES,
     ROUTES,
+    aliases_of,
     engine_routes,
     model_object,
     models_list,
@@ -182,17 +183,37 @@ class OpenaiHandlers:
         exchange.respond(200, [dump({"version": self._engine.server_metadata().version})])
 
     async def _models(self, exchange: Exchange, target: RouteTarget) -> object:
+        return models_list(await self._configs(), self._created_s)
+
+    async def _configs(self) -> list[ModelConfig]:
         configs = []
         for name in dict.fromkeys(entry.name for entry in await self._engine.repository_index(ready_only=True)):
             with suppress(ServingError):  # requests could not reach it either
                 configs.append(self._engine.model_config(name))
-        return models_list(configs, self._created_s)
+        return configs
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
-        config, _ = self._find(target.model)
+        try:
+            config, _ = self._find(target.model)
+        except ServingError as error:
+            self._tasks.start(exchange, self._model_aliased(exchange, target.model, error))
+        else:
+            self._respond_model(exchange, target.model, config)
+
+    async def _model_aliased(self, exchange: Exchange, name: str, error: ServingError) -> None:
+        self._respond_model(exchange, name, await self._aliased(name, error))
+
+    def _respond_model(self, exchange: Exchange, name: str, config: ModelConfig) -> None:
         if not routes_of(config):
-            raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
-        exchange.respond(200, [dump(model_object(target.model, config, self._created_s))])
+            raise not_found(f"model: '{name}' has no route of this API", hint=_WHICH)
+        exchange.respond(200, [dump(model_object(name, config, self._created_s))])
+
+    async def _aliased(self, name: str, error: ServingError) -> ModelConfig:
+        """Return the ready model with an alias. Raises `error` if there is none."""
+        for config in await self._configs() if error.code is Code.NOT_FOUND else ():
+            if name in aliases_of(config):
+                return config
+        raise error
 
     async def _load(self, exchange: Exchange, target: RouteTarget) -> object:
         if await self._is_loaded(target.model):
@@ -240,7 +261,29 @@ class OpenaiHandlers:
             self._tasks.start(exchange, _after(loaded, exchange, ask))
 
     def _ask(self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object) -> None:
-        config, adapter = self._find(exchange.model)
+        try:
+            config, adapter = self._find(exchange.model)
+        except ServingError as error:
+            self._tasks.start(exchange, self._ask_aliased(route, exchange, body, document, error))
+        else:
+            self._ask_model(route, exchange, body, document, config, adapter)
+
+    async def _ask_aliased(
+        self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object, error: ServingError
+    ) -> None:
+        config = await self._aliased(exchange.model, error)
+        if exchange.is_open:
+            self._ask_model(route, exchange, body, document, config, "")
+
+    def _ask_model(
+        self,
+        route: str,
+        exchange: Exchange,
+        body: bytes | memoryview,
+        document: Object,
+        config: ModelConfig,
+        adapter: str,
+    ) -> None:
         if route not in routes_of(config):
             raise _no_route(config, route)
         stream: Callable[[Exchange, EventTurns, HttpLimits], EventStream] = EventStream

@@ -50,6 +50,7 @@ def test_what_is_given_stays() -> None:
         ({"model_transaction_policy": TransactionPolicy(decoupled=False)}, "decoupled", "expected true"),
         ({"input": (ModelInput("prompt", DataType.BYTES, dims=(1,)),)}, "input", "expected 'text_input'"),
         ({"input": (ModelInput("text_input", DataType.INT8, dims=(1,)),)}, "input[0].data_type", "TYPE_STRING"),
+        ({"parameters": {"max_requests": "0"}}, "max_requests", "at least 1"),
         ({"output": (ModelOutput("answer", DataType.BYTES, (1,)),)}, "output[0].name", "no output 'answer'"),
     ],
 )

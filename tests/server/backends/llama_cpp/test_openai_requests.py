@@ -49,7 +49,6 @@ ALL = Abilities(tools=True, images=True, audio=True)
         ("embeddings", "encoding_format", "hex"),
         (CHAT, "functions", [{}]),
         ("completions", "echo", True),
-        ("completions", "suffix", "x"),
         ("completions", "best_of", 2),
     ],
 )
@@ -189,3 +188,15 @@ def test_a_stream_can_have_the_usage_in_each_chunk() -> None:
 
     assert found["usage"] == {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
     assert llama_request(CHAT, {"stream_options": {"continuous_usage_stats": True}}, ALL)["timings_per_token"] is True
+
+
+def test_a_text_between_two_others_is_asked_for_in_the_words_of_llama_cpp() -> None:
+    asked = {"model": "m", "prompt": "a", "suffix": "b", "max_tokens": 3, "n": 1}
+
+    sent = llama_request("completions", asked, Abilities())
+
+    assert (sent["input_prefix"], sent["input_suffix"], sent["n_predict"]) == ("a", "b", 3)
+    assert not {"prompt", "suffix", "max_tokens"} & set(sent)
+    for name, value in {"n": 2, "logprobs": 1, "prompt": ["a"]}.items():
+        with pytest.raises(MemberError, match=f"^{name}: "):
+            llama_request("completions", {**asked, name: value}, Abilities())

@@ -89,13 +89,30 @@ def test_histograms_are_reported_by_what_their_buckets_have_gained(collectors: l
 def test_other_metrics_and_settings_are_left_out_and_there_is_a_limit(collectors: list[Any]) -> None:
     many = Gauge("vllm:many", "Many.", ["number"])
     other = Gauge("other", "Other.")
-    settings = Gauge("vllm:cache_config_info", "Settings.", ["block_size"])
+    settings = Gauge("vllm:other_config_info", "Settings.", ["block_size"])
     collectors += [many, other, settings]
     settings.labels(block_size="16").set(1)
     for number in range(SERIES_MAX + 1):
         many.labels(number=str(number)).set(1)
     assert len(reported(MetricsRelay(Family, LABELS))) == SERIES_MAX
     assert {report[0] for report in Family.reports} == {"vllm:many"}
+
+
+def test_what_endpoint_pickers_read_is_reported_and_only_the_present_adapters(collectors: list[Any]) -> None:
+    cache = Gauge("vllm:cache_config_info", "Settings.", ["block_size", "num_gpu_blocks", "cache_dtype"])
+    loras = Gauge("vllm:lora_requests_info", "Adapters.", ["max_lora", "running_lora_adapters"])
+    collectors += [cache, loras]
+    cache.labels(block_size="16", num_gpu_blocks="100", cache_dtype="auto").set(1)
+    loras.labels(max_lora="2", running_lora_adapters="sql").set(10)
+    relay = MetricsRelay(Family, LABELS)
+    assert reported(relay) == [
+        ("vllm:cache_config_info", Family.GAUGE, {**LABELS, "block_size": "16", "num_gpu_blocks": "100"}, 1),
+        ("vllm:lora_requests_info", Family.GAUGE, {**LABELS, "max_lora": "2", "running_lora_adapters": "sql"}, 10),
+    ]
+    for running, at in (("doll", 11), ("sql", 12)):
+        loras.labels(max_lora="2", running_lora_adapters=running).set(at)
+        assert [(report[2]["running_lora_adapters"], report[3]) for report in reported(relay)] == [(running, at)]
+        assert len([known for known in relay._metrics if known[0] == "vllm:lora_requests_info"]) == 1
 
 
 @pytest.fixture

@@ -10,7 +10,14 @@ from typing import Any
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from charonia.config.parameters import EXAMPLE, OPENAI_ROUTES, SERVER_PARAMETERS, TEXT_INPUT, TEXT_OUTPUT
+from charonia.config.parameters import (
+    EXAMPLE,
+    OPENAI_ROUTES,
+    REQUESTS_MAX,
+    SERVER_PARAMETERS,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+)
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
 from charonia.server.backends.python.environment import ENVIRONMENT
@@ -110,6 +117,9 @@ def language_problems(
         yield Problem("max_batch_size", f"expected 0: the engine batches by itself, got {config.max_batch_size}")
     if config.model_transaction_policy is None or not config.model_transaction_policy.decoupled:
         yield Problem("model_transaction_policy.decoupled", "expected true: a request that streams has many responses")
+    most = config.parameters.get(REQUESTS_MAX, "1")
+    if not (most.isascii() and most.isdigit() and int(most) > 0):
+        yield Problem(f"parameters[{REQUESTS_MAX}]", f"expected a whole number of at least 1, got '{most}'")
     all_known: tuple[ModelInput | ModelOutput, ...] = (*_INPUTS, *more_inputs, *_OUTPUTS, *more_outputs)
     known = {tensor.name: tensor.data_type for tensor in all_known}
     sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], str], ...] = (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import MAX_MODEL_LEN
+from charonia.config.parameters import ALIASES, MAX_MODEL_LEN, REQUESTS_MAX
 from charonia.config.problems import Problem, raise_problems
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
@@ -58,7 +58,7 @@ PARAMETERS = Params(
     *_each("reasoning_format", _one_of("none", "auto", "deepseek", "deepseek_legacy")),
     *_each("rope_scaling_type", _one_of("none", "linear", "yarn", "longrope")),
     *_each("split_mode", _one_of("none", "layer", "row")),
-    others=(MAX_MODEL_LEN, START_SECONDS, ENVIRONMENT),
+    others=(MAX_MODEL_LEN, REQUESTS_MAX, ALIASES, START_SECONDS, ENVIRONMENT),
 )
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 REQUESTS_MAX = 8192
-"""Open requests of an engine; with more, a request is refused."""
+"""Default of `max_requests`: open requests of an engine; with more, a request is refused."""
 
 WATCH_S = 1.0
 """Time between two looks at the engine's health."""
@@ -150,6 +150,8 @@ class TritonPythonModel:
         self._loop = _new_loop()
         self._outbox = _Outbox(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
+        parameters = json.loads(arguments["model_config"]).get("parameters", {})
+        self._most = int(parameters.get("max_requests", {}).get("string_value", REQUESTS_MAX))
         self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -168,8 +170,8 @@ class TritonPythonModel:
 
     def _begin(self, taken: list[Any]) -> None:
         for request, sender in taken:
-            if len(self._tasks) >= REQUESTS_MAX:
-                text = f"the model has {REQUESTS_MAX} requests already (hint: try again later)"
+            if len(self._tasks) >= self._most:
+                text = f"the model has {self._most} requests already (hint: try again later)"
                 error = pb_utils.TritonError(text, pb_utils.TritonError.UNAVAILABLE)
                 self._outbox.put(sender, pb_utils.InferenceResponse(error=error), _FINAL)
                 continue

@@ -63,13 +63,16 @@ class TextStream:
 
     Args:
         body: The client's JSON document, whose `stream_options` say whether the usage is wanted.
+
+    Attributes:
+        count: Tokens so far.
     """
 
     def __init__(self, request: Any, request_id: str, model: str, body: dict[str, Any]) -> None:
         self._request = request
         self._writer = ChunkWriter(request.route, request_id, int(time.time()), model)
         self._has_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self._count = 0
+        self.count = 0
         self._has_begun = request.route != CHAT
 
     def take(self, text: str, tokens: int) -> None:
@@ -80,7 +83,7 @@ class TextStream:
             tokens: How many tokens it came from.
         """
         self._begin()
-        self._count += tokens
+        self.count += tokens
         if text or tokens:
             self._request.send({"text_output": self._writer.text(text)})
 
@@ -97,12 +100,12 @@ class TextStream:
             cached: How many of them came from a cache.
         """
         self._begin()
-        self._count += tokens
-        usage = {"prompt_tokens": prompt, "completion_tokens": self._count, "cached_tokens": cached}
+        self.count += tokens
+        usage = {"prompt_tokens": prompt, "completion_tokens": self.count, "cached_tokens": cached}
         last = self._writer.last(text, finish_reason, stop_reason)
         if self._has_usage:
             self._request.send({"text_output": last})
-            total = {"prompt_tokens": prompt, "total_tokens": prompt + self._count, "completion_tokens": self._count}
+            total = {"prompt_tokens": prompt, "total_tokens": prompt + self.count, "completion_tokens": self.count}
             last = self._writer.usage(total)
         self._request.send({"text_output": last}, usage, final=True)
 

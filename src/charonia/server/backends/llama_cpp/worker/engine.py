@@ -6,15 +6,17 @@ work on its request.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import xllamacpp
 
+from ...language.worker.text_stream import TextStream
 from .exchange import OK, SeveralChoices, ask, choices_count, streamed_request
 from .openai_members import (
     CHAT,
@@ -46,6 +48,13 @@ BATCH_TOKENS = 512
 """Default of `n_batch`, llama.cpp's `n_ubatch`: between batches it looks after other requests, and those cancelled."""
 
 _TOKENS = (TOKENIZE, DETOKENIZE)
+
+# Endpoint pickers of clusters read these names.
+_LOAD = (
+    ("vllm:num_requests_running", "Requests in slots"),
+    ("vllm:num_requests_waiting", "Requests that wait for a slot"),
+    ("vllm:kv_cache_usage_perc", "Share of the slots, which divide the cache, that are in use"),
+)
 _ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, *_TOKENS)
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
@@ -103,8 +112,17 @@ class Engine:
         self._abilities = Abilities()
         self._context = 0
         self._problem = ""
+        self._requests = 0
+        self._load: list[Any] = []
 
     async def start(self) -> None:
+        self._families = [
+            self._setup.pb_utils.MetricFamily(name, words, self._setup.pb_utils.MetricFamily.GAUGE)
+            for name, words in _LOAD
+        ]
+        labels = {"model": self._setup.model_name, "version": os.path.basename(self._setup.version_dir)}
+        self._load = [family.Metric(labels) for family in self._families]
+        self._count(0)
         params = self._common_params()
         try:
             self._server = await asyncio.to_thread(xllamacpp.Server, params)
@@ -125,20 +143,39 @@ class Engine:
     async def stop(self) -> None:
         self._server = None
 
+    def _count(self, more: int) -> None:
+        """Count requests, and report the load."""
+        self._requests += more
+        running = min(self._requests, self._slots_count)
+        for metric, value in zip(
+            self._load, (running, self._requests - running, running / self._slots_count), strict=True
+        ):
+            metric.set(value)
+
     async def answer(self, request: "LanguageRequest") -> None:
-        async with contextlib.nullcontext() if request.route in _TOKENS else self._slots:
-            try:
-                if request.route:
-                    await self._answer_openai(request)
-                elif self._embeds:
-                    await self._embed(request)
-                elif request.stream:
-                    await self._stream(request)
-                else:
-                    await self._generate(request)
-            except (ConnectionError, FileNotFoundError) as error:
-                self._problem = f"llama.cpp's server does not answer: {error}"
-                raise
+        if request.route in _TOKENS:
+            await self._answer(request)
+            return
+        self._count(1)
+        try:
+            async with self._slots:
+                await self._answer(request)
+        finally:
+            self._count(-1)
+
+    async def _answer(self, request: "LanguageRequest") -> None:
+        try:
+            if request.route:
+                await self._answer_openai(request)
+            elif self._embeds:
+                await self._embed(request)
+            elif request.stream:
+                await self._stream(request)
+            else:
+                await self._generate(request)
+        except (ConnectionError, FileNotFoundError) as error:
+            self._problem = f"llama.cpp's server does not answer: {error}"
+            raise
 
     # Triton's contract
 
@@ -219,6 +256,9 @@ class Engine:
         if request.route in _TOKENS:
             await self._answer_tokens(request, asked)
             return
+        if "input_prefix" in asked:
+            await self._infill(request, body, asked)
+            return
         form = AnswerForm(request.route, self._setup.model_name, body)
         if request.route in (CHAT, COMPLETIONS) and choices_count(asked) > 1:
             await self._answer_several(request, asked, form)
@@ -230,6 +270,36 @@ class Engine:
             answer.finish()
         else:
             answer.send_document(await self._post(route, asked))
+
+    async def _infill(self, request: "LanguageRequest", body: dict[str, Any], asked: dict[str, Any]) -> None:
+        answer_id, model = f"cmpl-{uuid4().hex}", str(body.get("model", self._setup.model_name))
+        if not asked.get("stream"):
+            answer = json.loads(await self._post("/infill", asked))
+            usage = _usage_of_timings(answer)
+            total = usage["prompt_tokens"] + usage["completion_tokens"]
+            choice = {
+                "index": 0,
+                "text": answer["content"],
+                "logprobs": None,
+                "finish_reason": _finish_reason(answer),
+            }
+            document = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
+            document |= {"choices": [choice], "usage": {**usage, "total_tokens": total}}
+            request.send({"text_output": json.dumps(document)}, usage, final=True)
+            return
+        stream = TextStream(request, answer_id, model, body)
+
+        def take(event: bytes) -> None:
+            piece = self._event(event)
+            if piece["stop"]:
+                usage = _usage_of_timings(piece)
+                made = usage["completion_tokens"] - stream.count
+                prompt, cached = usage["prompt_tokens"], usage["cached_tokens"]
+                stream.end(piece["content"], made, _finish_reason(piece), None, prompt, cached)
+            else:
+                stream.take(piece["content"], 1)
+
+        await self._post("/infill", asked, take)
 
     async def _answer_tokens(self, request: "LanguageRequest", body: dict[str, Any]) -> None:
         answer = json.loads(await self._post(f"/{request.route}", body))
@@ -285,6 +355,7 @@ class Engine:
         except (ValueError, KeyError, TypeError):
             error, code, message = {}, 500, content.decode(errors="replace")[:1000]
         message = _LEAKED.sub("", _FIELD.sub(r"\1: ", message))
+        message = f"suffix: {message}" if "nfill is not supported" in message else message
         codes = self._setup.pb_utils.TritonError
         overflow = _OVERFLOW.match(message)
         sizes = overflow.groups() if overflow else (error.get("n_prompt_tokens"), error.get("n_ctx"))

@@ -211,7 +211,22 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
             raise MemberError(f"tools: {_NO_TOOLS}")
     _set_sampling(request)
     _set_grammar(route, request)
+    if route == COMPLETIONS and request.get("suffix"):
+        _set_infill(request)
     return request
+
+
+def _set_infill(request: dict[str, Any]) -> None:
+    """Make a request for a text between two others: it has `input_prefix`, and llama.cpp's own names."""
+    given = next((name for name, least in (("logprobs", 1), ("n", 2)) if request.get(name, 0) >= least), "")
+    if given:
+        raise MemberError(f"{given}: llama.cpp does not support this with suffix")
+    if not isinstance(request["prompt"], str):
+        raise MemberError("prompt: expected one string with suffix")
+    request["input_prefix"], request["input_suffix"] = request.pop("prompt"), request.pop("suffix")
+    most = request.pop("max_completion_tokens", request.pop("max_tokens", None))
+    if most is not None:
+        request["n_predict"] = most
 
 
 def _tokenize_request(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -427,7 +442,7 @@ MEMBERS: Mapping[str, Mapping[str, Expected]] = {
         "prompt": _ANY,
         "logprobs": _integer(0, LOGPROBS_MAX),
         "echo": _only(False),
-        "suffix": _only(""),
+        "suffix": _TEXT,
         "best_of": _only(1),
     },
     EMBEDDINGS: {

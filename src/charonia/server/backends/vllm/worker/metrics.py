@@ -20,6 +20,12 @@ SERIES_MAX = 512
 _INFORMATION = "_info"
 """Ends of families whose labels are settings of the engine, dozens of them."""
 
+_CACHE = "vllm:cache_config_info"
+_LORAS = "vllm:lora_requests_info"
+"""Those that endpoint pickers of clusters read, of the first the labels below. Its series with the greatest value, a
+time, is the present one; the others are left out."""
+
+_CACHE_LABELS = ("block_size", "num_gpu_blocks")
 _DROPPED_LABELS = ("model_name", "engine")
 
 
@@ -78,7 +84,7 @@ class MetricsRelay:
         for family in self._registry.collect():
             if (
                 family.name.startswith(PREFIX)
-                and not family.name.endswith(_INFORMATION)
+                and (not family.name.endswith(_INFORMATION) or family.name in (_CACHE, _LORAS))
                 and family.type in ("counter", "gauge", "histogram")
             ):
                 self._report(family)
@@ -89,9 +95,21 @@ class MetricsRelay:
                 self._merge(family, key, *buckets)
             return
         suffix = "_total" if family.type == "counter" else ""
-        for sample in family.samples:
-            if sample.name == family.name + suffix:
-                self._change(family, sample.name, _key(sample.labels), float(sample.value))
+        samples = [sample for sample in family.samples if sample.name == family.name + suffix]
+        if family.name == _LORAS and samples:
+            samples = [max(samples, key=lambda sample: sample.value)]
+            self._drop_others(family.name, _key(samples[0].labels))
+        for sample in samples:
+            labels = sample.labels
+            if family.name == _CACHE:
+                labels = {name: labels[name] for name in _CACHE_LABELS if name in labels}
+            self._change(family, sample.name, _key(labels), float(sample.value))
+
+    def _drop_others(self, name: str, key: tuple[tuple[str, str], ...]) -> None:
+        if any(known[0] == name and known[1] != key for known in self._metrics):
+            self._metrics = {known: metric for known, metric in self._metrics.items() if known[0] != name}
+            self._values = {known: value for known, value in self._values.items() if known[0] != name}
+            self._families.pop(name, None)  # which removes its series
 
     def _change(self, family: Any, name: str, key: tuple[tuple[str, str], ...], value: float) -> None:
         before = self._values.get((name, key))
