@@ -174,7 +174,9 @@ def test_a_revision_that_fails_is_said(run: Any, echo: ServedPlatform) -> None:
     waited = run("rollout", "status", "reader")
     looked = run("rollout", "status", "reader", "--no-wait")
     history = run("rollout", "history", "reader")
+    log = run("rollout", "log", "reader", "--level=error")
 
+    assert log[0] == 0
     assert status == waited[0] == looked[0] == 1
     assert "charonia deploy: reader: revision 2 has failed, revision 1 serves: " in error
     assert "it has no weights" in error

@@ -22,7 +22,7 @@ from charonia.cli.platform_access import (
     listed,
     table,
 )
-from charonia.cli.values import integer
+from charonia.cli.values import integer, one_of
 from charonia.core.errors import ServingError, internal, invalid
 from charonia.platform.api_client import PlatformClient, path_of
 
@@ -33,6 +33,9 @@ class RolloutOptions:
 
     name: str = ""
     to: int = 0
+    lines: int = 200
+    search: str = ""
+    level: str = ""
     waits: bool = True
     access: PlatformAccess = THIS_MACHINE
 
@@ -120,6 +123,12 @@ def _history(client: PlatformClient, given: RolloutOptions) -> int:
     return 0
 
 
+def _log(client: PlatformClient, given: RolloutOptions) -> int:
+    query = {"lines": given.lines, "search": given.search, "level": given.level}
+    print(client.call("GET", _place(given, given.name, "log"), query=query)["text"], end="")
+    return 0
+
+
 def _stop(client: PlatformClient, given: RolloutOptions) -> int:
     found = client.call("POST", _place(given, given.name, "stop"))
     print(f"{given.name}: {found['state']}; `charonia rollout start {given.name}` starts it again")
@@ -158,7 +167,7 @@ _NAME = Option("NAME", "name", str, "NAME", "The deployment", default="")
 
 # fmt: off
 RESOURCE = Resource(
-    "charonia rollout", "Watch, roll back and stop rollouts, on a platform.", RolloutOptions(),
+    "charonia rollout", "Watch, roll back and stop rollouts, and read logs, on a platform.", RolloutOptions(),
     {
         "status": Verb("Wait until a deployment serves its latest revision; list all", _status,
                        "Wait until the latest revision of a deployment serves or has failed. "
@@ -171,6 +180,12 @@ RESOURCE = Resource(
                               NO_WAIT)),
         "history": Verb("List revisions, with what each has changed", _history,
                         "List the revisions of a deployment, with what each has changed.", "NAME", (_NAME,)),
+        "log": Verb("Print the end of the log of a deployment", _log,
+                    "Print the last lines of the log of a deployment's servers.", "NAME",
+                    (_NAME, Option("--lines", "lines", integer(1), "N", "How many"),
+                     Option("--search", "search", str, "TEXT", "Only entries with this text, such as a request's id"),
+                     Option("--level", "level", one_of(("error", "warning", "info")), "error|warning|info",
+                            "Only entries of this level, or a more severe one", default=""))),
         "stop": Verb("Stop the servers of a deployment", _stop,
                      "Stop the servers of a deployment; its revisions and its address stay.", "NAME", (_NAME,)),
         "start": Verb("Start a deployment that was stopped or has failed", _start,

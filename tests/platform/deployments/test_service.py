@@ -8,6 +8,7 @@ from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.tables import PlatformTable, SecretRow
+from charonia.platform.deployments.servers import matching_entries
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 
 from tests.support.platform_models import add_version  # isort: skip
@@ -255,3 +256,28 @@ def test_variables_need_the_permission_to_run_code(stage: Stage) -> None:
         stage.deployments.changes.create(deployer, "default", stage.spec(variables={"OPENSSL_CONF": "/tmp/x"}))
     with pytest.raises(NotPermittedError):
         _put(stage, "hub", "x", Principal.of("Vi", [Grant(ProjectRole.VIEWER, "default")]))
+
+
+LOG = """\
+I1128 22:08:26.720496 1 serve.py:325] "serves"
+E1128 22:08:27.000000 1 worker.py:10] "[request id: A-1] execute failed"
+Traceback (most recent call last):
+  ZeroDivisionError
+W1128 22:08:28.000000 1 worker.py:11] "slow"
+"""
+
+
+@pytest.mark.parametrize(
+    ("search", "level", "found"),
+    [
+        ("", "error", ["E", "Traceback", "ZeroDivisionError"]),
+        ("a-1", "", ["E", "Traceback", "ZeroDivisionError"]),  # the whole entry
+        ("zerodivision", "warning", ["E", "Traceback", "ZeroDivisionError"]),
+        ("", "warning", ["E", "Traceback", "ZeroDivisionError", "W"]),
+        ("serves", "warning", []),
+    ],
+)
+def test_a_log_is_searched_by_entry(search: str, level: str, found: list[str]) -> None:
+    lines = "".join(matching_entries(LOG, search, level)).splitlines()
+
+    assert [line.strip().startswith(text) for line, text in zip(lines, found, strict=True)] == [True] * len(found)

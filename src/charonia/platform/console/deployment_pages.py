@@ -2,9 +2,11 @@
 
 import json
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import yaml
 from fastapi import APIRouter, Form, Response
+from fastapi.responses import PlainTextResponse
 from sqlalchemy import select
 
 from charonia.core.errors import ServingError
@@ -16,6 +18,7 @@ from charonia.platform.console.text import duration_text, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
 from charonia.platform.deployments.reads import DeploymentView
+from charonia.platform.deployments.servers import LOG_LINES_MAX
 from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.values import Number, Text
 
@@ -114,15 +117,27 @@ def explain(visit: OnPage, name: Text) -> Response:
 
 
 @router.get("/{name}/log")
-def log(visit: OnPage, name: Text) -> Response:
-    """Show the end of the log."""
+def log(visit: OnPage, name: Text, search: Text = "", level: Text = "") -> Response:
+    """Show the end of the log, or of its entries with a text and a level."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    text, problem = "", ""
+    text, problem, servers = "", "", visit.platform.deployments.servers
     try:
-        text = visit.platform.deployments.servers.log(visit.who, visit.project, name, lines=LOG_LINES)
+        text = servers.log(visit.who, visit.project, name, lines=LOG_LINES, search=search, level=level)
     except ServingError as error:
         problem = error.message
-    return page(visit, view, "deployment_log.html", "log", {"log": text, "lines": LOG_LINES, "problem": problem})
+    query = urlencode({key: value for key, value in (("search", search), ("level", level)) if value})
+    levels = [("", "all levels"), ("error", "errors"), ("warning", "warnings and errors"), ("info", "without details")]
+    values = {"log": text, "lines": LOG_LINES, "problem": problem, "search": search, "level": level, "levels": levels}
+    return page(visit, view, "deployment_log.html", "log", {**values, "query": query and f"?{query}"})
+
+
+@router.get("/{name}/log/download")
+def download_log(visit: OnPage, name: Text, search: Text = "", level: Text = "") -> Response:
+    """Return the log as a file."""
+    servers = visit.platform.deployments.servers
+    text = servers.log(visit.who, visit.project, name, lines=LOG_LINES_MAX, search=search, level=level)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.log"'}
+    return PlainTextResponse(text, headers=headers)
 
 
 @router.get("/{name}/try")

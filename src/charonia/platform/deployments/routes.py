@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Response
 from pydantic import BaseModel, Field
@@ -202,10 +202,18 @@ def get_figures(
 
 @router.get(f"{NAMED}/log")
 def get_log(
-    project: Text, name: Text, here: Here, who: Caller, lines: Annotated[Number, Query(ge=1, le=5000)] = 200
+    project: Text,
+    name: Text,
+    here: Here,
+    who: Caller,
+    lines: Annotated[Number, Query(ge=1, le=5000)] = 200,
+    search: Annotated[Text, Query(description="Only entries with this text, such as the id of a request.")] = "",
+    level: Annotated[
+        Literal["", "error", "warning", "info"], Query(description="Only entries of this level, or a more severe one.")
+    ] = "",
 ) -> LogTail:
-    """Return the last lines of the log of the servers."""
-    return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines))
+    """Return the last lines of the log of the servers; a search covers its last 5,000 lines."""
+    return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines, search=search, level=level))
 
 
 @router.get(f"{NAMED}/explain")

@@ -26,6 +26,12 @@ from charonia.platform.targets.server_calls import ask, model_path
 from charonia.wire.traffic_form import read_change
 
 LOG_LINES_MAX = 5000
+"""Most lines of a log that are read, and searched."""
+
+LOG_LEVELS = {"error": "E", "warning": "EW", "info": "EWI"}
+"""The initial letters of entries of each level, and of more severe ones."""
+
+_ENTRY = re.compile(r"(?:([EWIV])\d{4} |==> ).*")
 
 UNDER_WAY = ("running", "paused")
 """States of a canary plan that has not ended."""
@@ -48,10 +54,20 @@ class DeploymentServers:
         self._reads = reads
         self._changes = changes
 
-    def log(self, who: Principal, project: str, name: str, *, lines: int = 200) -> str:
-        """Return the last lines of the log of a deployment."""
+    def log(
+        self, who: Principal, project: str, name: str, *, lines: int = 200, search: str = "", level: str = ""
+    ) -> str:
+        """Return the last lines of the log of a deployment.
+
+        Args:
+            search: Only entries with this text, such as the id of a request; the case does not count.
+            level: Only entries of this level of `LOG_LEVELS` or a more severe one, "" for all.
+        """
         target, key = self._target(who, project, name, ProjectRole.VIEWER)
-        return target.log(key, min(lines, LOG_LINES_MAX))
+        if not search and not level:
+            return target.log(key, min(lines, LOG_LINES_MAX))
+        found = matching_entries(target.log(key, LOG_LINES_MAX), search, level)
+        return "".join("".join(found).splitlines(keepends=True)[-lines:])
 
     def observe(self, who: Principal, project: str, name: str) -> Observed:
         """Return the current observation of a deployment's target, with CPU time and memory."""
@@ -164,6 +180,20 @@ class DeploymentServers:
                     ask(servers[server], path, key=seen.key, body={"action": "abort"})
             raise
         return answers
+
+
+def matching_entries(text: str, search: str, level: str) -> list[str]:
+    """Return the entries of a log that have a text and a level, each with its further lines; arguments as for `log`."""
+    entries: list[tuple[str, list[str]]] = []
+    for line in text.splitlines(keepends=True):
+        begins = _ENTRY.match(line)
+        if begins or not entries:
+            entries.append(((begins and begins[1]) or "", [line]))
+        else:
+            entries[-1][1].append(line)
+    letters = LOG_LEVELS.get(level, "")
+    wholes = ["".join(lines) for letter, lines in entries if not letters or (letter and letter in letters)]
+    return [whole for whole in wholes if search.casefold() in whole.casefold()]
 
 
 def _with(traffic: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
