@@ -1,7 +1,7 @@
 # make demo       build a repository of real models, serve it, send real inputs, print what came back
 # make platform-demo  start the platform, add two real models, deploy them, replace one by a canary plan, roll back; Ctrl-C ends it
 # make test-fast  the tests that need neither processes nor files of models, in an environment of 330 MB: for the inner loop
-# make test       all tests
+# make test       all tests; test-server, test-tools, test-platform and test-client run those of one tower
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
 # make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=5 for a night
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
@@ -44,7 +44,7 @@ TORCH ?= torch==2.13.0
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test check simulate packages release mutants image clean
+.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate packages release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -55,10 +55,11 @@ platform-demo: $(PLATFORM_DEMO_READY)
 test-fast: $(FAST_READY)
 	$(dir $(FAST_READY))bin/pytest -n auto --dist worksteal $(FAST_TESTS)
 
-# A Ray cluster is a dozen processes: its tests run alone. Both parts run even when the first fails.
-RAY_TESTS := tests/ray/test_ray_cluster.py
 test: $(READY)
-	$(BIN)/python tools/run_tests.py tests --ignore=$(RAY_TESTS) $(PYTEST_ARGS) -- Ray $(RAY_TESTS)
+	$(BIN)/python tools/run_tests.py $(PYTEST_ARGS)
+
+test-server test-tools test-platform test-client: test-%: $(READY)
+	$(BIN)/python tools/run_tests.py --tower=$* $(PYTEST_ARGS)
 
 check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools

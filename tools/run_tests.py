@@ -1,29 +1,48 @@
-"""Run the parts of the test suite one after the other, all of them even when one fails, and print one summary.
+"""Run the tests of a tower, or all of them, and print one summary: results, and seconds by tower.
 
-Usage: python tools/run_tests.py NAME ARGUMENTS... [-- NAME ARGUMENTS...]...
-Each part is a name and the arguments of its pytest. The exit status is 1 if any part failed.
+Usage: python tools/run_tests.py [--tower=TOWER] [ARGUMENTS OF PYTEST...]
+The tests of a Ray cluster run by themselves, without these arguments. All parts run, even when one fails; the exit
+status is 1 if any of them did.
 """
 
-import itertools
+import argparse
 import subprocess
 import sys
 import tempfile
+import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("passed", "failed", "skipped")
 FAILED = ("failure", "error")
 
+TOWERS = {
+    "server": "arch cli config core interop mistakes process schema server simulation stores testing wire",
+    "tools": "bench campaign export sim tools",
+    "platform": "deploy examples platform ray",
+    "client": "client openai_clients",
+}
+"""Folders of tests by tower; those of what all towers stand on are the server's."""
+
+RAY_CLUSTER = "tests/ray/test_ray_cluster.py"
+"""A Ray cluster is a dozen processes: its tests run alone."""
+
 
 class Part(NamedTuple):
-    """What came of one run of pytest."""
+    """The result of one run of pytest.
+
+    Attributes:
+        seconds: What the tests took, by their folder. Processes side by side take more seconds than have passed.
+    """
 
     name: str
     status: int
     counts: Counter[str]
     failed: list[str]
+    seconds: dict[str, float]
 
     @property
     def is_fine(self) -> bool:
@@ -31,7 +50,7 @@ class Part(NamedTuple):
         return self.status == 0 and bool(self.counts)
 
 
-def run(name: str, arguments: list[str]) -> Part:
+def run(name: str, arguments: Sequence[str]) -> Part:
     """Run pytest; its output goes where this program's goes."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -42,23 +61,38 @@ def run(name: str, arguments: list[str]) -> Part:
 def read(name: str, status: int, report: Path) -> Part:
     """Return the part that a JUnit report describes; pytest writes no report when it cannot run."""
     outcomes: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     for case in ET.parse(report).iter("testcase") if report.exists() else ():
-        test = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        place = case.get("classname", "").split(".")
+        test = f"{'/'.join(place)}.py::{case.get('name')}"
         kinds = {child.tag for child in case}
         is_failed = not kinds.isdisjoint(FAILED) or outcomes.get(test) == "failed"  # a test and its teardown are two
         outcomes[test] = "failed" if is_failed else "skipped" if "skipped" in kinds else "passed"
+        folder = "".join(place[1:2])
+        seconds[folder] = seconds.get(folder, 0) + float(case.get("time", 0))
     failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
-    return Part(name, status, Counter(outcomes.values()), failed)
+    return Part(name, status, Counter(outcomes.values()), failed, seconds)
 
 
-def summary(parts: list[Part]) -> str:
-    """Return counts and failed tests of each part; the last line has the totals."""
-    lines = [f"{part.name}: {counted(part.counts)}{remark(part)}" for part in parts]
+def summary(parts: Sequence[Part]) -> str:
+    """Return seconds by tower, counts and failed tests of each part; the last line has the totals."""
+    lines = [f"{tower}: {took:.0f} s of tests" for tower, took in by_tower(parts).items()]
+    lines += [f"{part.name}: {counted(part.counts)}{remark(part)}" for part in parts]
     lines += [f"FAILED {test}" for part in parts for test in part.failed]
     return "\n".join([*lines, counted(sum((part.counts for part in parts), Counter()))])
 
 
-def counted(counts: Counter[str]) -> str:
+def by_tower(parts: Sequence[Part]) -> dict[str, float]:
+    """Return the seconds of each tower that has run."""
+    seconds: dict[str, float] = {}
+    for tower, folders in TOWERS.items():
+        took = [part.seconds[folder] for part in parts for folder in folders.split() if folder in part.seconds]
+        if took:
+            seconds[tower] = sum(took)
+    return seconds
+
+
+def counted(counts: Mapping[str, int]) -> str:
     """Return counts as pytest's last line has them."""
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome] or outcome == "passed")
 
@@ -68,14 +102,24 @@ def remark(part: Part) -> str:
     return "" if part.is_fine or part.failed else f" (pytest ended with status {part.status})"
 
 
-def main(arguments: list[str]) -> int:
-    """Run the parts and return the exit status."""
-    groups = [list(group) for is_end, group in itertools.groupby(arguments, lambda each: each == "--") if not is_end]
-    if not groups:
-        sys.exit(__doc__)
-    parts = [run(name, rest) for name, *rest in groups]
-    print(f"\n{summary(parts)}")
-    return int(not all(part.is_fine for part in parts))
+def run_all(parts: Mapping[str, Sequence[str]]) -> int:
+    """Run parts, each with its arguments of pytest, and return the exit status."""
+    begin = time.monotonic()
+    ended = [run(name, arguments) for name, arguments in parts.items()]
+    print(f"\n{summary(ended)} in {time.monotonic() - begin:.0f} s")
+    return int(not all(part.is_fine for part in ended))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the tests and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tower", choices=TOWERS)
+    given, rest = parser.parse_known_args(arguments)
+    folders = [f"tests/{folder}" for folder in TOWERS[given.tower].split()] if given.tower else ["tests"]
+    parts = {"tests": [*folders, f"--ignore={RAY_CLUSTER}", *rest]}
+    if given.tower in (None, "platform"):
+        parts["Ray"] = [RAY_CLUSTER]
+    return run_all(parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clients that send requests one after the other until they are stopped."""
+"""Clients that send requests one after the other, with pauses, until they are stopped."""
 
 import threading
 from collections import Counter
@@ -10,6 +10,10 @@ import charonia
 from charonia.client import Client
 
 CLIENTS = 8
+
+PAUSE_S = 0.02
+"""Between an answer and the next request of a client. Without pauses, the clients would compete for the processor with
+the new version that they measure."""
 
 
 class Load:
@@ -49,6 +53,7 @@ class Load:
                     answer = client.infer(*self._request)
                     with self._lock:
                         answers[answer.model_version] += 1
+                    self._is_over.wait(PAUSE_S)
                 except charonia.ServingError as error:
                     with self._lock:
                         self.errors[error.message] += 1

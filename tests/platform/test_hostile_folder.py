@@ -112,18 +112,23 @@ def data(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(path.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("isolation", ["available", "off"])
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    write_hostile_files(folder)
+    return folder
+
+
 def test_a_platform_and_its_processes_import_nothing_from_there(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
+    data: Path, hostile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without isolation, the folder is that of all processes."""
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{NOWHERE}/simple")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    hostile = tmp_path / "hostile"
-    hostile.mkdir()
-    write_hostile_files(hostile)
     (hostile / "uv.toml").write_text("settings of another program")
     ports = "--ports={}-{}".format(*free_ports(40))
-    with PlatformProcess(data, ports, f"--isolation={isolation}", folder=hostile) as platform:
+    with PlatformProcess(data, ports, "--isolation=off", folder=hostile) as platform:
         owner = Owner(platform)
         owner.add_version(1)
         environment = owner.send("POST", f"{PROJECT}/environments", {"name": "small", "requirements": "absent==1"})
@@ -133,7 +138,7 @@ def test_a_platform_and_its_processes_import_nothing_from_there(
         measured = owner.run(owner.send("POST", f"{PROJECT}/jobs/perf", load)["id"])
         owner.add_version(2)
         owner.deploy("PUT", "/echo", 2)
-        search = {"model": "echo", "version": 1, "minutes": 0.1}
+        search = {"model": "echo", "version": 1, "minutes": 0.05}
         searched = owner.run(owner.send("POST", f"{PROJECT}/jobs/tune", search)["id"])
         owner.try_version()
         owner.end()
@@ -142,3 +147,10 @@ def test_a_platform_and_its_processes_import_nothing_from_there(
     assert NOWHERE in built["log"], built  # Python was found, and packages were looked for
     assert measured["state"] == "done", measured
     assert searched["state"] == "done", searched
+
+
+def test_what_isolates_a_process_imports_nothing_from_there(data: Path, hostile: Path) -> None:
+    with PlatformProcess(data, "--isolation=available", folder=hostile) as platform:
+        Owner(platform).add_version(1)
+
+    assert hostile_files_that_ran(hostile) == set()
