@@ -99,6 +99,8 @@ class Owner:
         while self._client.get(f"{PROJECT}/deployments/echo").status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+    def close(self) -> None:
         self._client.close()
         self._page.close()
 
@@ -142,6 +144,7 @@ def test_a_platform_and_its_processes_import_nothing_from_there(
         searched = owner.run(owner.send("POST", f"{PROJECT}/jobs/tune", search)["id"])
         owner.try_version()
         owner.end()
+        owner.close()
 
     assert hostile_files_that_ran(hostile) == set()
     assert NOWHERE in built["log"], built  # Python was found, and packages were looked for
@@ -151,6 +154,8 @@ def test_a_platform_and_its_processes_import_nothing_from_there(
 
 def test_what_isolates_a_process_imports_nothing_from_there(data: Path, hostile: Path) -> None:
     with PlatformProcess(data, "--isolation=available", folder=hostile) as platform:
-        Owner(platform).add_version(1)
+        owner = Owner(platform)
+        owner.add_version(1)
+        owner.close()
 
     assert hostile_files_that_ran(hostile) == set()

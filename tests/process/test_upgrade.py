@@ -54,6 +54,9 @@ STREAM_CONFIG = identity_pbtxt(
 SUMS = sequence_pbtxt("max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 }")
 MOVED = "new requests go to it"
 
+PAUSE_S = 0.005
+"""Between requests of a client: without it, the clients take the processor from what they wait for."""
+
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
@@ -114,7 +117,7 @@ class Load:
         address = self._server.http if module is httpclient else self._server.grpc
         with module.InferenceServerClient(address) as client:
             count = 0
-            while not self._is_over.is_set():
+            while not self._is_over.wait(PAUSE_S):
                 count += 1
                 sent = np.array([[number, count, number * count, 1]], np.float32)
                 given = module.InferInput("INPUT0", sent.shape, "FP32")
