@@ -11,7 +11,7 @@ from charonia.client import Client
 
 CLIENTS = 8
 
-PAUSE_S = 0.02
+PAUSE_S = 0.05
 """Between an answer and the next request of a client. Without pauses, the clients would compete for the processor with
 the new version that they measure."""
 

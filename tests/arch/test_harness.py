@@ -3,11 +3,15 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support import warm_start
+
+from charonia.die_with_parent import with_parent_death_signal
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -106,6 +110,14 @@ def test_what_hangs_or_loses_an_exception_fails_by_name(tmp_path: Path) -> None:
     }
     assert done.stdout.count("ZeroDivisionError: division by zero") >= 2
     assert done.stdout.count("Timeout (>1.0s) from pytest-timeout") >= 2
+
+
+def test_a_program_that_dies_with_its_starter_starts_warm_too() -> None:
+    program = ["-m", "charonia.tools.perf.worker", "1"]
+    command = [sys.executable, "-P", *program]
+
+    assert warm_start.recognised(command) == (program, 0)
+    assert warm_start.recognised(with_parent_death_signal(command)) == (program, signal.SIGKILL)
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:

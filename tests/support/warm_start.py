@@ -140,7 +140,7 @@ class _Process:
 
 
 async def _create_subprocess_exec(*command: str, **options: Any) -> Any:
-    if _program(list(command))[0] is None or subprocess.PIPE in options.values() or COLD in os.environ:
+    if recognised(list(command))[0] is None or subprocess.PIPE in options.values() or COLD in os.environ:
         return await _create_cold(*command, **options)
     return _Process(subprocess.Popen(command, **options))
 
@@ -183,7 +183,7 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     global _template
     folder, variables, from_us, _, _, to_us, _, errors, _, own_pipe, _, new_session, group, *others = rest
     words = [os.fsdecode(word) for word in args]
-    program, death_signal = _program(words)
+    program, death_signal = recognised(words)
     is_as_usual = others[:4] == [None, None, None, -1] and others[4] is None and (new_session or group == 0)
     if program is None or not is_as_usual or COLD in os.environ:
         return _start_cold(args, executables, close_fds, keep, *rest)
@@ -209,12 +209,14 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     return _start_cold(args, executables, close_fds, keep, *rest)
 
 
-def _program(words: list[str]) -> tuple[list[str] | None, int]:
+def recognised(words: list[str]) -> tuple[list[str] | None, int]:
     """Return what a command line runs, None for what is not run warm, and the signal that it gets when we end."""
-    death_signal = 0
-    if words[1:4] == ["-I", "-S", "-c"] and "prctl" in words[4]:  # `with_parent_death_signal`
-        death_signal = int(words[5])
-        words = words[7:]
+    from charonia.die_with_parent import with_parent_death_signal  # a template does without the package
+
+    death_signal, prefix = 0, with_parent_death_signal([])[:-1]
+    if words[: len(prefix)] == prefix:
+        death_signal = int(signal.SIGKILL)
+        words = words[len(prefix) + 1 :]  # the number of the parent, too
     interpreter, program = words[:2], words[2:]
     is_ours = program[:1] == [WORKER] or (program[:1] == ["-m"] and program[1] in _programs)
     if interpreter == [sys.executable, "-P"] and is_ours:
