@@ -214,7 +214,7 @@ def recognised(words: list[str]) -> tuple[list[str] | None, int]:
     from charonia.die_with_parent import with_parent_death_signal  # a template does without the package
 
     death_signal, prefix = 0, with_parent_death_signal([])[:-1]
-    if words[: len(prefix)] == prefix:
+    if prefix and words[: len(prefix)] == prefix:
         death_signal = int(signal.SIGKILL)
         words = words[len(prefix) + 1 :]  # the number of the parent, too
     interpreter, program = words[:2], words[2:]
