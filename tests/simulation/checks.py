@@ -95,8 +95,9 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     if values.get("fault") and ("a fault of the model" in text or REFUSED in text):
         return ""
     names = _parts(model)
-    if any('"worker"' in world.models[name].pbtxt for name in names) and re.search(_WORKER_ENDED, text):
-        return "" if _overlaps(world.harmed, request) else "lost its worker for no reason"
+    has_worker = any('"worker"' in world.models[name].pbtxt for name in names)
+    if has_worker and re.search(_WORKER_ENDED, text) and _overlaps(world.harmed, request):
+        return ""
     if "a fault of the model" in text:
         near = [each for name in names for each in raised.get(name, ())]
         return "" if any(each.begin_s <= request.end_s for each in near) else "failed for no reason"
