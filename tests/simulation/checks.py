@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
+from tests.simulation.machine import SECOND_NS, START_NS
 from tests.simulation.models import RAISES, REFUSED
 
 if TYPE_CHECKING:
@@ -20,12 +21,24 @@ def check_history(world: "World") -> None:
         expected = 2 if request.model.role == "ensemble" else 1
         if executed > expected and request.model.role != "cached":
             world.problems.append(f"request {request.number} was executed {executed} times: {request.operation}")
+        _check_times(world, request)
         if request.outcome.status == "ok":
             _check_answer(world, request, executed)
         elif request.outcome.status in ("error", "broken", "refused"):
             reason = _unexplained(world, request, raised)
             if reason:
                 world.problems.append(f"request {request.number} {reason}: {request.outcome}: {request.operation}")
+
+
+def _check_times(world: "World", request: "Request") -> None:
+    """Check that what nobody waits for does not start, and that deadlines hold."""
+    values = request.operation.values
+    start_s = (world.record.started_ns.get(request.number, 0) - START_NS) / SECOND_NS
+    if request.outcome.status == "left" and start_s > request.end_s + LATE_S and request.model.role != "cached":
+        world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its client had left")
+    limit_s = values.get("deadline_ms", 1e9) / 1000 + LATE_S
+    if request.end_s - request.begin_s > limit_s and not values.get("reads_slowly"):
+        world.problems.append(f"request {request.number} outlived its deadline: {request.operation}")
 
 
 def _check_answer(world: "World", request: "Request", executed: int) -> None:
@@ -62,6 +75,9 @@ def _check_answer(world: "World", request: "Request", executed: int) -> None:
             f"{where} was answered by generation {generation}, {request.floor} had been loaded: {request.operation}"
         )
 
+
+LATE_S = 0.5
+"""Time in which news travels and the event loop may be held up."""
 
 FINISH_S = 10.0
 """Time that an engine has for its requests after an upgrade."""
@@ -141,6 +157,21 @@ def check_quiet(world: "World") -> None:
     instances = sum(loaded.instances for loaded in lifecycle.table.loaded())
     if instances != sum(world.record.open.values()):
         world.problem(f"the models have {instances} instances, open are {world.record.open}")
+        if getattr(loaded.runner, "live", 0):
+            world.problem(f"without clients, {loaded.runner} has sequences")
+        flights = getattr(loaded.runner, "_flights", None)
+        if flights is not None and flights._flights:
+            world.problem(f"without clients, {loaded.runner} computes responses for its cache")
+    for end in world.endpoints():
+        if end.http.open_count or end.grpc.open_count:
+            world.problem(f"without clients, {end.http.open_count} and {end.grpc.open_count} connections are open")
+    for front_end in world.front_ends:
+        engine = front_end._engine.current
+        if engine._replies or engine.held._held:
+            world.problem(f"without clients, a front end waits for {len(engine._replies)} answers")
+    for peer in getattr(world.engine.front_ends, "_peers", ()):
+        if peer._open:
+            world.problem(f"without clients, the engine has {len(peer._open)} requests of a front end")
     if any(not end.is_gone for end in world.network.ends):
         world.problem("without clients, a connection is open")
     more = _without(world._left(), world.calm)

@@ -41,6 +41,14 @@ PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("process", default
 """The simulated process that the running code belongs to."""
 
 
+ROUNDS_MAX = 20_000
+"""Rounds of the event loop in which no time passes; with more, something spins."""
+
+
+class SpinsError(Exception):
+    """The event loop is busy for ever."""
+
+
 class NothingLeftError(Exception):
     """The simulation waits for something that will never happen."""
 
@@ -80,6 +88,7 @@ class _Selector(selectors.PollSelector):
     def __init__(self) -> None:
         super().__init__()
         self._due: dict[int, int] = {}
+        self._still = (0, 0)  # time, and rounds of the loop in which it has not passed
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         machine, ready = MACHINE, []
@@ -98,6 +107,10 @@ class _Selector(selectors.PollSelector):
                     timeout = 0
             for key, _ in ready:
                 del due[key.fd]
+        since, rounds = self._still
+        self._still = (since, rounds + 1) if since == machine.now_ns else (machine.now_ns, 0)
+        if rounds > ROUNDS_MAX:
+            raise SpinsError
         if not ready and timeout is None:
             raise NothingLeftError
         if not ready and timeout:

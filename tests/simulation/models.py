@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tests.simulation.machine import PROCESS
+from tests.simulation.machine import MACHINE, PROCESS
 from tests.simulation.workers import environment
 
 from charonia.config.model import ModelConfig
@@ -43,6 +43,7 @@ class Record:
 
     Attributes:
         executed: How often each request was computed.
+        started_ns: When it began to be, the last time.
         problems: Broken limits.
         open: Instances that exist.
     """
@@ -50,6 +51,7 @@ class Record:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"models {seed}")
         self.executed: Counter[int] = Counter()
+        self.started_ns: dict[int, int] = {}
         self.problems: list[str] = []
         self.open: dict[str, int] = {}
 
@@ -95,6 +97,7 @@ class _Work:
             value = request.inputs["INPUT"].array.reshape(-1, 4)
             rows += len(value)
             RECORD.executed[int(value[0, 1])] += 1
+            RECORD.started_ns[int(value[0, 1])] = MACHINE.now_ns
         if rows > self.size_max:
             RECORD.problems.append(f"{self.name}: a batch of {rows} rows, at most {self.size_max} are allowed")
         return self.cost_us * (1 + 0.1 * rows) * (1 + RECORD.chance.random() ** 8 * 20) / 1e6

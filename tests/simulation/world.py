@@ -175,6 +175,7 @@ class World:
         self.started_s = self.now_s()
         self.calm = self._left()
         self.event("ready")
+        watching = self.spawn("clients", self._watch())
         tasks = []
         for operation in self.scenario.operations:
             wait_s = self.started_s + operation.at_s - self.now_s()
@@ -190,6 +191,7 @@ class World:
             await asyncio.sleep(CALM_S)
             check_quiet(self)
         await self._settle()
+        watching.cancel()
         await self._shutdown()
         await self._finish(tasks)
         self._hang_up()
@@ -320,6 +322,24 @@ class World:
             self.problem("after the shutdown, a port is still open")
         if any(not end.is_gone for end in self.network.ends):
             self.problem("after the shutdown, a connection is still open")
+
+    @property
+    def front_ends(self) -> list[FrontEnd]:
+        return [front_end for _, front_end in self._front_ends.values()]
+
+    def endpoints(self) -> list[Any]:
+        """Return the endpoints of all processes."""
+        return [each.endpoints for each in self.front_ends] or [self.engine.front_ends]
+
+    async def _watch(self) -> None:
+        """Check the limits of queues all the time."""
+        while True:
+            await asyncio.sleep(0.05)
+            for loaded in self.engine._lifecycle.table.loaded():
+                queue_max = self.models[loaded.runner.config.name].queue_max
+                if queue_max and (loaded.runner.pending or 0) > 2 * queue_max:  # of each of two levels
+                    self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
+                    return
 
     @property
     def engine(self) -> InferenceServer:
