@@ -324,7 +324,7 @@ class World:
             self.problem("after the shutdown, a connection is still open")
 
     @property
-    def front_ends(self) -> list[FrontEnd]:
+    def front_ends(self) -> list[Any]:
         return [front_end for _, front_end in self._front_ends.values()]
 
     def endpoints(self) -> list[Any]:
