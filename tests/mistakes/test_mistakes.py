@@ -339,6 +339,8 @@ COMMANDS = [
     Mistake("an empty batch", ["perf", "-m", "m", "-b", "0"], "--batch-size: expected an integer from 1 to 2147483647"),
     Mistake("another protocol", ["perf", "-m", "m", "-i", "rest"], "--protocol: expected http or grpc, got 'rest'"),
     Mistake("a stream over HTTP", ["perf", "-m", "m", "--streaming"], "--streaming: expected -i grpc with it, got -i"),
+    Mistake("tune of a file elsewhere", ["tune", "m.onnx"], "charonia tune: there is no file or folder 'm.onnx'"),
+    Mistake("explain of a file elsewhere", ["explain", "m.onnx", "-u", "a:1"], "no charonia server answers at"),
     Mistake("a misspelt subcommand", ["tune", "profil"], "unknown subcommand 'profil' (hint: did you mean profile?)"),
     Mistake(
         "tune without models", ["tune", "--profile-models", "m"], "--model-repository: expected a folder, got none"

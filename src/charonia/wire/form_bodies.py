@@ -73,6 +73,9 @@ def _document(config: ModelConfig, fields: list[tuple[str, str | bytes]]) -> Obj
     schemas = plain_values(config) or PlainValues()
     values: dict[str, list[object]] = {}
     for name, text in fields:
+        if isinstance(text, bytes) and name not in inputs:
+            names = ", ".join(inputs)
+            raise invalid(f"model '{config.name}' has no input '{name}' for a file", hint=f"its inputs are {names}")
         values.setdefault(name, []).append(_value(name, inputs.get(name), schemas.inputs.get(name, {}), text))
     return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
