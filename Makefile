@@ -3,7 +3,7 @@
 # make test-fast  the tests that need neither processes nor files of models, in an environment of 330 MB: for the inner loop
 # make test       all tests; test-server, test-tools, test-platform and test-client run those of one tower
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
-# make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=5 for a night
+# make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=1000 for a night
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/metadata.py --count 60 --seed 7'
@@ -69,7 +69,7 @@ check: $(READY) packages
 	$(BIN)/pytest tests/arch
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
-	$(BIN)/python -m tests.simulation
+	$(BIN)/python -m tests.simulation --scenarios 30
 
 SEED ?= 1
 simulate: $(READY)

@@ -175,6 +175,7 @@ class Elsewhere(_Instance):
     def __init__(self, work: _Work, name: str, *, is_decoupled: bool) -> None:
         super().__init__(work, name)
         self._is_decoupled = is_decoupled
+        self._start_ns = 0
         self._queue: list[tuple[Sequence[InferRequest], BatchSink]] = []
         self._loop = asyncio.get_running_loop()
 
@@ -192,11 +193,11 @@ class Elsewhere(_Instance):
     def _next(self) -> None:
         self._enter()
         requests, _ = self._queue[0]
+        self._start_ns = time.monotonic_ns()
         self._loop.call_later(self._work.begin_batch(requests), self._done)
 
     def _done(self) -> None:
         requests, sink = self._queue.pop(0)
-        now = time.monotonic_ns()
         error = None
         for index, request in enumerate(requests):
             try:
@@ -213,7 +214,7 @@ class Elsewhere(_Instance):
             if self._is_decoupled:
                 sink.respond(index, None, True)
         self._is_busy = False
-        sink.finish(now, now, error)
+        sink.finish(self._start_ns, time.monotonic_ns(), error)
         if self._queue and not self._is_busy:
             self._next()
 
