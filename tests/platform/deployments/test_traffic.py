@@ -114,6 +114,8 @@ def test_a_version_deployed_by_canary_gets_requests_when_it_is_ready(stage: Stag
     assert server["asked"] == [{"canary": {"steps": [5, 100], "version": 3}}]
     again = stage.deployments.changes.change(ADA, "default", change)
     assert (again.changes, again.revision) == ([], 2)
+    other = stage.deployments.changes.plan(ADA, "default", stage.spec(versions=[2]))
+    assert other.changes[-1] == "the canary plan of 'echo' ends"
 
 
 def test_a_loaded_version_without_requests_gets_them_by_canary_without_a_revision(

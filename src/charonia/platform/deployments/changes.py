@@ -152,7 +152,8 @@ class DeploymentChanges:
             problems = self._targets[spec.target].problems(workload)
         number = row.latest if row is not None else 0
         begun = [f"a canary plan moves requests to version {canaries[model]} of '{model}'" for model in canaries]
-        plan = ChangePlan([*changed, *begun], problems, number, write_spec(named.spec), is_new=row is None)
+        ended = [f"the canary plan of '{model}' ends" for model in (row.canaries if row and changed else ())]
+        plan = ChangePlan([*changed, *ended, *begun], problems, number, write_spec(named.spec), is_new=row is None)
         return plan, named, found.id, canaries
 
     def _put(

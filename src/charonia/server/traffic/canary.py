@@ -349,6 +349,9 @@ def _mean(logarithms: Sequence[float]) -> float:
     return exp(mean) if mean < 700 else inf
 
 
+EVIDENCE_MIN = 2.0
+"""Less evidence is not worth mentioning."""
+
 LOOK_NS = 1_000_000_000
 """Time between two looks."""
 
@@ -502,7 +505,7 @@ class Canary:
         ]
         if self._differences is not None:
             counts.append((self._step_compared, "compared answers"))
-        few = [f"{count} of {wanted} {what}" for count, what in counts if count < wanted]
+        few = [f"{wanted} {what} (has {count})" for count, what in counts if count < wanted]
         if not few and self._latency is not None and not self._latency.is_judged:
             is_ours = self._latency.canary.count < LATENCIES_MIN
             count = self._latency.canary.count if is_ours else self._latency.stable.count
@@ -643,12 +646,16 @@ class Canary:
     def _latency_text(self) -> str:
         plan, test = self.plan, self._latency
         assert test is not None
+        if not test.canary.count or not test.stable.count:
+            return "p99: no data yet"
         ours, theirs = (each.percentile(99) for each in (test.canary, test.stable))
         text = f"p99 is {_ms(ours)} with version {plan.version}, {_ms(theirs)} with version {plan.stable}"
         shown = f"at least {test.ratio_min:.2f} times as long" if test.is_judged else "too few to compare"
         return f"{text}: {shown}, {plan.p99_ratio_max:g} times is permitted"
 
     def _weight(self, evidence: float) -> str:
+        if evidence < EVIDENCE_MIN:
+            return "no evidence of a regression so far"
         return f"evidence {evidence:.3g} of {self._enough:.3g} to roll back"
 
 
