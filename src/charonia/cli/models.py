@@ -47,6 +47,7 @@ class RegistryOptions:
     notes: str = ""
     take: int = 0
     mlflow: str = ""
+    secret: str = ""
     is_there: bool = False
     waits: bool = True
     access: PlatformAccess = THIS_MACHINE
@@ -62,6 +63,7 @@ def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool =
     project = given.access.project
     kind, source_place = _source(client, given)
     source = {"kind": kind, "place": source_place, "take": given.take, "server": given.mlflow}
+    source |= {"secret": given.secret} if given.secret else {}
     place = path_of("projects", project, "models", name, "versions")
     added = client.call("POST", place, {"source": source, "notes": given.notes})
     model, number = str(added["model"]), int(added["number"])
@@ -223,6 +225,7 @@ s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as 
                      Option("--take", "take", integer(0), "VERSION",
                             "Which version of a folder with several, 0 for the highest"),
                      Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),
+                     Option("--secret", "secret", str, "NAME", "Secret of the project with the store's credentials"),
                      flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
                      flag("--no-wait", "waits", False, "Do not wait for the check"))),
     },

@@ -341,6 +341,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
         **version_handlers(
             VersionTasks(
                 *(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation),
+                workloads.secrets,
                 settings.trusted_backends,
             )
         ),

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, add, add_files
 from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
-from tests.support.s3_server import S3, s3_server
+from tests.support.s3_server import S3, s3_server, virtual_hosts
 
 from charonia.platform.artifacts import blobs
 from charonia.platform.state import Platform
@@ -76,6 +76,34 @@ def test_one_file_or_archive_of_an_object_store_becomes_a_version(admin: TestCli
 
     assert paths(add(admin, "file", kind="address", place=f"{s3.uri}/net.onnx")) == ["1/model.onnx"]
     assert paths(add(admin, "archive", kind="address", place=f"{s3.uri}/net.tgz")) == ["1/model.onnx"]
+
+
+def test_credentials_of_a_project_open_a_store_and_deployers_name_no_server_in_them(
+    admin: TestClient, as_caller: Caller, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put("net/1/model.onnx", b"weights")
+    value = '{"key_id": "of-project", "secret_key": "hidden", "endpoint": "http://oss.cloud.test"}'
+    admin.put("/api/v1/projects/default/secrets/store", json={"value": value})
+    source: dict[str, Any] = {"kind": "address", "place": "oss://bucket/models/net", "secret": "store"}
+
+    with virtual_hosts(monkeypatch, s3) as seen:
+        version = add(admin, "net", **source)
+        refused = add(admin, "other", as_caller("deployer"), **source)
+
+    assert (version["state"], paths(version)) == ("ready", ["1/model.onnx"])
+    assert set(seen) == {("bucket", "of-project")}
+    assert "oss.cloud.test" in refused["report"]["problem"]
+    assert "hidden" not in admin.get("/api/v1/audit").text
+
+
+@pytest.mark.parametrize("value", ["text", "[]", "{}", '{"profile": "of-the-machine"}'])
+def test_a_secret_without_credentials_of_a_store_is_refused_without_its_value(admin: TestClient, value: str) -> None:
+    admin.put("/api/v1/projects/default/secrets/store", json={"value": value})
+
+    version = add(admin, "net", kind="address", place="s3://bucket/net", secret="store")
+
+    assert version["report"]["problem"].startswith("secret 'store': expected a JSON object with")
+    assert "of-the-machine" not in str(version)
 
 
 @pytest.mark.parametrize("place", ["http://example.org/model", "s3://", "nonsense", "s3://bucket/../x"])

@@ -46,7 +46,7 @@ ENVIRONMENTS_MAX = 200
 
 Field = Annotated[Text, Form()]
 
-_FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "fixed": False}
+_FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "secret": "", "fixed": False}
 
 
 @router.get("")
@@ -76,14 +76,15 @@ def show_form(visit: OnPage, model: Text = "", way: Annotated[Text, Query(alias=
 @router.post("/add")
 def add(visit: OnPage, sent: Sent) -> Response:
     """Add a version from an address, a folder or MLflow."""
-    way, source, name, notes, tracking_uri = (
-        text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri")
+    way, source, name, notes, tracking_uri, secret = (
+        text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri", "secret")
     )
-    form = {**_FORM, "name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri}
+    given = {"name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri, "secret": secret}
+    form = {**_FORM, **given}
     wanted = name or name_of(source, way)
     try:
         with visit.platform.database.transaction() as session:
-            place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri)
+            place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri, secret=secret)
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
         field = "name" if error.message.startswith("model:") else "source"

@@ -49,6 +49,7 @@ from charonia.platform.models.sources import (
 )
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
+from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
 from charonia.platform.values import check_name
@@ -119,6 +120,7 @@ class VersionTasks:
         environments: Folder of the environments, a folder by project and digest each.
         hosts: Servers that versions may be read from. Administrators of all projects may name any.
         isolation: Confines checks, and what unpacks archives.
+        secrets: Credentials of stores, by name.
         trusted: Backends of other packages whose records say which models are data.
     """
 
@@ -128,6 +130,7 @@ class VersionTasks:
     environments: Path
     hosts: AllowedHosts
     isolation: Isolation
+    secrets: ProjectSecrets
     trusted: tuple[str, ...] = ()
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
@@ -176,7 +179,9 @@ class VersionTasks:
         self.uploads.seal(list(sent.values()))
         is_admin = bool(run.arguments["may_read_folders"])
         hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
-        files, title = open_source(source, self.uploads, sent, may_read_folders=is_admin, hosts=hosts)
+        with self.database.reading() as session:
+            secret = self.secrets.value(session, run.project_id, source.secret) if source.secret else ""
+        files, title = open_source(source, self.uploads, sent, may_read_folders=is_admin, hosts=hosts, secret=secret)
         with unpacked(files, self.store, self.isolation, pace.seen) as inner:
             sizes = inner.sizes()
             found = _arranged(inner, list(sizes), source.take)

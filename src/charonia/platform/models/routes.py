@@ -62,6 +62,7 @@ class SourceBody(RequestBody):
     )
     take: Number = Field(0, description="Which version of a model's folder with several, 0 for the highest.")
     server: Text = Field("", description="Address of MLflow's server, empty for the platform's default.")
+    secret: Text = Field("", description="Secret with the credentials of the store, empty for the platform's own.")
 
 
 class VersionBody(RequestBody):

@@ -31,11 +31,17 @@ from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, sa
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
-from charonia.stores.location import StoreAddress, entry_for, is_cloud, is_store, parse_address
+from charonia.stores.location import HOSTS, StoreAddress, entry_for, is_cloud, is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile, RemoteStore, open_store
 
 Sections = Mapping[str, Mapping[str, object]]
 """Credentials of stores by scheme and address."""
+
+STORE_SECRETS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("s3", *HOSTS), frozenset({"key_id", "secret_key", "session_token", "region", "endpoint"})),
+    "as": frozenset({"account_str", "account_key"}),
+}
+"""Members of a secret with credentials, by scheme; a profile or a path would be of the platform's machine."""
 
 ANY = "*"
 
@@ -471,12 +477,14 @@ class VersionSource:
         place: The batch of an upload; "s3://bucket/path"; "/path/of/a/folder"; "models:/NAME/VERSION".
         take: Which of several versions in a model's folder to take, 0 for the highest.
         server: Address of MLflow's server, "" for the one in the platform's environment.
+        secret: Name of a secret of the project with the credentials of a store, "" for those of the platform.
     """
 
     kind: SourceKind
     place: str
     take: int = 0
     server: str = ""
+    secret: str = ""
 
     @property
     def shown(self) -> str:
@@ -489,6 +497,10 @@ class VersionSource:
             raise invalid(f"source: expected a place of 1 to {PLACE_CHARS_MAX} characters")
         if self.kind == "address":
             parse_address(self.place)
+        elif self.secret:
+            raise invalid(
+                f"secret '{self.secret}': expected an address of a store with it, got a source of '{self.kind}'"
+            )
         if self.kind == "folder" and not Path(self.place).is_absolute():
             raise invalid(f"folder: expected an absolute path on the platform's machine, got '{self.place}'")
 
@@ -500,10 +512,12 @@ def open_source(
     *,
     may_read_folders: bool,
     hosts: AllowedHosts,
+    secret: str = "",
 ) -> tuple[ArrivingFiles, str]:
     """Return the files, and their origin in words. Blocks.
 
     Args:
+        secret: The value of the secret that the source names.
         sent: Their keys by path, for an upload.
         may_read_folders: Whether the caller may read any folder of this machine.
     """
@@ -513,7 +527,7 @@ def open_source(
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
             return OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
-            return _at(source.place, hosts), source.shown
+            return _at(source.place, hosts, _credentials_of(source, secret)), source.shown
         case "folder":
             return _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
@@ -522,6 +536,23 @@ def open_source(
                 hosts.check(server.address)
             uri, name = server.artifacts(source.place)
             return _of_mlflow(server, uri, uploads if may_read_folders else None, hosts), f"{name} of {server.address}"
+
+
+def _credentials_of(source: VersionSource, secret: str) -> Sections | None:
+    """Return a secret as the credential file of one address. No message quotes it."""
+    if not source.secret:
+        return None
+    scheme = parse_address(source.place).scheme
+    members = STORE_SECRETS.get(scheme)
+    if members is None:
+        raise invalid(f"secret '{source.secret}': expected no secret for an address with {scheme}://")
+    try:
+        found = json.loads(secret)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found or not found.keys() <= members:
+        raise invalid(f"secret '{source.secret}': expected a JSON object with {', '.join(sorted(members))}")
+    return {scheme: {"": found}}
 
 
 def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hosts: AllowedHosts) -> ArrivingFiles:
