@@ -124,12 +124,15 @@ $(READY): pyproject.toml
 	touch $@
 
 # tests/openai_clients drives them: CHARONIA_OPENAI_CLIENTS=$PWD/.venv-clients/bin/python make test
-.venv-clients/ready: tests/openai_clients/requirements.txt
+.venv-clients/ready: tests/openai_clients/requirements.txt tests/openai_clients/requirements-llama-index.txt
 	$(DEMAND_PYTHON)
 	test -x .venv-clients/bin/python || "$(PYTHON)" -m venv .venv-clients
 	if .venv-clients/bin/python -m pip install -q --disable-pip-version-check uv; \
 	then .venv-clients/bin/uv pip install -q --python .venv-clients/bin/python -r $<; \
 	else .venv-clients/bin/python -m pip install -q -r $<; fi
+	.venv-clients/bin/python -m pip install -q --upgrade --target .venv-clients/llama-index -r $(word 2,$^)
+	! command -v npm > /dev/null || npm install --silent --no-audit --no-fund --prefix .venv-clients/ai-sdk \
+		ai@6.0.326 @ai-sdk/openai-compatible@2.0.92
 	touch $@
 
 # What the demo needs of these packages are networks and pictures: what they depend on is several times its size. OpenCV

@@ -433,6 +433,44 @@ class Smolagents:
         stream.close()
 
 
+class LlamaIndex:
+    """The package llama-index-llms-openai-like."""
+
+    def __init__(self) -> None:
+        from llama_index.core.llms import ChatMessage
+        from llama_index.llms.openai_like import OpenAILike
+
+        self.messages = [ChatMessage(role="user", content=ASKED)]
+
+        def llm(name: str = MODEL, tokens: int = FEW, **members: Any) -> Any:
+            return OpenAILike(
+                model=name, api_base=BASE_URL, api_key=KEY, is_chat_model=True, max_tokens=tokens, max_retries=0,
+                additional_kwargs=members,
+            )  # fmt: skip
+
+        self.llm = llm
+
+    def chat(self) -> None:
+        answer = self.llm().chat(self.messages)
+        expect(answer.message.content and answer.raw.usage.completion_tokens == FEW, answer)
+
+    def stream(self) -> None:
+        expect("".join(piece.delta or "" for piece in self.llm().stream_chat(self.messages)), "nothing")
+
+    def structured(self) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "moon", "schema": Moon.model_json_schema()}}
+        answer = self.llm(tokens=ENOUGH, response_format=form).chat(self.messages)
+        expect(Moon.model_validate_json(answer.message.content), answer)
+
+    def error(self) -> None:
+        expect_refusal(lambda: self.llm("none").chat(self.messages))
+
+    def cancel(self) -> None:
+        stream = self.llm(tokens=MANY).stream_chat(self.messages)
+        next(stream)
+        stream.close()
+
+
 CLIENTS = {
     "openai": OpenaiSdk,
     "openai-responses": OpenaiResponses,
@@ -444,6 +482,7 @@ CLIENTS = {
     "dspy": Dspy,
     "haystack": Haystack,
     "smolagents": Smolagents,
+    "llama-index": LlamaIndex,
 }
 FEATURES = ("chat", "stream", "tools", "structured", "error", "cancel")
 

@@ -1,4 +1,8 @@
-"""Real clients of OpenAI's API, each in `drive.py` in an environment of the clients, against SmolLM2 in llama.cpp."""
+"""Real clients of OpenAI's API, each in `drive.py` in an environment of the clients, against SmolLM2 in llama.cpp.
+
+LlamaIndex needs another version of the package openai, so its packages are in a folder of the environment, which comes
+first. The AI SDK runs in Node, with its packages in another folder, and does the same in `drive.mjs`.
+"""
 
 import json
 import os
@@ -28,6 +32,8 @@ WORKS = {
     "smolagents": ("chat", "stream", "structured", "error", "cancel"),
     "haystack": ("chat", "stream", "tools", "structured", "error"),
     "dspy": ("chat", "error"),
+    "llama-index": ("chat", "stream", "structured", "error", "cancel"),
+    "ai-sdk": ALL,
 }
 """What is tried with each client, and works."""
 
@@ -59,8 +65,15 @@ def cancelled(server: ServeProcess) -> int:
 @pytest.mark.parametrize("client", WORKS)
 def test_a_client_works(server: ServeProcess, client: str) -> None:
     before = cancelled(server)
+    beside = Path(PYTHON).parents[1]
     command = [PYTHON, str(Path(__file__).with_name("drive.py")), client, f"http://{server.http}/v1", "smol"]
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    if client == "llama-index":
+        environment["PYTHONPATH"] = str(beside / "llama-index")
+    if client == "ai-sdk":
+        command[:3] = ["node", str(Path(__file__).with_name("drive.mjs")), str(beside / "ai-sdk")]
+    if client in ("llama-index", "ai-sdk") and not (beside / client).is_dir():
+        pytest.skip(f"{beside} has no {client}: make .venv-clients/ready")
 
     driven = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
 

@@ -96,6 +96,9 @@ class Sentences:
 )
 """A folder that is served by a service file around its library."""
 
+VLLM = Form("a language model of Hugging Face", filename="model.json", backend="vllm")
+"""A folder that vLLM serves where it is installed."""
+
 CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoint")
 """What `torch.save` writes, also in a file that is called as one that is served."""
 
@@ -270,6 +273,11 @@ def suffixes() -> str:
 def is_model_folder(entries: Sequence[str]) -> bool:
     """Return whether a folder with these entries may be one model of a repository: it has something like a version."""
     return any(re.fullmatch("[1-9][0-9]*", entry) for entry in entries)
+
+
+def generates_text(config: str) -> bool:
+    """Return whether a model of Hugging Face, by its `config.json`, continues text."""
+    return _task(config) == "text-generation"
 
 
 def _task(config: str) -> str:

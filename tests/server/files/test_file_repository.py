@@ -297,6 +297,22 @@ def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path
     assert '"fill-mask"' in error.lines
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_language_model_of_hugging_face_goes_to_vllm_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
+    folder = file(tmp_path / "smol" / "config.json", b'{"architectures": ["LlamaForCausalLM"]}').parent
+    file(folder / "model.safetensors")
+    monkeypatch.setattr("charonia.server.files.given.find_spec", lambda name: is_installed and name == "vllm")
+
+    if is_installed:
+        files = made(tmp_path, folder)
+        assert json.loads(files["smol/1/model.json"]) == {"model": str(folder)}
+        assert parse(files["smol/config.pbtxt"]).backend == "vllm"
+    else:
+        assert refusal(folder).hint == "vLLM serves it as it is: pip install 'charonia[vllm]'"
+
+
 def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
         f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "

@@ -5,12 +5,22 @@ import pickletools
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
 from charonia.archives import open_zip, read_entry
 from charonia.config.backends import PYTHON, Form, served
-from charonia.config.forms import CHECKPOINT, advice, form_of, is_model_folder, pickled_module, suffixes
+from charonia.config.forms import (
+    CHECKPOINT,
+    VLLM,
+    advice,
+    form_of,
+    generates_text,
+    is_model_folder,
+    pickled_module,
+    suffixes,
+)
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.pbtxt import render
@@ -98,7 +108,9 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
         if form in served() and (pickle := _checkpoint(path)) is not None:
             form = pickled_module(found) if (found := _class_of(pickle)) else CHECKPOINT
         if form is not None and not form.filename:
-            raise _unserveable(path, form)
+            if not (find_spec(VLLM.backend) and generates_text(_model_config(path, form))):
+                raise _unserveable(path, form)
+            form = VLLM
         if entries is not None and form is not None:
             files.append((path.absolute(), form))
         elif entries is not None and (inside := _files_in(path, entries, is_named=bool(name or is_named))):
@@ -183,12 +195,17 @@ def _class_of(pickle: bytes) -> str:
 
 
 def _unserveable(path: Path, form: Form) -> Unserveable:
-    config = path / "config.json"
-    text = ""
-    if form.members and config.is_file() and config.stat().st_size <= CONFIG_BYTES_MAX:
-        text = config.read_text(encoding="utf-8", errors="replace")
+    text = _model_config(path, form)
     error = unsupported(f"'{path}' is {form.title}, which no backend here serves as it is")
+    if generates_text(text):
+        error = unsupported(error.message, hint="vLLM serves it as it is: pip install 'charonia[vllm]'")
     return Unserveable(error, advice(form, str(path), text))
+
+
+def _model_config(path: Path, form: Form) -> str:
+    config = path / "config.json"
+    is_read = form.members and config.is_file() and config.stat().st_size <= CONFIG_BYTES_MAX
+    return config.read_text(encoding="utf-8", errors="replace") if is_read else ""
 
 
 def _entries(path: Path) -> list[str] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.config.backends import PYTHON, Form, record_of
-from charonia.config.forms import advice, model_name
+from charonia.config.forms import VLLM, advice, model_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.onnx_file import OnnxFile
@@ -150,6 +151,10 @@ class FileRepository:
             if form.backend == GGUF:
                 parameters |= _gguf_parameters(options)
             config = replace(self._start, name=name, backend=form.backend, parameters=parameters)
+            if form == VLLM:
+                version = _add(config, self._folder / name)
+                (version / form.filename).write_text(json.dumps({"model": str(path)}), encoding="utf-8")
+                continue
             # Under its own name, which is the one in messages.
             version = _add(replace(config, default_model_filename=path.name), self._folder / name)
             if _has_weights_beside(path, form):
