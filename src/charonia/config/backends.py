@@ -426,6 +426,9 @@ OWN = (
 """The records of this package, in search order."""
 # fmt: on
 
+HUGGING_FACE = Form("a language model of Hugging Face", filename="model.json", backend="vllm")
+"""A folder that vLLM serves where it is installed."""
+
 OWN_NAMES = frozenset(name for record in OWN for name in record.names)
 
 

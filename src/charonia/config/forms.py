@@ -96,9 +96,6 @@ class Sentences:
 )
 """A folder that is served by a service file around its library."""
 
-VLLM = Form("a language model of Hugging Face", filename="model.json", backend="vllm")
-"""A folder that vLLM serves where it is installed."""
-
 CHECKPOINT = Form("a checkpoint of PyTorch", (".ckpt", ".bin"), lines="checkpoint")
 """What `torch.save` writes, also in a file that is called as one that is served."""
 

@@ -10,10 +10,9 @@ from itertools import islice
 from pathlib import Path
 
 from charonia.archives import open_zip, read_entry
-from charonia.config.backends import PYTHON, Form, served
+from charonia.config.backends import HUGGING_FACE, PYTHON, Form, served
 from charonia.config.forms import (
     CHECKPOINT,
-    VLLM,
     advice,
     form_of,
     generates_text,
@@ -108,9 +107,9 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
         if form in served() and (pickle := _checkpoint(path)) is not None:
             form = pickled_module(found) if (found := _class_of(pickle)) else CHECKPOINT
         if form is not None and not form.filename:
-            if not (find_spec(VLLM.backend) and generates_text(_model_config(path, form))):
+            if not (find_spec(HUGGING_FACE.backend) and generates_text(_model_config(path, form))):
                 raise _unserveable(path, form)
-            form = VLLM
+            form = HUGGING_FACE
         if entries is not None and form is not None:
             files.append((path.absolute(), form))
         elif entries is not None and (inside := _files_in(path, entries, is_named=bool(name or is_named))):

@@ -11,8 +11,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from charonia.config.backends import PYTHON, Form, record_of
-from charonia.config.forms import VLLM, advice, model_name
+from charonia.config.backends import HUGGING_FACE, PYTHON, Form, record_of
+from charonia.config.forms import advice, model_name
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.onnx_file import OnnxFile
@@ -151,7 +151,7 @@ class FileRepository:
             if form.backend == GGUF:
                 parameters |= _gguf_parameters(options)
             config = replace(self._start, name=name, backend=form.backend, parameters=parameters)
-            if form == VLLM:
+            if form == HUGGING_FACE:
                 version = _add(config, self._folder / name)
                 (version / form.filename).write_text(json.dumps({"model": str(path)}), encoding="utf-8")
                 continue
