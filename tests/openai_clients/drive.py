@@ -465,11 +465,6 @@ class LlamaIndex:
     def error(self) -> None:
         expect_refusal(lambda: self.llm("none").chat(self.messages))
 
-    def cancel(self) -> None:
-        stream = self.llm(tokens=MANY).stream_chat(self.messages)
-        next(stream)
-        stream.close()
-
 
 CLIENTS = {
     "openai": OpenaiSdk,

@@ -32,7 +32,7 @@ WORKS = {
     "smolagents": ("chat", "stream", "structured", "error", "cancel"),
     "haystack": ("chat", "stream", "tools", "structured", "error"),
     "dspy": ("chat", "error"),
-    "llama-index": ("chat", "stream", "structured", "error", "cancel"),
+    "llama-index": ("chat", "stream", "structured", "error"),
     "ai-sdk": ALL,
 }
 """What is tried with each client, and works."""
