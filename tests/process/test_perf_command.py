@@ -240,7 +240,7 @@ def test_a_model_of_a_repository_is_served_while_it_is_measured(protocol: str, t
     assert done.number("Request count") > 0
     several = perf(tmp_path)
     assert (several.status, several.out) == (99, "")
-    assert several.err.startswith("error: expected the name of a model, got none (hint: the server has decoupled, ")
+    assert several.err.startswith(f"error: expected the name of a model, got none (hint: '{tmp_path}' has decoupled, ")
     assert perf("resnet").err == (
         "error: there is no file or folder 'resnet' (hint: a model of a running server is named with -m)\n"
     )

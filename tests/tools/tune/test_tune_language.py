@@ -147,13 +147,14 @@ def test_a_search_under_limits_of_tokens_finds_the_parameter(tmp_path: Path) -> 
     (tmp_path / "tune.yaml").write_text(YAML)
 
     flags = ("--measurement-time", "0.5", "--run-config-search-mode", "brute")
-    done = run_command("tune", "-f", "tune.yaml", "-e", ".", *flags, folder=tmp_path)
+    done = run_command("tune", "-f", "tune.yaml", "-e", "out", *flags, folder=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert "tokens/s" in done.stdout
-    table = (tmp_path / "results" / "metrics-model-inference.csv").read_text()
+    results = tmp_path / "out" / "results"
+    table = (results / "metrics-model-inference.csv").read_text()
     rows = list(csv.DictReader(io.StringIO(table)))
     kept = {row["Model Config Path"]: row["Satisfies Constraints"] for row in rows if row["Model"]}
     assert kept == {"speak_config_0": "Yes", "speak_config_default": "No"}
-    best = json.loads((tmp_path / "results" / "charonia-tune.json").read_text())["groups"][0]["decision"]["best"]
+    best = json.loads((results / "charonia-tune.json").read_text())["groups"][0]["decision"]["best"]
     assert best["metrics"]["speak"]["output_token_throughput"]["value"] > 0
