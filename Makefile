@@ -4,6 +4,9 @@
 # make test       all tests; test-server, test-tools, test-platform and test-client run those of one tower
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
 # make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=1000 for a night
+# make wheel      the wheel of this interpreter and platform with the compiled request path, in dist/
+# make install-fast  compile the request path of this checkout, which is used until one of its sources changes
+# make test-compiled  compile it, and run the tests of the compiled modules
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/metadata.py --count 60 --seed 7'
@@ -44,7 +47,7 @@ TORCH ?= torch==2.13.0
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate packages release mutants image clean
+.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate packages wheel install-fast test-compiled release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -66,6 +69,7 @@ check: $(READY) packages
 	$(BIN)/ruff check src tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python hatch_build.py
 	$(BIN)/pytest tests/arch
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
@@ -79,6 +83,19 @@ packages: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	$(BIN)/twine check --strict dist/*
+
+# It needs a C compiler; the build's requirements come from the package index, pinned.
+wheel: $(READY)
+	CHARONIA_COMPILE=1 SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --wheel --outdir dist .
+
+install-fast: $(READY)
+	CHARONIA_COMPILE=1 $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+
+# Tests of the compiled modules; the others would not differ.
+COMPILED_TESTS := $(addprefix tests/,arch/test_compiled.py core wire $(addprefix server/,scheduling execution ensembles metrics http grpc))
+test-compiled: install-fast
+	$(BIN)/python -c 'import charonia.compiled as c; assert c.form == "compiled", c.problem'
+	$(BIN)/pytest $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 release: check test
 	$(if $(UPLOAD),$(BIN)/twine upload dist/*)
@@ -97,7 +114,7 @@ image: $(READY)
 	CHARONIA_IMAGE_TREE=$(IMAGE_TREE) $(BIN)/pytest tests/deploy/test_image_served.py
 
 clean:
-	rm -rf .image .kubernetes-tools .venv .venv-clients .venv-demo .venv-fast .venv-kserve .venv-platform-demo .pytest_cache demo-repository platform-demo dist
+	rm -rf .image .kubernetes-tools .venv .venv-clients .venv-demo .venv-fast .venv-kserve .venv-platform-demo .pytest_cache demo-repository platform-demo dist src/charonia/_compiled
 
 # uv resolves these dependencies in seconds, pip alone takes minutes; where uv cannot be installed, pip does it all.
 $(READY): pyproject.toml

@@ -20,6 +20,8 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from tests.support import fork_server, warm_start
 
+from charonia import compiled
+
 assert fork_server  # imported before any test
 warm_start.install()
 
@@ -70,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pure_form: the test replaces methods, which compiled callers do not look up")
     config.addinivalue_line("markers", "loop_faults: the test provokes exceptions in callbacks of event loops")
     config.addinivalue_line(
         "markers", "cold_start: its programs start as they do elsewhere (tests/support/warm_start.py)"
@@ -81,6 +84,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if compiled.form == "compiled" and item.get_closest_marker("pure_form"):
+            item.add_marker(pytest.mark.skip("it replaces methods of compiled classes"))
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=_begins)
 

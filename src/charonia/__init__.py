@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from charonia.core.errors import Code, ServingError
+from charonia import compiled
+
+compiled.install()
+
+from charonia.core.errors import Code, ServingError  # noqa: E402 # it may be compiled
 
 if TYPE_CHECKING:
     from charonia.server.embedding import Server

@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "charonia"
 INTERNAL = {
     "core": set(),
     "version": set(),
+    "compiled": set(),
     "die_with_parent": set(),
     "python_command": set(),
     "http_call": set(),
@@ -140,9 +141,17 @@ INTERNAL = {
     "server.files": {"archives", "core", "config", "server.backends", "server.options"},
     # A command of its own: backends read the forms, and open what it writes.
     "server.convert": {"core", "config", "server.backends.conversion"},
-    "server.doctor": {"version", "install_hint", "core", "config", "server.options", "server.backends.registry"}
+    "server.doctor": {
+        "version",
+        "compiled",
+        "install_hint",
+        "core",
+        "config",
+        "server.options",
+        "server.backends.registry",
+    }
     | {"server.lifecycle", "server.machine"},
-    "server": {"version", "core", "config", "wire", "stores", "server"},
+    "server": {"version", "compiled", "core", "config", "wire", "stores", "server"},
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},
@@ -259,6 +268,7 @@ CALCULATION = {
 
 # Libraries that calculate and nothing else.
 LIBRARIES = {
+    "mypy_extensions",
     "numpy",
     "google.protobuf",
     "orjson",

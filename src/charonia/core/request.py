@@ -5,6 +5,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 
 from charonia.core.errors import invalid
+from charonia.core.native import mypyc_attr
 from charonia.core.tensor import Tensor
 from charonia.core.trace import Trace
 
@@ -114,6 +115,14 @@ class RequestedOutput:
         return f"RequestedOutput({self.name!r}, classification={self.classification})"
 
 
+FIELDS = (
+    "affinity", "caller", "correlation_id", "deadline_ns", "flags", "flow", "id", "inputs", "model_name",
+    "model_version", "outputs", "parameters", "priority", "timeout_us", "trace",
+)  # fmt: skip
+"""The fields of an `InferRequest`."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InferRequest:
     """A plain record without sockets, callbacks or references to the front end that made it.
 
@@ -135,23 +144,7 @@ class InferRequest:
         flow: Its client, with which others share a busy model fairly.
     """
 
-    __slots__ = (
-        "affinity",
-        "caller",
-        "correlation_id",
-        "deadline_ns",
-        "flags",
-        "flow",
-        "id",
-        "inputs",
-        "model_name",
-        "model_version",
-        "outputs",
-        "parameters",
-        "priority",
-        "timeout_us",
-        "trace",
-    )
+    __slots__ = FIELDS
 
     def __init__(
         self,

@@ -10,11 +10,13 @@ from charonia.core.tensor import Tensor
 REPEATED_PARAMETERS_MAX = 4
 """Most parameters that responses are expected to repeat."""
 
-ParametersKey = tuple[tuple[str, type, int], ...]
+ParametersKey = tuple[tuple[str, type, object], ...]
 """Name, type and value of each parameter: True and 1 are equal, and not the same."""
 
+_REPEATED = frozenset({bool, int})
 
-def parameters_key(parameters: Mapping[str, ParameterValue]) -> ParametersKey | None:
+
+def parameters_key(parameters: Mapping[str, object]) -> ParametersKey | None:
     """Return parameters as a key for caches; None if other responses are unlikely to have the same.
 
     Parameters of sequences and ensembles are a few integers and booleans, and mostly the same.
@@ -23,7 +25,7 @@ def parameters_key(parameters: Mapping[str, ParameterValue]) -> ParametersKey | 
         return None
     key = []
     for name, value in parameters.items():
-        if not isinstance(value, int):
+        if type(value) not in _REPEATED:
             return None
         key.append((name, type(value), value))
     return tuple(key)

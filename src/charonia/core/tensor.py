@@ -1,13 +1,13 @@
 """A named tensor."""
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from charonia.core.dtypes import DataType
 
-Array = NDArray[np.generic]
+Array: TypeAlias = NDArray[np.generic]
 
 
 class Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
+from charonia import compiled
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
@@ -45,7 +46,7 @@ from charonia.server.metrics.devices import (
     memory_families,
     pinned_families,
 )
-from charonia.server.metrics.metric_families import Family
+from charonia.server.metrics.metric_families import Family, family
 from charonia.server.metrics.processes import Traffic, traffic_families
 from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
@@ -81,6 +82,9 @@ EXTENSIONS = (
     PRODUCT,
 )
 """Protocol extensions in server metadata, as clients expect the list."""
+
+COMPILED = "compiled"
+"""One more extension, of a server whose request path is compiled."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that a thread keeps the interpreter while another waits, so that answers leave promptly."""
@@ -192,7 +196,7 @@ class InferenceServer:
         )
         self.engine = ModelEngine(
             self._lifecycle,
-            ServerMetadata(options.id, __version__, EXTENSIONS),
+            ServerMetadata(options.id, __version__, (*EXTENSIONS, *([COMPILED] if compiled.form == COMPILED else []))),
             readiness=options.readiness,
             demand=_demand_options(models.auto) if models.control_mode is ControlMode.AUTO else None,
         )
@@ -216,6 +220,9 @@ class InferenceServer:
                 that were started stay: call `shutdown`.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        _log.info("charonia %s, %s form", __version__, compiled.form)
+        if compiled.problem:
+            _log.warning("%s (hint: %s)", compiled.problem, compiled.HINT)
         options = self._options
         await self.front_ends.check()
         if options.metrics.enabled and options.metrics.port and not options.metrics.descriptors:
@@ -376,7 +383,9 @@ class InferenceServer:
 
     def _families(self) -> list[Family]:
         """Return the metrics of resources that models share."""
-        shared = [self.engine.readiness()]
+        labels = {"version": __version__, "form": compiled.form}
+        shared = [family("charonia_build_info", "gauge", "Version and form of the server", (1, labels))]
+        shared.append(self.engine.readiness())
         shared += families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self._device_families()

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from charonia.core.dtypes import BY_WIRE, DataType
 from charonia.core.errors import ServingError, internal, invalid
-from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue, RequestedOutput
+from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, ParametersKey, parameters_key
 from charonia.core.tensor import Array, Tensor
 from charonia.schema.pool import message_class
@@ -243,10 +243,8 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
         if known is not None:
             return GrpcInferCall(known, False, NO_PLACES)
     message = _parsed(data)
-    if raw is None:
-        raw = message.raw_input_contents
-    model_name = message.model_name
-    request = InferRequest(model_name, _inputs(message, raw or (), regions), id=message.id)
+    contents = message.raw_input_contents if raw is None else raw
+    request = InferRequest(message.model_name, _inputs(message, contents, regions), id=message.id)
     request.model_version = message.model_version
     targets = NO_PLACES
     if message.outputs:
@@ -528,7 +526,7 @@ def _repeated_parameters(key: ParametersKey) -> bytes:
     return _parameters({name: value for name, _, value in key})
 
 
-def _parameters(parameters: dict[str, ParameterValue]) -> bytes:
+def _parameters(parameters: Mapping[str, object]) -> bytes:
     message: Any = message_class("inference.ModelInferResponse")()
     for key, value in parameters.items():
         if isinstance(value, bool):

@@ -121,8 +121,8 @@ def _parse_leniently(text: bytes, error: Exception) -> object:
         text = text.removeprefix(BOM_UTF8)
         try:
             return orjson.loads(text)
-        except orjson.JSONDecodeError as second:
-            error = second
+        except orjson.JSONDecodeError as without_mark:
+            error = without_mark
     if b"NaN" in text or b"Infinity" in text:
         try:
             document = json.loads(text.decode())

@@ -84,8 +84,8 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
         raise _wrong_element(name, datatype, elements) from error
     try:
         return Tensor(name, datatype, flat.reshape(tuple(shape)))
-    except (ValueError, OverflowError) as error:
-        raise impossible_shape(name, shape) from error
+    except (ValueError, OverflowError) as unfit:
+        raise impossible_shape(name, shape) from unfit
 
 
 def encode_data(tensor: Tensor) -> Array | list[str]:

@@ -9,7 +9,6 @@ from math import isfinite
 
 import numpy as np
 
-from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse, ParametersKey, parameters_key
 from charonia.core.tensor import Tensor
 from charonia.wire.json_text import dump
@@ -64,7 +63,7 @@ def encode_response(
     document["model_version"] = response.model_version
     if response.parameters:
         document["parameters"] = response.parameters
-        literals = literals or any(_is_literal(value) for value in response.parameters.values())
+        literals = literals or any(map(_is_literal, response.parameters.values()))
     document["outputs"] = outputs
     return dump(document, literals=literals), blobs
 
@@ -102,5 +101,5 @@ def _has_literals(tensor: Tensor) -> bool:
     return tensor.array.dtype.kind == "f" and not np.isfinite(tensor.array).all()
 
 
-def _is_literal(value: ParameterValue) -> bool:
+def _is_literal(value: object) -> bool:
     return isinstance(value, float) and not isfinite(value)

@@ -354,11 +354,15 @@ async def test_by_what_a_request_takes_a_batch_is_as_long_as_its_share() -> None
     told: list[int] = []
     executor = BlockingExecutor(Busy(), Placement("m_0", InstanceKind.KIND_CPU), asyncio.get_running_loop())
     requests = [InferRequest("m", {}) for _ in range(8)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InPlaceRule, "ran_in_place", lambda self, took, cpu, has_waited: told.append(cpu))
-        executor.run_in_place(requests)
-        executor.rule.begin()
-        executor.run_in_place(requests)
+
+    class Told(InPlaceRule):
+        def ran_in_place(self, duration_ns: int, cpu_ns: int, *, has_waited: bool = False) -> None:
+            told.append(cpu_ns)
+
+    executor.rule = Told()
+    executor.run_in_place(requests)
+    executor.rule.begin()
+    executor.run_in_place(requests)
     await executor.aclose()
 
     whole, share = told

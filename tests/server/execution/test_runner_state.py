@@ -135,6 +135,7 @@ class Zeros:
 
 
 @pytest.mark.usefixtures("scheduler_fails")
+@pytest.mark.pure_form
 async def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg, loop = config(batches=True), asyncio.get_running_loop()
     executor = BlockingExecutor(Zeros(), Placement("m_0", InstanceKind.KIND_CPU), loop)

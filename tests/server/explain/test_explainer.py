@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 from typing import Any, cast
 
 import pytest
@@ -180,7 +179,7 @@ def test_a_version_that_is_gone_leaves_nothing_behind() -> None:
     assert len(explainer._histories) == 1
 
     runners.clear()
-    gc.collect()
+    explainer.mark()
 
     assert len(explainer._histories) == 0
 

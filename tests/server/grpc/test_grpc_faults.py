@@ -50,6 +50,7 @@ async def waiting_call(bench: Any) -> tuple[MemoryClient, int]:
     return client, stream_id
 
 
+@pytest.mark.pure_form
 async def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connection(
     play: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +70,7 @@ async def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connectio
 
 
 @pytest.mark.parametrize("name", ["output", "events"])
+@pytest.mark.pure_form
 async def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connection(
     play: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -84,6 +86,7 @@ async def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connecti
         assert client.transport.is_closed
 
 
+@pytest.mark.pure_form
 async def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with play() as bench:
         client, _ = await waiting_call(bench)
@@ -99,6 +102,7 @@ async def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, mo
         assert repr(client.protocol) == "<GrpcConnection closing calls=0 deferred=0>"
 
 
+@pytest.mark.pure_form
 async def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +117,7 @@ async def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(
 
 
 @pytest.mark.parametrize("is_in_place", [True, False])
+@pytest.mark.pure_form
 async def test_a_response_that_cannot_be_sent_resets_its_stream_alone(
     play: Any, monkeypatch: pytest.MonkeyPatch, is_in_place: bool
 ) -> None:

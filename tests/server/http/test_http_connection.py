@@ -846,6 +846,7 @@ def test_a_fault_while_writing_is_logged_and_closes_the_connection(
     assert "is closed after a fault" in caplog.text
 
 
+@pytest.mark.pure_form
 def test_a_client_does_not_wait_for_what_a_fault_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestParser, "receive", fault)
 

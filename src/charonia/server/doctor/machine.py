@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from charonia import compiled
 from charonia.config.backends import Package, records
 from charonia.install_hint import extra_hint
 from charonia.server.backends.registry import install_hint
@@ -133,7 +134,9 @@ def look() -> list[Section]:
 
 
 def _machine() -> Iterator[Check]:
-    yield Check("charonia", __version__)
+    yield Check(
+        "charonia", f"{__version__}, {compiled.form}", compiled.problem, compiled.HINT if compiled.problem else ""
+    )
     yield python_finding(is_optimised())
     cores, usable = os.cpu_count() or 1, usable_cores()
     limit = "" if usable == cores else f", of which this process may use {usable}"

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from charonia.core.errors import ServingError, internal
+from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
 from charonia.server.execution.busy_poll import BusyPoll
@@ -62,13 +63,14 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
         execution = instance.execute(requests)
     except ServingError as error:
         return error
-    except Exception as error:  # a fault of a backend must fail its batch, not its executor
-        return _model_failed(error)
+    except Exception as fault:  # a fault of a backend must fail its batch, not its executor
+        return _model_failed(fault)
     if len(execution.results) != len(requests):
         return internal(f"the backend answered {len(execution.results)} of {len(requests)} requests of a batch")
     return execution
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SharedExecutor:
     """Base of executors: runners may share one, while the next replaces the first.
 
@@ -92,6 +94,7 @@ class SharedExecutor:
         raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockingExecutor(SharedExecutor):
     """Runs the batches of a blocking instance: in a thread, or in place while that is faster.
 
@@ -120,8 +123,8 @@ class BlockingExecutor(SharedExecutor):
         self.rule = InPlaceRule(is_bound=bool(placement.cores))
         self.requests = ShortRequests()
         self._queue: SimpleQueue[ExecutableBatch | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=placement.name, daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._work, name=placement.name, daemon=True)
+        self._worker.start()
 
     def __repr__(self) -> str:
         where = "on the event loop" if self.rule.in_place else "in its thread"
@@ -174,7 +177,7 @@ class BlockingExecutor(SharedExecutor):
 
     async def _end(self) -> None:
         self._queue.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._worker.join)
         await asyncio.to_thread(self._instance.close)
 
     def _work(self) -> None:
@@ -219,7 +222,7 @@ class AsyncExecutor(SharedExecutor):
     It has several concurrent batches while executions are short: with one, it would be idle while messages travel.
     """
 
-    capacity_max = CAPACITY_MAX
+    capacity_max: ClassVar[int] = CAPACITY_MAX
 
     def __init__(self, instance: AsyncInstance, placement: Placement) -> None:
         self.placement = placement

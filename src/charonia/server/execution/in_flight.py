@@ -19,6 +19,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.parameters import is_language_model, repeats_text
 from charonia.core.classification import classify
 from charonia.core.errors import Code, ServingError, internal, invalid, turned_away, unavailable
+from charonia.core.native import mypyc_attr
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import ExecutionRecord, InferResponse, Outcome, Reply
 from charonia.core.statistics import ResponseKind
@@ -415,6 +416,7 @@ class InFlight:
             self.idle.set()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RunningBatch:
     """A batch in an executor, and the sink of its responses.
 
@@ -557,6 +559,7 @@ class RunningBatch:
         )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StreamingBatch(RunningBatch):
     """A batch of a decoupled model: any number of responses for each request."""
 

@@ -19,6 +19,7 @@ from typing import cast
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import bounds_of
 from charonia.core.errors import Code, ServingError
+from charonia.core.native import mypyc_attr
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import ANSWERED, ExecutionRecord, InferResponse, Reply, Ticket
 from charonia.server.backends.api import Execution
@@ -65,6 +66,7 @@ TOGETHER_NS_MAX = 500_000
 """Time for which batches run in place, one after the other, before the event loop continues."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ModelRunner:
     """One loaded model version.
 

@@ -6,6 +6,7 @@ A runner makes traced batches only while a request with a trace is in flight; ot
 from collections.abc import Callable
 
 from charonia.core.errors import ServingError
+from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.core.statistics import usage_of
@@ -69,6 +70,7 @@ def begin(
     return traced
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class _TracedBatch(RunningBatch):
     """A batch that may contain requests with traces."""
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -189,7 +188,7 @@ class Explainer:
         self._processes = processes
         self._where = where
         self._traffic = traffic
-        self._histories: WeakKeyDictionary[ModelMetrics, History] = WeakKeyDictionary()
+        self._histories: dict[ModelMetrics, History] = {}
         self._times = CpuTimes.read(0.0)
         self._at_ns = now_ns()
 
@@ -207,11 +206,10 @@ class Explainer:
         idle, taken = times.since(self._times, (now - self._at_ns) / 1e9)
         idle = min(float(self._cores), idle)
         self._at_ns, self._times = now, times
+        before, self._histories = self._histories, {}
         for version in loaded:
             runner = version.runner
-            history = self._histories.get(runner.metrics)
-            if history is None:
-                history = self._histories[runner.metrics] = History()
+            history = self._histories[runner.metrics] = before.get(runner.metrics) or History()
             shortage = version.claim.shortage(now) if version.claim is not None else NO_SHORTAGE
             history.mark(runner.metrics, now, runner.pending or 0, idle, shortage, taken)
 

@@ -219,8 +219,8 @@ class CallTable:
         except RpcError as error:
             self._refuse(stream_id, headers, end, error_head(error), error.status.name)
             return
-        except NotGrpcError as error:
-            self._refuse(stream_id, headers, end, error.headers, error.status)
+        except NotGrpcError as other:
+            self._refuse(stream_id, headers, end, other.headers, other.status)
             return
         if head.load_format and self.service.services.load is not None:
             self.service.services.load.want()

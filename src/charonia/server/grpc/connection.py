@@ -122,6 +122,7 @@ class Timers:
         "active",
         "calls",
     )
+    __deletable__ = ("_connection",)  # for the compiled form
 
     calls: CallTable
 

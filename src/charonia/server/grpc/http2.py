@@ -135,8 +135,8 @@ class ServerConnection:
         """
         try:
             self._connection.receive_data(data)
-        except ngh2.ConnectionStateError as error:
-            raise Http2Error(str(error), b"") from error
+        except ngh2.ConnectionStateError as ended:
+            raise Http2Error(str(ended), b"") from ended
         except ngh2.NGH2Error as error:
             calm = isinstance(error, ngh2.DenialOfServiceError)
             code = ErrorCode.ENHANCE_YOUR_CALM if calm else ErrorCode.PROTOCOL_ERROR

@@ -152,8 +152,8 @@ def _working(work: Callable[[Service, Buffer], Awaitable[bytes]]) -> Run:
             call.answer(await work(call.table.service, message))
         except ServingError as error:
             call.refuse(error)
-        except RpcError as error:
-            call.fail(error)
+        except RpcError as refusal:
+            call.fail(refusal)
         except Exception:
             call.table.fault(call)
 

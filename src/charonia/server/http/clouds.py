@@ -242,8 +242,8 @@ def guarded(exchange: Exchange, admit: Callable[[Exchange], bool], route: Handle
             route(exchange)
     except ServingError as error:
         exchange.fail(error)
-    except OSError as error:
-        exchange.fail(invalid(f"'{error.filename}': {error.strerror}"))
+    except OSError as failure:
+        exchange.fail(invalid(f"'{failure.filename}': {failure.strerror}"))
 
 
 def infer(

@@ -413,9 +413,9 @@ async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) ->
         await work
     except ServingError as error:
         exchange.fail(error)
-    except Exception as error:  # a bug: it must not end the server
+    except Exception as fault:  # a bug: it must not end the server
         _log.exception("%s failed", exchange.request.url.decode("latin-1"))
-        exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+        exchange.fail(internal(f"the request failed: {type(fault).__name__}"))
 
 
 TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")

@@ -258,8 +258,8 @@ class InferenceHandlers:
                 self._respond(exchange, call, outcome)
         except ServingError as error:
             exchange.fail(error)
-        except Exception as error:  # the model's output is malformed: only this request fails
-            exchange.fail(_broken(exchange, error))
+        except Exception as fault:  # the model's output is malformed: only this request fails
+            exchange.fail(_broken(exchange, fault))
         if ticket is not None:  # after the response, which the outcome of cancellation would replace
             ticket.cancel()
 

@@ -128,8 +128,8 @@ def _reply(exchange: Exchange, is_rows: bool, config: ModelConfig, outcome: Outc
             exchange.respond(200, [encode_predictions(answer, is_rows, config)])
         except ServingError as error:
             exchange.fail(error)
-        except Exception as error:  # the model's output is malformed: only this request fails
+        except Exception as fault:  # the model's output is malformed: only this request fails
             _log.exception("the response of model '%s' cannot be encoded", exchange.model)
-            exchange.fail(internal(f"the response of model '{exchange.model}' is broken: {type(error).__name__}"))
+            exchange.fail(internal(f"the response of model '{exchange.model}' is broken: {type(fault).__name__}"))
     if ticket is not None:  # after the response, which the outcome of cancellation would replace
         ticket.cancel()

@@ -340,8 +340,8 @@ class RequestParser:
             self._llhttp.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             return self._decline(data[offer.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
+        except httptools.HttpParserCallbackError as refusal:
+            cause = refusal.__context__
             if not isinstance(cause, _RefusedError):
                 raise
             self._events.append(self.refuse(cause.status, cause.error))

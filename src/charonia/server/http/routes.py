@@ -166,9 +166,9 @@ class Router:
             handler(exchange, target)
         except ServingError as error:
             exchange.fail(error)
-        except Exception as error:  # a bug: it must not end the server
+        except Exception as fault:  # a bug: it must not end the server
             _log.exception("%s failed", request.url.decode("latin-1"))
-            exchange.fail(internal(f"the request failed: {type(error).__name__}"))
+            exchange.fail(internal(f"the request failed: {type(fault).__name__}"))
 
     def admit(self, exchange: Exchange) -> bool:
         """Return whether a request may be handled if a page of a browser has sent it; if not, answer it."""

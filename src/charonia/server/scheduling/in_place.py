@@ -22,6 +22,8 @@ about as much as handing it to a thread. In the engine, requests of all front en
 So `ShortRequests` keeps the same kind of account, with the same limits, of each request's share of a batch.
 """
 
+from charonia.core.native import mypyc_attr
+
 IN_PLACE_NS_MAX = 100_000
 """Longest execution in the thread that is short: about the cost of handing it over and back."""
 
@@ -71,6 +73,7 @@ PAUSE_MAX = 4096
 """The same before a later one."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InPlaceRule:
     """Decides whether the next execution runs in place.
 

@@ -10,7 +10,7 @@ from charonia.config.model import InitialState, ModelConfig, SequenceControl, Se
 from charonia.config.sequence_tensors import CONTROL_DIMS, control_type, controls
 from charonia.core.dtypes import DataType
 from charonia.core.raw_data import from_file, zeros
-from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
+from charonia.core.request import FIELDS, SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import Outputs
 
@@ -28,7 +28,7 @@ class SequenceRequest(InferRequest):
     __slots__ = ("sequence",)
 
     def __init__(self, request: InferRequest, inputs: dict[str, Tensor], outputs: tuple[RequestedOutput, ...]) -> None:
-        for name in InferRequest.__slots__:
+        for name in FIELDS:
             setattr(self, name, getattr(request, name))
         self.inputs = inputs
         self.outputs = outputs

@@ -1,0 +1,103 @@
+"""Compiles the request path with mypyc: a hook of the wheel's build, which acts where CHARONIA_COMPILE is 1.
+
+`python hatch_build.py` only generates the C code, to check that the modules can be compiled.
+"""
+
+import os
+import runpy
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+COMPILE = "CHARONIA_COMPILE"
+
+REQUIRES = ["mypy==2.4.1", "setuptools==84.2.1"]
+"""The compiler. It sees no types of other packages, so the generated code depends on these two and the source only."""
+
+ROOT = Path(__file__).resolve().parent
+
+_ROOMS = {
+    "core": "raw_data request response tensor trace",
+    "wire": "grpc_framing grpc_headers grpc_infer http_response json_text plain_values tensors "
+    "v2_data v2_request v2_response",
+    "server.scheduling": "api dynamic in_place queue schedulers slots",
+    "server.execution": "admission busy_poll clock deadlock executor in_flight runner tracing version_runner",
+    "server.ensembles": "call flow",
+    "server.metrics": "model_metrics",
+    "server": "engine",
+    "server.http": "connection exchange inference limits parser routes",
+    "server.grpc": "call_table calls connection http2 limits methods streams",
+}
+
+MODULES = [f"charonia.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()]
+"""The modules of the request path. Others would not be faster, or are not waited for."""
+
+
+def generate(target: Path) -> list[Any]:
+    """Write the C code of the modules into a folder; return the extensions to build."""
+    from mypyc.build import mypycify
+
+    os.chdir(ROOT / "src")  # tracebacks name files as they are given here
+    paths = [module.replace(".", "/") + ".py" for module in MODULES]
+    types = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+    options = [*types, "--explicit-package-bases", f"--cache-dir={target / 'types'}", *paths]
+    group: list[tuple[list[str], str | None]] = [(paths, "charonia")]
+    return list(mypycify(options, separate=group, multi_file=True, debug_level="0", target_dir=str(target / "c")))
+
+
+def compile_into(folder: Path) -> None:
+    """Compile the modules into a folder, and list the hashes of their sources there."""
+    form = runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))
+    hashes = {name: form["hash_of"](form["module_path"](str(ROOT / "src"), name, ".py")) for name in MODULES}
+    with tempfile.TemporaryDirectory() as scratch:
+        extensions = generate(Path(scratch))
+        from setuptools import Distribution  # type: ignore[import-untyped]
+
+        command: Any = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = str(folder), scratch
+        command.ensure_finalized()
+        command.build_extensions = lambda: _build(command)
+        command.run()
+    (folder / form["HASHES"]).write_text("".join(f"{name} {value}\n" for name, value in hashes.items()))
+
+
+def _build(command: Any) -> None:
+    # setuptools compiles the files of an extension one after the other, and nearly all files are of one.
+    compile_files = command.compiler.compile
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compile_in_parallel(sources: list[str], **options: Any) -> list[str]:
+            objects = pool.map(lambda source: compile_files([source], **options), sources)
+            return [name for names in objects for name in names]
+
+        command.compiler.compile = compile_in_parallel
+        for extension in command.extensions:
+            command.build_extension(extension)
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[type-arg] # of any configuration
+    """Adds the compiled form to a wheel, or to the checkout that an editable wheel refers to."""
+
+    def dependencies(self) -> list[str]:
+        return REQUIRES if os.environ.get(COMPILE) == "1" else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, if the environment says so."""
+        if os.environ.get(COMPILE) != "1":
+            return
+        folder = Path(runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))["FOLDER"])
+        if version != "editable":
+            packed, folder = folder.relative_to(ROOT / "src"), Path(tempfile.mkdtemp(), folder.name)
+            build_data["force_include"][str(folder)] = str(packed)
+            build_data["infer_tag"], build_data["pure_python"] = True, False
+        shutil.rmtree(folder, ignore_errors=True)
+        compile_into(folder)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as target:
+        generate(Path(target))
