@@ -27,7 +27,6 @@ _ROOMS = {
     "server.scheduling": "api dynamic in_place queue schedulers slots",
     "server.execution": "admission busy_poll clock deadlock executor in_flight runner tracing version_runner",
     "server.ensembles": "call flow",
-    "server.metrics": "model_metrics",
     "server": "engine",
     "server.http": "connection exchange inference limits parser routes",
     "server.grpc": "call_table calls connection http2 limits methods streams",

@@ -45,9 +45,9 @@ class SummaryCounts:
         slots: Their histograms as numbers and lists, by slot.
     """
 
-    count: "int"
-    total: "int"
-    slots: "Mapping[int, Mapping[str, Any]]"
+    count: int
+    total: int
+    slots: Mapping[int, Mapping[str, Any]]
 
 
 class Summary:
@@ -219,12 +219,11 @@ class Increase:
         summaries: Summaries of latencies by name; none where they are off.
     """
 
-    # The compiled form keeps only quoted annotations complete, and other processes read records by them.
-    statistics: "ModelStatistics"
-    failures: "Mapping[FailureReason, int]"
-    closes: "Mapping[CloseReason, int]"
-    histograms: "tuple[HistogramCounts, ...]"
-    summaries: "Mapping[str, SummaryCounts]"
+    statistics: ModelStatistics
+    failures: Mapping[FailureReason, int]
+    closes: Mapping[CloseReason, int]
+    histograms: tuple[HistogramCounts, ...]
+    summaries: Mapping[str, SummaryCounts]
 
 
 class BatchCost:
