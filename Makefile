@@ -8,6 +8,7 @@
 # make install-fast  compile the request path of this checkout, which is used until one of its sources changes
 # make test-compiled  compile it, and run the tests of the compiled modules
 # make release  wheel and source distribution in dist/, checked; UPLOAD=yes sends them to the package index
+# make fuzz MINUTES=5  search for inputs that break a reader of what others send, so long for each (fuzz/guided.py)
 # make mutants    put faults into the files changed since HEAD~1, print those that no test detects (tools/mutants.py);
 #                 make mutants MUTANTS_ARGS='src/charonia/core/metadata.py --count 60 --seed 7'
 #
@@ -47,7 +48,7 @@ TORCH ?= torch==2.13.0
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate packages wheel install-fast test-compiled release mutants image clean
+.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -65,8 +66,8 @@ test-server test-tools test-platform test-client: test-%: $(READY)
 	$(BIN)/python tools/run_tests.py --tower=$* $(PYTEST_ARGS)
 
 check: $(READY) packages
-	$(BIN)/ruff format --check src tests bench examples tools
-	$(BIN)/ruff check src tests bench examples tools
+	$(BIN)/ruff format --check src tests bench examples tools fuzz
+	$(BIN)/ruff check src tests bench examples tools fuzz
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python hatch_build.py
@@ -74,6 +75,8 @@ check: $(READY) packages
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
 	$(BIN)/python -m tests.simulation --scenarios 30
+	$(BIN)/zizmor --quiet --offline .github
+	$(BIN)/python tools/audit.py
 
 SEED ?= 1
 simulate: $(READY)
@@ -98,7 +101,13 @@ test-compiled: install-fast
 	$(BIN)/pytest $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 release: check test
+	$(BIN)/python tools/provenance.py
 	$(if $(UPLOAD),$(BIN)/twine upload dist/*)
+
+# Without MINUTES, only the saved inputs are tried, as the tests do.
+fuzz: $(READY)
+	$(if $(MINUTES),$(BIN)/python -m pip install -q atheris)
+	$(BIN)/python -m fuzz.guided $(if $(MINUTES),--minutes $(MINUTES))
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(MUTANTS_ARGS)

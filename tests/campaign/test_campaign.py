@@ -1,6 +1,7 @@
 """The campaign itself, in short: its parts run, and each of its checks notices what is wrong."""
 
 import pytest
+from fuzz import guided
 from tests.campaign import __main__ as campaign
 
 
@@ -21,3 +22,13 @@ def test_a_short_run_finds_nothing(parts: list[str], capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert all(part in printed for part in parts)
+
+
+@pytest.mark.parametrize("name", guided.TARGETS)
+def test_saved_inputs_are_read_or_refused(name: str) -> None:
+    paths = list(guided.saved(name))
+
+    for path in paths:
+        guided.replay(name, path.read_bytes())
+
+    assert paths

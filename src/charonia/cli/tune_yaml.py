@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> dict[str, object]:
     if len(content) > FILE_BYTES_MAX:
         raise invalid(f"{path}: expected a file of at most {FILE_BYTES_MAX} bytes")
     try:
-        document = yaml.load(content, _Loader)  # a SafeLoader
+        document = yaml.load(content, _Loader)  # noqa: S506 # a SafeLoader
     except yaml.YAMLError as error:
         raise invalid(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:

@@ -282,7 +282,7 @@ def take_options(folder: Path, name: str) -> None:
 def read_options(folder: Path) -> ServerOptions:
     """Return the options that the parent has written."""
     with (folder / OPTIONS_NAME).open("rb") as file:
-        options: ServerOptions = pickle.load(file)
+        options: ServerOptions = pickle.load(file)  # noqa: S301 # written by the parent into its private folder
     return options
 
 
