@@ -394,6 +394,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
 @pytest.mark.parametrize(
     ("source", "name"),
     [
+        ("https://host/reader.onnx?Signature=secret", "reader"),
         ("resnet.onnx", "resnet"),
         ("model.onnx", "model"),
         ("/a/b/resnet-50.v2.onnx", "resnet-50.v2"),

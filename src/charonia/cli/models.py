@@ -84,6 +84,7 @@ def default_name(source: str) -> str:
     """Derive the name of a model from the name of its file, folder or address."""
     if source.startswith(_MLFLOW):
         return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
+    source = source.partition("?")[0] if is_store(source) else source
     parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "..")]
     stem = re.sub(r"\.(tar\.\w+|tgz|\w+)$", "", parts[-1]) if parts else ""
     if stem in ("model", "model_repository", "models") and len(parts) > 1:

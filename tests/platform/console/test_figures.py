@@ -146,6 +146,7 @@ def test_the_preset_of_a_backend_is_built_where_no_environment_has_what_is_missi
 def test_a_model_has_the_name_of_the_place_it_comes_from() -> None:
     assert name_of("s3://bucket/models/reader/3/", "store") == "reader"
     assert name_of("s3://bucket/reader.onnx", "store") == "reader"
+    assert name_of("https://host/reader.onnx?Signature=secret", "store") == "reader"
     assert name_of("/srv/reader/1/model.onnx", "folder") == "reader"
     assert name_of("models:/reader/7", "mlflow") == "reader"
 

@@ -197,7 +197,8 @@ def name_of(source: str, way: str) -> str:
     """Return the name of a model from its source."""
     if way == "mlflow":
         return source.removeprefix("models:/").partition("/")[0]
-    parts = [part for part in source.partition("://")[2 if "://" in source else 0].split("/") if part]
+    source = source.partition("://")[2].partition("?")[0] if "://" in source else source
+    parts = [part for part in source.split("/") if part]
     if len(parts) > 1 and re.fullmatch(r"model\.\w+", parts[-1]):
         parts.pop()
     while len(parts) > 1 and parts[-1].isdecimal():  # the folder of a version
