@@ -25,7 +25,7 @@ _ROOMS = {
     "wire": "grpc_framing grpc_headers grpc_infer http_response json_text plain_values tensors "
     "v2_data v2_request v2_response",
     "server.scheduling": "api dynamic in_place queue schedulers slots",
-    "server.execution": "admission busy_poll clock deadlock executor in_flight runner tracing version_runner",
+    "server.execution": "admission busy_poll clock deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
     "server": "engine",
     "server.http": "connection exchange inference limits parser routes",
@@ -33,7 +33,8 @@ _ROOMS = {
 }
 
 MODULES = [f"charonia.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()]
-"""The modules of the request path. Others would not be faster, or are not waited for."""
+"""The modules of the request path. Others would not be faster, or are not waited for. `execution.tracing` and
+`sequences.runner` combine classes at run time, for which `super()` of compiled classes does not look."""
 
 
 def generate(target: Path) -> list[Any]:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from charonia.core.metadata import ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import ANSWERED, InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
+from charonia.core.trace import TraceLevel, TraceTree
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll, Neighbours
@@ -155,7 +158,8 @@ async def test_a_request_with_a_trace_and_other_versions_are_left_to_the_engine(
     async with running(tmp_path) as bench:
         await bench.follow()
         traced = request()
-        traced.trace = object()  # type: ignore[assignment]
+        ids = cast("Any", SimpleNamespace(trace_id=lambda: 1, span_id=lambda: 0))
+        traced.trace = TraceTree(TraceLevel.TIMESTAMPS, ids, lambda tree: None).root
         unknown = request()
         unknown.model_version = "7"
 
