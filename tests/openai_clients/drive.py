@@ -19,6 +19,7 @@ from pydantic import BaseModel
 BASE_URL, MODEL = sys.argv[2:]
 KEY = "unused"
 ASKED = "Name a moon of Jupiter."
+LONG = "Count from one to twenty in words."  # its answer has more tokens than FEW
 MESSAGES: list[Any] = [{"role": "user", "content": ASKED}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris"]}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}}
@@ -111,11 +112,11 @@ class OpenaiResponses:
         self.responses = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0).responses
 
     def chat(self) -> None:
-        answer = self.responses.create(model=MODEL, input=ASKED, max_output_tokens=FEW)
+        answer = self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, temperature=0)
         expect(answer.output_text and answer.status == "incomplete", answer)
 
     def stream(self) -> None:
-        events = list(self.responses.create(model=MODEL, input=ASKED, max_output_tokens=FEW, stream=True))
+        events = list(self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, temperature=0, stream=True))
         expect(events[-1].type == "response.incomplete" and events[-1].response.usage.output_tokens == FEW, events)
 
     def tools(self) -> None:

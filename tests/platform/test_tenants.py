@@ -26,6 +26,7 @@ OTHER = "hidden"
 """The other project, and a part of the name of all that lies in it."""
 
 MODEL, DEPLOYMENT, ENVIRONMENT, KEY = "hidden-model", "hidden-reader", "hidden-python", "hidden-key"
+SECRET = "hidden-token"
 
 SPEC = {"models": [{"name": MODEL, "versions": [1]}], "environment": ENVIRONMENT}
 
@@ -43,6 +44,7 @@ BODIES: dict[str, Any] = {
     "POST /api/v1/projects/{project}/models": {"name": "more"},
     "PATCH /api/v1/projects/{project}/models/{model}": {"owner": "me"},
     "PATCH /api/v1/projects/{project}/models/{model}/versions/{number}": {"notes": "mine"},
+    "PUT /api/v1/projects/{project}/secrets/{name}": {"value": "mine"},
     "POST /api/v1/users": {"name": "more"},
     "PUT /api/v1/users/{id}/role": {"role": "admin", "project": OTHER},
 }
@@ -58,8 +60,8 @@ WITHOUT_PROJECT = {
 }
 """What answers everybody, with what they may see."""
 
-NOTHING_THERE = ("/found", "/try/stop")
-"""Calls that have an answer also for a model that there is not."""
+NOTHING_THERE = ("/found", "/try/stop", "/secrets/{name}")
+"""Calls that have an answer also for a model that there is not, or make a secret in the own project."""
 
 FOR_ONE = {"POST /logout"} | {f"GET {path}" for path in PUBLIC}
 
@@ -100,6 +102,7 @@ def stranger(request: pytest.FixtureRequest, platform: Platform, admin: TestClie
     files = {"files": [{"path": "hidden.onnx", "size": 6}]}
     (upload,) = admin.post(f"/api/v1/projects/{OTHER}/uploads", json=files).json()
     admin.post("/api/v1/keys", json={"name": KEY, "roles": [{"role": "viewer", "project": OTHER}]})
+    admin.put(f"/api/v1/projects/{OTHER}/secrets/{SECRET}", json={"value": "hidden"})
     user = admin.post("/api/v1/users", json={"name": "Ada"}).json()["id"]
     admin.put(f"/api/v1/users/{user}/role", json={"role": "viewer", "project": OTHER})
     roles = [{"role": request.param, "project": "default", "may_run_code": True}]
@@ -121,7 +124,13 @@ def value_of(stranger: Stranger, path: str, name: str) -> str:
         return stranger.values["upload"] if "/uploads/" in path else KEY
     if name == "name":
         before = path.partition("/{name}")[0].rpartition("/")[2]
-        names = {"deployments": DEPLOYMENT, "environments": ENVIRONMENT, "models": MODEL, "keys": KEY}
+        names = {
+            "deployments": DEPLOYMENT,
+            "environments": ENVIRONMENT,
+            "models": MODEL,
+            "keys": KEY,
+            "secrets": SECRET,
+        }
         return {**names, "files": "report.html"}[before]
     if name == "number" and ("/tasks/" in path or "/jobs/" in path):
         return stranger.values["task"]
