@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -187,7 +188,7 @@ def test_every_request_of_both_protocols_has_exactly_one_correct_answer(server: 
     assert server.logs("front_end_1_3 (pid ", times=3)  # it was ready, has ended, and is ready again
     wait_until_ended(before)
     lines = done.stdout.splitlines()
-    assert lines[0] == f"server {server.process.pid}: release 0.1.0"
+    assert lines[0] == f"server {server.process.pid}: release {version('charonia')}"
     assert [line.split(" (")[0] for line in lines[1:]] == [
         "a new engine starts",
         "the new engine",

@@ -134,6 +134,7 @@ def test_a_run_that_does_not_use_it_imports_no_part_of_the_server() -> None:
 
     assert done.stdout.split() == [
         "charonia",
+        "charonia.compiled",
         "charonia.core",
         "charonia.core.errors",
         "charonia.testing",
