@@ -13,6 +13,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+ANSWER_S_MAX = 120.0
+"""Time limit for an index that does not answer."""
+
 
 def needed(package: str, found: set[str]) -> set[str]:
     """Return the names of a package and of what it requires, without extras."""
@@ -32,16 +35,12 @@ def needed(package: str, found: set[str]) -> set[str]:
 def main() -> int:
     """Run as a program; return the exit status."""
     program = Path(sys.executable).with_name("pip-audit")
-    done = subprocess.run(
-        [str(program), "--local", "--skip-editable", "--progress-spinner=off", "--format=json"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command = [str(program), "--local", "--skip-editable", "--progress-spinner=off", "--format=json"]
     try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ANSWER_S_MAX)
         packages = json.loads(done.stdout)["dependencies"]
-    except (ValueError, KeyError):
-        print(f"pip-audit has no answer, nothing is known: {done.stderr.strip()[-300:]}")
+    except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
+        print(f"pip-audit has no answer, so nothing is known: {error}")
         return 0
     ours = needed("charonia", set())
     unknown = [each["name"] for each in packages if "skip_reason" in each]
