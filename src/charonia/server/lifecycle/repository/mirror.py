@@ -81,7 +81,7 @@ class StoreCache:
         Raises:
             OSError: The folder cannot be written.
         """
-        for folder in (self._blobs, self._trees):
+        for folder in (self._trees, self._blobs):  # in this order: where blobs are, `trim` expects trees
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self.folder / "lock", fcntl.LOCK_SH):
             yield

@@ -139,3 +139,18 @@ def test_two_processes_that_make_the_same_tree_do_not_disturb_each_other(tmp_pat
 
     assert first.path == second.path
     assert names(tmp_path / "trees") == ["t"]
+
+
+def test_a_cache_is_trimmed_while_another_process_creates_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, other = StoreCache(tmp_path / "cache"), StoreCache(tmp_path / "cache")
+    mkdir = Path.mkdir
+
+    def trimmed(folder: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        mkdir(folder, mode, parents, exist_ok)
+        other.trim()
+
+    monkeypatch.setattr(Path, "mkdir", trimmed)
+
+    assert put(cache, "a", b"abc").read_bytes() == b"abc"
