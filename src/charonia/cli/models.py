@@ -29,6 +29,7 @@ from charonia.cli.platform_access import (
 from charonia.cli.values import integer
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
+from charonia.platform.models.git import is_git, parse_git
 from charonia.stores.location import is_store
 
 _MLFLOW = "models:/"
@@ -84,6 +85,8 @@ def default_name(source: str) -> str:
     """Derive the name of a model from the name of its file, folder or address."""
     if source.startswith(_MLFLOW):
         return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
+    if is_git(source):
+        source = parse_git(source).name
     source = source.partition("?")[0] if is_store(source) else source
     parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "..")]
     stem = re.sub(r"\.(tar\.\w+|tgz|\w+)$", "", parts[-1]) if parts else ""
@@ -112,6 +115,8 @@ def _source(client: PlatformClient, given: RegistryOptions) -> tuple[str, str]:
         return "folder", given.source
     if given.source.startswith(_MLFLOW):
         return "mlflow", given.source
+    if is_git(given.source):
+        return "git", given.source
     if is_store(given.source):
         return "address", given.source
     batch = client.send_files(given.access.project, files_of(Path(given.source).expanduser()), _show_progress)
@@ -216,17 +221,19 @@ RESOURCE = Resource(
                      "Show a model with its versions, or a version with its signature.", "MODEL [VERSION]",
                      (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),
                       Option("--model-version VERSION", "version", str, "VERSION", "One version with its signature"))),
-        "add": Verb("Add a version from a file, a folder, an object store or MLflow", _add,
+        "add": Verb("Add a version from a file, a folder, an object store, Git or MLflow", _add,
                     """\
 Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
-s3://bucket/path; or models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.""", "SOURCE",
+s3://bucket/path; git+https://HOST/PATH[@REF][#FOLDER], git+ssh:// or git@HOST:PATH for a Git repository; or
+models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.""", "SOURCE",
                     (Option("SOURCE", "source", str, "SOURCE", "File, folder or URI of the model", default=""),
                      Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
                      Option("--notes", "notes", str, "TEXT", "Note on this version"),
                      Option("--take", "take", integer(0), "VERSION",
                             "Which version of a folder with several, 0 for the highest"),
                      Option("--mlflow", "mlflow", str, "URL", "Address of MLflow's server"),
-                     Option("--secret", "secret", str, "NAME", "Secret of the project with the store's credentials"),
+                     Option("--secret", "secret", str, "NAME",
+                            "Secret of the project: the store's credentials, a token, a deploy key"),
                      flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
                      flag("--no-wait", "waits", False, "Do not wait for the check"))),
     },

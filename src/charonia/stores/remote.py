@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, cast
 
 from charonia.core.errors import invalid, unavailable
@@ -254,11 +255,18 @@ class HttpFile:
 
     Args:
         check: Raises for a URL that must not be read, also for the target of a redirect.
+        headers: Headers for the server at the address, and for no other.
     """
 
-    def __init__(self, address: StoreAddress, check: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        check: Callable[[str], None] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.uri = address.uri
         self._url = address.url
+        self._headers = headers
         self._opener = urllib.request.build_opener(_CheckedRedirects(check))
 
     def files(self) -> Iterator[RemoteFile]:
@@ -286,14 +294,24 @@ class HttpFile:
                 yield piece
 
     def _open(self) -> Any:
+        request = urllib.request.Request(self._url)  # noqa: S310 # https, as each address of a file
+        for name, value in self._headers.items():
+            request.add_unredirected_header(name, value)
         try:
-            return self._opener.open(self._url, timeout=SILENCE_S_MAX)
+            return self._opener.open(request, timeout=SILENCE_S_MAX)
         except urllib.error.HTTPError as error:
             with error:
                 expired = " (a presigned address is valid for a limited time)" if error.code in (401, 403) else ""
             raise unavailable(f"'{self.uri}': the server answers {error.code}{expired}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise unavailable(f"'{self.uri}' cannot be reached: {_reason(error)}") from None
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: they would take the credentials along."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
 
 
 class _CheckedRedirects(urllib.request.HTTPRedirectHandler):

@@ -19,6 +19,7 @@ from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.models import arrival, registry
+from charonia.platform.models.git import parse_git
 from charonia.platform.models.records import (
     ARRIVING,
     CHECKING,
@@ -35,10 +36,10 @@ from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/models")
 
-WAYS = (("upload", "Upload"), ("store", "Object store"), ("folder", "Folder"), ("mlflow", "MLflow"))
+WAYS = (("upload", "Upload"), ("store", "Object store"), ("git", "Git"), ("folder", "Folder"), ("mlflow", "MLflow"))
 """Sources of a model: the value in addresses, and the title."""
 
-_KINDS: Mapping[str, SourceKind] = {"folder": "folder", "mlflow": "mlflow"}
+_KINDS: Mapping[str, SourceKind] = {"git": "git", "folder": "folder", "mlflow": "mlflow"}
 
 _OPEN = (ARRIVING, CHECKING)
 
@@ -75,14 +76,14 @@ def show_form(visit: OnPage, model: Text = "", way: Annotated[Text, Query(alias=
 
 @router.post("/add")
 def add(visit: OnPage, sent: Sent) -> Response:
-    """Add a version from an address, a folder or MLflow."""
+    """Add a version from an address, a Git repository, a folder or MLflow."""
     way, source, name, notes, tracking_uri, secret = (
         text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri", "secret")
     )
     given = {"name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri, "secret": secret}
     form = {**_FORM, **given}
-    wanted = name or name_of(source, way)
     try:
+        wanted = name or name_of(source, way)
         with visit.platform.database.transaction() as session:
             place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri, secret=secret)
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
@@ -197,6 +198,8 @@ def name_of(source: str, way: str) -> str:
     """Return the name of a model from its source."""
     if way == "mlflow":
         return source.removeprefix("models:/").partition("/")[0]
+    if way == "git":
+        source = parse_git(source).name
     source = source.partition("://")[2].partition("?")[0] if "://" in source else source
     parts = [part for part in source.split("/") if part]
     if len(parts) > 1 and re.fullmatch(r"model\.\w+", parts[-1]):

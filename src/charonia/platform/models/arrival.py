@@ -43,6 +43,7 @@ from charonia.platform.models.sources import (
     START_BYTES,
     AllowedHosts,
     ArrivingFiles,
+    SourceReader,
     VersionSource,
     open_source,
     unpacked,
@@ -181,8 +182,9 @@ class VersionTasks:
         hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
         with self.database.reading() as session:
             secret = self.secrets.value(session, run.project_id, source.secret) if source.secret else ""
-        files, title = open_source(source, self.uploads, sent, may_read_folders=is_admin, hosts=hosts, secret=secret)
-        with unpacked(files, self.store, self.isolation, pace.seen) as inner:
+        within = self.store, self.isolation, pace.seen
+        reader = SourceReader(self.uploads, *within, hosts, is_admin, secret)
+        with open_source(source, sent, reader) as (files, title), unpacked(files, *within) as inner:
             sizes = inner.sizes()
             found = _arranged(inner, list(sizes), source.take)
             pace.total = sum(sizes[path] for path in found.files.values())

@@ -58,11 +58,14 @@ class SourceBody(RequestBody):
     kind: SourceKind
     place: Text = Field(
         max_length=PLACE_CHARS_MAX,
-        description="The batch of an upload; s3://bucket/path; /path/of/a/folder; models:/NAME/VERSION of MLflow.",
+        description="The batch of an upload; s3://bucket/path; git+https://host/group/repo.git@REF#FOLDER; "
+        "/path/of/a/folder; models:/NAME/VERSION of MLflow.",
     )
     take: Number = Field(0, description="Which version of a model's folder with several, 0 for the highest.")
     server: Text = Field("", description="Address of MLflow's server, empty for the platform's default.")
-    secret: Text = Field("", description="Secret with the credentials of the store, empty for the platform's own.")
+    secret: Text = Field(
+        "", description="Secret with the credentials of the store, or the token or key of the repository."
+    )
 
 
 class VersionBody(RequestBody):

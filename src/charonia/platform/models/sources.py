@@ -1,4 +1,4 @@
-"""Sources of a version: an upload, an address, a folder of the platform's machine, MLflow's registry.
+"""Sources of a version: an upload, an address, a Git repository, a folder of the platform's machine, MLflow's registry.
 
 Users name servers, and the platform reaches more than they do: `AllowedHosts` decides.
 
@@ -18,7 +18,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -31,8 +31,9 @@ from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, sa
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.models.git import checkout, parse_git
 from charonia.stores.location import HOSTS, StoreAddress, entry_for, is_cloud, is_store, parse_address
-from charonia.stores.remote import ObjectStore, RemoteFile, RemoteStore, open_store
+from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store
 
 Sections = Mapping[str, Mapping[str, object]]
 """Credentials of stores by scheme and address."""
@@ -79,12 +80,14 @@ class AllowedHosts:
             if not set(account) <= _ACCOUNT_CHARACTERS and ANY not in self.entries:
                 raise invalid(f"account of '{place.uri}': expected small letters, digits and '-'")
         endpoint = place.endpoint or str(named.get("endpoint", ""))
-        if endpoint and not is_cloud(endpoint):
+        if endpoint:
             self.check(endpoint)
 
     def check(self, url: str) -> None:
-        """Check that a server may be read from. Blocks."""
+        """Check that a server may be read from: a cloud's always. Blocks."""
         try:
+            if is_cloud(url):
+                return
             host = urlsplit(url).hostname or ""
         except ValueError as error:
             raise invalid(f"'{url}' is not an address: {error}") from None
@@ -333,7 +336,7 @@ class MlflowServer:
                 hint=f"name one, or set {SERVER_VARIABLE} for the platform",
             )
         self._headers = _credentials(environment) if self.address == own else {}
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = urllib.request.build_opener(NoRedirect)
 
     def artifacts(self, model: str) -> tuple[str, str]:
         """Return where the files of a model's version are, and its name: "models:/NAME/VERSION".
@@ -430,13 +433,6 @@ class ProxiedArtifacts:
                 yield piece
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: they would take the credentials along."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
 def _credentials(environment: Mapping[str, str]) -> dict[str, str]:
     token = environment.get("MLFLOW_TRACKING_TOKEN", "")
     name, password = (environment.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
@@ -466,7 +462,7 @@ def _message(body: bytes) -> str:
 
 PLACE_CHARS_MAX = 2000
 
-SourceKind = Literal["upload", "address", "folder", "mlflow"]
+SourceKind = Literal["upload", "address", "git", "folder", "mlflow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,10 +470,12 @@ class VersionSource:
     """Where a version comes from.
 
     Attributes:
-        place: The batch of an upload; "s3://bucket/path"; "/path/of/a/folder"; "models:/NAME/VERSION".
+        place: The batch of an upload; "s3://bucket/path"; "git+https://host/group/repo.git@REF#FOLDER";
+            "/path/of/a/folder"; "models:/NAME/VERSION".
         take: Which of several versions in a model's folder to take, 0 for the highest.
         server: Address of MLflow's server, "" for the one in the platform's environment.
-        secret: Name of a secret of the project with the credentials of a store, "" for those of the platform.
+        secret: Name of a secret of the project with the credentials of a store or a repository, "" for those of the
+            platform, and for none.
     """
 
     kind: SourceKind
@@ -497,45 +495,75 @@ class VersionSource:
             raise invalid(f"source: expected a place of 1 to {PLACE_CHARS_MAX} characters")
         if self.kind == "address":
             parse_address(self.place)
+        elif self.kind == "git":
+            parse_git(self.place)
         elif self.secret:
             raise invalid(
-                f"secret '{self.secret}': expected an address of a store with it, got a source of '{self.kind}'"
+                f"secret '{self.secret}': expected a store or a Git repository with it, got a source of '{self.kind}'"
             )
         if self.kind == "folder" and not Path(self.place).is_absolute():
             raise invalid(f"folder: expected an absolute path on the platform's machine, got '{self.place}'")
 
 
+@dataclass(frozen=True, slots=True)
+class SourceReader:
+    """Reads a source.
+
+    Attributes:
+        hosts: Servers that the caller may name.
+        may_read_folders: Whether the caller may read any folder of this machine.
+        secret: The value of the secret that the source names.
+    """
+
+    uploads: UploadFolder
+    store: ArtifactStore
+    isolation: Isolation
+    seen: Seen
+    hosts: AllowedHosts
+    may_read_folders: bool
+    secret: str = field(default="", repr=False)
+
+
+@contextmanager
 def open_source(
-    source: VersionSource,
-    uploads: UploadFolder,
-    sent: Mapping[str, str],
-    *,
-    may_read_folders: bool,
-    hosts: AllowedHosts,
-    secret: str = "",
-) -> tuple[ArrivingFiles, str]:
-    """Return the files, and their origin in words. Blocks.
+    source: VersionSource, sent: Mapping[str, str], reader: SourceReader
+) -> Iterator[tuple[ArrivingFiles, str]]:
+    """Yield the files, and their origin in words. Blocks.
 
     Args:
-        secret: The value of the secret that the source names.
         sent: Their keys by path, for an upload.
-        may_read_folders: Whether the caller may read any folder of this machine.
     """
+    uploads, hosts = reader.uploads, reader.hosts
     match source.kind:
         case "upload":
             paths = list(sent)
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
-            return OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
+            yield OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
-            return _at(source.place, hosts, _credentials_of(source, secret)), source.shown
+            yield _at(source.place, hosts, _credentials_of(source, reader.secret)), source.shown
+        case "git":
+            address = parse_git(source.place)
+            hosts.check(address.url)
+            with (
+                reader.store.local.scratch() as folder,
+                checkout(address, reader.secret, folder, reader.isolation, lambda: reader.seen(0), hosts.check) as (
+                    found,
+                    commit,
+                ),
+            ):
+                files = {found.name: found} if found.is_file() else {path: found / path for path in _below(found)}
+                yield OwnFiles(files), address.at(commit)
         case "folder":
-            return _folder(Path(source.place), uploads), f"folder {source.place}"
+            yield _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
             server = MlflowServer(source.server)
             if source.server:  # otherwise the platform's own setting
                 hosts.check(server.address)
             uri, name = server.artifacts(source.place)
-            return _of_mlflow(server, uri, uploads if may_read_folders else None, hosts), f"{name} of {server.address}"
+            yield (
+                _of_mlflow(server, uri, uploads if reader.may_read_folders else None, hosts),
+                f"{name} of {server.address}",
+            )
 
 
 def _credentials_of(source: VersionSource, secret: str) -> Sections | None:
