@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -633,6 +634,29 @@ async def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_n
     polled = caught.value.message.startswith("failed to load 'bert', failed to poll from model repository: ")
     assert polled == (cause != "version")
     assert caught.value.code is (Code.INVALID_ARG if cause == "version" else Code.INTERNAL)
+    await harness.lifecycle.drain()
+
+
+async def test_a_load_scans_for_its_model_alone_and_knows_where_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_model(here, v1=1)
+    write_model(there, "other")
+    harness = Harness(here, ControlMode.EXPLICIT, there)
+    await harness.lifecycle.load_at_start(())
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.lifecycle.sources, "look", None)
+        await harness.engine.load_model("m")
+        write_model(there, v1=2)
+        with pytest.raises(ServingError, match="two or more repositories"):
+            await harness.engine.load_model("m")
+        shutil.rmtree(here / "m")
+        await harness.engine.load_model("m")
+    assert await harness.value("m") == 2
+    shutil.rmtree(there / "m")
+    with pytest.raises(ServingError, match=r"no such model folder.*models there: other"):
+        await harness.engine.load_model("m")
     await harness.lifecycle.drain()
 
 

@@ -210,7 +210,7 @@ class Lifecycle:
                 raise invalid("Load parameter 'config' must be specified for model file override")
             # In a thread: a client may send a configuration that takes long to read.
             override = await asyncio.to_thread(from_json, config) if config is not None else None
-            found = await self._look(fingerprints=False) if not files else Scan()
+            found = await self._look_for(name) if not files else Scan()
         except ServingError as unusable:
             raise logged(PollError(name, unusable)) from unusable
         if files:
@@ -329,6 +329,19 @@ class Lifecycle:
             self.unread = ""
             self.table.notify()
         return self.found
+
+    async def _look_for(self, name: str) -> Scan:
+        """Scan for one model: among thousands, a scan of all would take longer than the load. Scan all without it."""
+        found = await asyncio.to_thread(self.sources.look_for, name)
+        if not (found.models or found.ambiguous):
+            return await self._look(fingerprints=False)
+        models, ambiguous = dict(self.found.models), dict(self.found.ambiguous)
+        for mapping in (models, ambiguous):
+            mapping.pop(name, None)
+        models.update(found.models)
+        ambiguous.update(found.ambiguous)
+        self.found = replace(self.found, models=models, ambiguous=ambiguous)
+        return found
 
     def _note_unfetched(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
         """Return the models of stores that could not be fetched, which are new to the next scan; set `is_complete`."""

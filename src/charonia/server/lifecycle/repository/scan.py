@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from charonia.config.backends import formats
 from charonia.core.errors import ServingError, not_found, unavailable
@@ -154,21 +154,26 @@ class Scan:
     unread: tuple[str, ...] = ()
 
 
-def scan(repositories: Sequence[str | Path], *, fingerprints: bool = True, has_namespaces: bool = False) -> Scan:
+def scan(
+    repositories: Sequence[str | Path], *, fingerprints: bool = True, has_namespaces: bool = False, only: str = ""
+) -> Scan:
     """Scan all repositories. Blocks on the disk.
 
     Args:
         repositories: Their paths; one given twice counts once.
         fingerprints: Whether to take the fingerprint of every model; without, only the names of models are read.
         has_namespaces: Whether the repository is part of a model's key.
+        only: Name of the one model to look for, whatever else is there.
 
     Raises:
-        ServingError: NOT_FOUND for a repository that does not exist, UNAVAILABLE for one that cannot be read.
+        ServingError: NOT_FOUND for a repository that does not exist, UNAVAILABLE for one that cannot be read; not for
+            `only`.
     """
     folders: list[ModelFolder] = []
     notes: list[str] = []
     for repository in dict.fromkeys(Path(os.path.abspath(path)) for path in repositories):
-        for name in _model_names(repository, notes):
+        is_there = only and not only.startswith(".") and os.path.isdir(repository / only)
+        for name in ([only] if is_there else []) if only else _model_names(repository, notes):
             path = repository / name
             content = fingerprint(path) if fingerprints else ""
             namespace = str(repository) if has_namespaces else ""
@@ -215,7 +220,7 @@ def _model_names(repository: Path, notes: list[str]) -> list[str]:
                         f"repository '{repository}' holds a {CONFIG_FILE}, which is not read there: "
                         "a repository is the folder around the model folders"
                     )
-                elif PurePath(entry.name).suffix in suffixes and os.path.isfile(entry):
+                elif os.path.splitext(entry.name)[1] in suffixes and os.path.isfile(entry):
                     files.append(entry.name)
                 if entry.name.startswith(".") or not _is_folder(entry, repository, notes):
                     continue

@@ -73,6 +73,16 @@ class Sources:
             if self._pool is not None:
                 self._mirrors[address.uri] = StoreMirror(store, cache, self._pool)
 
+    def look_for(self, name: str) -> Scan:
+        """Scan for one model, without fingerprints; stores are scanned as by `look`.
+
+        Raises:
+            ServingError: As `look`.
+        """
+        if self._mirrors:
+            return self.look(fingerprints=False)
+        return scan(self._local, fingerprints=False, has_namespaces=self._has_namespaces, only=name)
+
     def look(self, *, fingerprints: bool = True) -> Scan:
         """Scan every repository.
 
