@@ -70,7 +70,7 @@ def test_all_problems_are_listed_and_nothing_goes_to_stdout(model: Path, capsys:
 
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"charonia config: {model}:\n  ")
+    assert printed.err.startswith(f"charonia config: {model}: ")
     assert "max_batch_size" in printed.err
     assert "input" in printed.err
 
@@ -99,8 +99,8 @@ def test_remarks_and_problems_have_a_line_each() -> None:
     assert notes_text(("backend 'python', from model.py", "dims")) == (
         "Inferred:\n  backend 'python', from model.py\n  dims"
     )
-    assert problem_text("m", invalid("one\ntwo", hint="three")) == "charonia config: m:\n  one\n  two\n  hint: three"
-    assert problem_text("m", invalid("one")) == "charonia config: m:\n  one"
+    assert problem_text("a/m", invalid("one\ntwo", hint="three")) == "charonia config: a/m: one\n  two\n  hint: three"
+    assert problem_text("a/m", invalid("no folder 'a/m'")) == "charonia config: no folder 'a/m'"
 
 
 def test_a_configuration_in_another_file_is_not_passed_over_in_silence(

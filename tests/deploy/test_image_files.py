@@ -110,6 +110,17 @@ def test_the_image_holds_no_file_that_is_not_in_the_repository() -> None:
     assert [source for source in ours if not (ROOT / source).exists()] == []
 
 
+def test_the_image_is_built_of_all_that_the_wheel_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    hooks = [hook.get("path", "hatch_build.py") for hook in wheel["hooks"].values()]
+    read = ["pyproject.toml", project["project"]["readme"], *project["project"]["license-files"], *hooks]
+    read += [*wheel["packages"], *wheel["sbom-files"], *wheel["force-include"]]
+    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
+
+    assert {path.split("/")[0] for path in read} - kept == set()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_lock_file_satisfies_the_project(variant: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -1,7 +1,7 @@
 """What people do wrong in their first hours, and the sentence that tells them.
 
-Each row is a mistake and a part of what is said about it. The sentence names what was expected or what to do, so that
-no mistake takes two tries.
+Each row is a mistake and a part of the first line that is said about it. The sentence names what was expected or what
+to do, so that no mistake takes two tries.
 """
 
 import http.client
@@ -396,7 +396,7 @@ STARTS = [
         "division by zero",
     ),
 ]
-"""Each is what is served, and the files there: the sentence is in the log once, and no second error follows."""
+"""Each is what is served, and the files there: the sentence is in the first line of the only error in the log."""
 
 ARRAY = np.zeros((1, 16), np.float32)
 BOTH = {"INPUT0": ARRAY, "INPUT1": ARRAY}
@@ -475,19 +475,26 @@ def refused(action: Callable[[], object]) -> str:
     return ""
 
 
+def first_line(text: str) -> str:
+    """Return the first line of an answer; where that counts several problems, with the first of them."""
+    first, _, others = text.strip().partition("\n")
+    return f"{first}\n{others.splitlines()[0]}" if first.endswith("problems in the model configuration") else first
+
+
 def rows(mistakes: list[Mistake]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("mistake", mistakes, ids=[mistake.what for mistake in mistakes])
 
 
 @rows(REQUESTS)
 def test_request(mistake: Mistake, server: charonia.Server, caplog: pytest.LogCaptureFixture) -> None:
-    assert mistake.sentence in answered(server, *mistake.how) + caplog.text
+    assert mistake.sentence in first_line(answered(server, *mistake.how) or caplog.text)
 
 
 @rows(CONFIGURATIONS)
 def test_configuration(mistake: Mistake, server: charonia.Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    assert mistake.sentence in refused(lambda: server.load(f"mistake_{CONFIGURATIONS.index(mistake)}")) + caplog.text
+    refusal = refused(lambda: server.load(f"mistake_{CONFIGURATIONS.index(mistake)}"))
+    assert mistake.sentence in first_line(refusal or caplog.text)
 
 
 def test_a_python_model_that_nothing_describes(server: charonia.Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -501,7 +508,7 @@ def test_file(mistake: Mistake, tmp_path: Path) -> None:
     path.write_text(mistake.how)
     with pytest.raises((ImportError, SyntaxError, ArithmeticError, AttributeError)) as caught:
         ModelImports(str(tmp_path), str(tmp_path), pb_utils, shares_process=True).load(str(path))
-    assert mistake.sentence in describe(caught.value)
+    assert mistake.sentence in first_line(describe(caught.value))
 
 
 @pytest.mark.usefixtures("root_logger")
@@ -509,7 +516,7 @@ def test_file(mistake: Mistake, tmp_path: Path) -> None:
 def test_command(mistake: Mistake, capsys: pytest.CaptureFixture[str]) -> None:
     with suppress(SystemExit):
         assert main(mistake.how) != 0
-    assert mistake.sentence in capsys.readouterr().err
+    assert mistake.sentence in first_line(capsys.readouterr().err)
 
 
 @rows(STARTS)
@@ -523,7 +530,8 @@ def test_start(mistake: Mistake, tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert done.stderr.count(mistake.sentence) == 1
-    assert len(re.findall(r"^(?:E\d{4} |charonia serve: )", done.stderr, re.MULTILINE)) == 1
+    [line] = re.findall(r"^(?:E\d{4} |charonia serve: ).*", done.stderr, re.MULTILINE)
+    assert mistake.sentence in line
 
 
 def test_a_request_for_a_model_that_could_not_be_loaded_says_why(server: charonia.Server) -> None:

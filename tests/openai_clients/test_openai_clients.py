@@ -65,7 +65,7 @@ def cancelled(server: ServeProcess) -> int:
 @pytest.mark.parametrize("client", WORKS)
 def test_a_client_works(server: ServeProcess, client: str) -> None:
     before = cancelled(server)
-    beside = Path(PYTHON).parents[1]
+    beside = Path(PYTHON).absolute().parents[1]
     command = [PYTHON, str(Path(__file__).with_name("drive.py")), client, f"http://{server.http}/v1", "smol"]
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     if client == "llama-index":

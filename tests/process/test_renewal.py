@@ -193,7 +193,8 @@ def test_a_stream_goes_on_over_the_front_end_before(server: ServeProcess) -> Non
 
 
 def test_without_so_reuseport_all_front_ends_have_the_same_sockets(repository: Path) -> None:
-    program = "import socket; del socket.SO_REUSEPORT; from charonia.cli.main import main; main()"
+    missing = "socket.SO_REUSEPORT, os.sched_setaffinity, os.sched_getaffinity"
+    program = f"import os, socket; del {missing}; from charonia.cli.main import main; main()"
     free = [f"--{name}-{field}" for name in ("http", "grpc", "metrics") for field in ("address=127.0.0.1", "port=0")]
     arguments = ["serve", f"--model-repository={repository}", "--front-ends=2", *free]
     with Pretended([sys.executable, "-c", program, *arguments]) as server:

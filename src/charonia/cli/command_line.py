@@ -153,9 +153,9 @@ class Given:
         self.values.setdefault(option.name, []).append(text)
 
     def check(self) -> None:
-        """Raise ServingError, INVALID_ARG with a line for every problem, if there are any."""
+        """Raise ServingError, INVALID_ARG with a line for every problem, if there are any; missing arguments last."""
         if self.problems:
-            raise invalid("\n".join(self.problems))
+            raise invalid("\n".join(sorted(self.problems, key=lambda text: text.startswith("expected "))))
 
 
 @dataclass(frozen=True, slots=True)

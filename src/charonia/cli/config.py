@@ -83,7 +83,8 @@ def notes_text(notes: Sequence[str]) -> str:
 
 def problem_text(path: str, error: ServingError) -> str:
     """Return why there is no configuration: every problem, and the hint."""
-    lines = [f"charonia config: {path}:", *(f"  {line}" for line in error.message.splitlines())]
+    first, *others = error.message.splitlines()
+    lines = [f"charonia config: {'' if path in first else f'{path}: '}{first}", *(f"  {line}" for line in others)]
     return "\n".join([*lines, f"  hint: {error.hint}"] if error.hint else lines)
 
 

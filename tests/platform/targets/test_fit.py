@@ -1,5 +1,6 @@
 """Whether a workload fits onto a machine: the memory of GPUs, several servers, one more server."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.fit import MIB, GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
-from charonia.platform.targets.local import gpu_memory
+from charonia.platform.targets.local import gpu_memory, this_machine
 
 GPUS = (GpuMemory(16000 * MIB, 12000 * MIB), GpuMemory(16000 * MIB, 16000 * MIB))
 MACHINE = LocalMachine(8, 4000 * MIB, 2, GPUS, idle_cores=4.0)
@@ -54,6 +55,13 @@ def test_gpu_memory_without_a_gpu_is_refused(spec: dict[str, Any], machine: Loca
     (misfit,) = misfits(workload(**spec), machine, [])
 
     assert said in misfit
+
+
+def test_all_cores_count_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+
+    assert this_machine().cores == 6
 
 
 def test_one_more_server_needs_idle_cores_and_memory() -> None:

@@ -12,7 +12,7 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.core.errors import Code, ServingError
 from charonia.server.lifecycle.loader import placements
 from charonia.server.machine import cores
-from charonia.server.machine.cores import HostPolicy, bound_to, memory_nodes, policy_cores
+from charonia.server.machine.cores import HostPolicy, bind_thread, bound_to, memory_nodes, policy_cores, usable_cores
 
 needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads cannot be bound here")
 
@@ -57,10 +57,13 @@ def test_a_policy_is_its_cores_or_those_of_its_node(monkeypatch: pytest.MonkeyPa
 
 
 def test_where_threads_cannot_be_bound_a_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "os", SimpleNamespace())
+    monkeypatch.setattr(cores, "os", SimpleNamespace(cpu_count=lambda: 2))
 
-    with pytest.raises(ServingError) as caught:
+    bind_thread([0])
+    with bound_to([0]), pytest.raises(ServingError) as caught:
         policy_cores({"a": HostPolicy((0,))})
+
+    assert usable_cores() == 2
 
     assert caught.value.code is Code.UNSUPPORTED
 

@@ -124,6 +124,7 @@ MEMORY_SHARE_MAX = 0.5
 _READY = "Started HTTPService"
 _ERROR = re.compile(r'[EF]\d{4} [^\]]*\] "(.*)"')
 _LOGGED = re.compile(r"[A-Z]\d{4} \d\d:")
+_SAYS = "charonia config: "
 _PREFIX = re.compile(r"load failed for model '[^']*': version \d+ is at UNAVAILABLE state: ")
 
 
@@ -349,8 +350,9 @@ def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:
     if ran.status < 0:
         return invalid(f"the process that read '{name}' was ended by signal {-ran.status}", hint="its file is damaged")
     text = [line.replace(f"{folder}/", "").replace(folder, name) for line in ran.output]
-    start = max((number for number, line in enumerate(text) if line.startswith("charonia config:")), default=-1)
-    problems = [line.removeprefix("  ") for line in text[start + 1 :] if line.strip()]
+    start = max((number for number, line in enumerate(text) if line.startswith(_SAYS)), default=0)
+    said = (line.removeprefix(_SAYS).removeprefix(f"{name}: ").removeprefix("  ") for line in text[start:])
+    problems = [line for line in said if line.strip()]
     hints = [line.removeprefix("hint: ") for line in problems if line.startswith("hint: ")]
     message = "\n".join(line for line in problems if not line.startswith("hint: "))
     return invalid(message[:PROBLEM_CHARS_MAX] or f"'{name}' cannot be read", hint="\n".join(hints))

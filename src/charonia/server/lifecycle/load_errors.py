@@ -54,7 +54,8 @@ def logged(error: _Error) -> _Error:
     reason, gap, block = reason_of(error).partition("\n\n")
     first, *others = (line.strip() for line in reason.splitlines() if line.strip())
     line = f"{first}{'' if first.endswith(':') else ':'} {'; '.join(others)}" if others else first
-    _log.error("%s", f"{line}{gap}{block}", extra={LINES: True} if block else None)
+    text = f"{line}{gap}{block}"
+    _log.error("%s", text.rstrip(";") if others or block else text, extra={LINES: True} if block else None)
     return error
 
 
