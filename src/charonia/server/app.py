@@ -198,7 +198,7 @@ class InferenceServer:
             self._lifecycle,
             ServerMetadata(options.id, __version__, (*EXTENSIONS, *([COMPILED] if compiled.form == COMPILED else []))),
             readiness=options.readiness,
-            demand=_demand_options(models.auto) if models.control_mode is ControlMode.AUTO else None,
+            demand=_demand_options(models.auto, loads_all=models.control_mode is ControlMode.AUTO),
         )
         self._demand = self.engine.demand
         self._backends.models = callable_models(self.engine) if callable_models is not None else self.engine
@@ -244,6 +244,8 @@ class InferenceServer:
             )
         await self._open(self._tracing)
         self._background = [asyncio.create_task(each.run()) for each in (self._explainer, self._scaler)]
+        if self._demand is not None:
+            self._background.append(asyncio.create_task(self._demand.unload_idle()))
         self.engine.started()
         if options.models.poll_interval_secs:
             self._poller = asyncio.create_task(self._poll(options.models.poll_interval_secs))
@@ -451,9 +453,13 @@ def _make_cache(options: CacheOptions) -> LocalCache | RedisCache | None:
     return LocalCache(options.size) if options.size else None
 
 
-def _demand_options(auto: AutoOptions) -> DemandOptions:
-    budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE)
-    return DemandOptions(budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs)
+def _demand_options(auto: AutoOptions, *, loads_all: bool) -> DemandOptions | None:
+    if not (loads_all or auto.idle_secs):
+        return None
+    budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE) if loads_all else sys.maxsize
+    return DemandOptions(
+        budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs, auto.idle_secs, loads_all=loads_all
+    )
 
 
 def _store_options(settings: StoreSettings) -> StoreOptions:

@@ -39,7 +39,7 @@ class ModelEngine:
     """A server's models, behind the `Engine` interface.
 
     Attributes:
-        demand: Loads models on demand, None in other control modes.
+        demand: Loads models on demand; None where it never has to.
         offers: The models that front ends in other processes load, too.
         traffic: How requests without a version are split.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
@@ -140,7 +140,7 @@ class ModelEngine:
         if self._readiness is ReadyWhen.ANY_TIME:
             return True
         # Models that are loaded on demand do not count for the server's readiness.
-        needed = self.demand.is_pinned if self.demand is not None else lambda _: True
+        needed = self.demand.counts_for_readiness if self.demand is not None else lambda _: True
         unready = {k for k, model in self._models.items() if model.wanted and not model.is_ready and needed(k)}
         if self._readiness is ReadyWhen.AT_START:
             unready = self._awaited = self._awaited & unready
@@ -215,6 +215,8 @@ class ModelEngine:
         """Start to unload a model, with `unload_dependents` also the models loaded only for this ensemble."""
         async with _change(self._requests, name):
             left = await self._lifecycle.unload(name, unload_dependents)
+            if self.demand is not None:
+                self.demand.forget(name)
             if self._requests is not None:
                 self._requests.model_unloaded(name, unload_dependents)
                 for step in left:  # nothing else would load them in an engine that follows

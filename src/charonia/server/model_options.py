@@ -7,6 +7,7 @@ from enum import Enum
 MEMORY_MB_MAX = 2**31 - 1
 WAITING_MAX = 1_000_000
 WAIT_SECS_MAX = 86_400
+IDLE_SECS_MAX = 2_592_000
 DOWNLOADS_MAX = 256
 
 ALL_MODELS = "*"
@@ -59,24 +60,28 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """How models are loaded on demand, in control mode AUTO.
+    """How models are loaded on demand: all of them in control mode AUTO, else those that were unloaded while idle.
 
     Attributes:
         memory_mb: Memory limit of all loaded models in MiB, 0 for a share of what this process may use.
         pinned: Models that are loaded at startup and never evicted.
         waiting_max: Requests that wait for one model.
         wait_secs: Longest time that a request waits for its model, in seconds.
+        idle_secs: Time in seconds after which a model that nobody uses is unloaded, 0 for never.
     """
 
     memory_mb: int = 0
     pinned: tuple[str, ...] = ()
     waiting_max: int = 1000
     wait_secs: int = 300
+    idle_secs: int = 0
 
     def problems(self, *, is_auto: bool) -> Iterator[str]:
         """Yield all problems; `is_auto`: whether the control mode is AUTO."""
-        if self != AutoOptions() and not is_auto:
+        if is_auto or self == AutoOptions():
+            return
+        if self.memory_mb or not self.idle_secs:
             yield (
-                "--model-memory-budget, --pin-model, --auto-queue-size and --auto-wait-secs need "
-                "--model-control-mode=auto"
+                "--model-memory-budget needs --model-control-mode=auto, and --pin-model, --auto-queue-size and "
+                "--auto-wait-secs need it or --model-idle-unload"
             )

@@ -1,6 +1,7 @@
 """Models that are loaded when they are needed, with a backend that does what the test says."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,18 +104,26 @@ class Harness:
     """An engine over one repository, with a budget in KB."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, budget: int = 250, pinned: str = "", **limits: float
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        budget: int = 250,
+        pinned: str = "",
+        mode: ControlMode = ControlMode.AUTO,
+        **limits: float,
     ) -> None:
         monkeypatch.setattr(demand_module, "tree_bytes", lambda: 0)
         self.folder = folder
         self.backend = FakeBackend()
-        options = LifecycleOptions((folder,), ControlMode.AUTO, cores=2)
+        options = LifecycleOptions((folder,), mode, cores=2)
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, observed=RecordedScheduler))
         demand = DemandOptions(
             budget * KB,
             frozenset({pinned} - {""}),
             waiting_max=int(limits.get("waiting_max", 100)),
             wait_s=limits.get("wait_s", 10.0),
+            loads_all=mode is ControlMode.AUTO,
         )
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), demand=demand)
         assert self.engine.demand is not None
@@ -482,4 +491,58 @@ async def test_metrics_tell_loads_evictions_sizes_and_who_waits(tmp_path: Path, 
     assert found["charonia_model_loads_total"] == {("a",): 1, ("b",): 1}
     assert found["charonia_model_evictions_total"] == {("a",): 1}
     assert found["charonia_model_resident_bytes"] == {("b",): 100 * KB}
+    await harness.lifecycle.drain()
+
+
+@pytest.mark.parametrize("mode", ControlMode)
+async def test_idle_models_are_unloaded_and_the_next_request_loads_them(
+    tmp_path: Path, patch: pytest.MonkeyPatch, mode: ControlMode
+) -> None:
+    harness = Harness(tmp_path, patch, budget=1000, pinned="kept", mode=mode)
+    for name in ("a", "b", "kept", "other"):
+        harness.model(name)
+    harness.model("both", config=ensemble("a", "b"))
+    await harness.start("*")
+    await asyncio.sleep(0.002)
+    await harness.answer("other")
+    used_s = time.time()
+
+    await harness.demand.unload_unused(used_s - 60)
+    assert harness.ready() == {"a", "b", "both", "kept", "other"}
+    await asyncio.sleep(0.002)
+    await harness.answer("both")
+    await harness.demand.unload_unused(used_s)
+    assert harness.ready() == {"a", "b", "both", "kept"}  # the ensemble was used, and so were its models
+    await harness.demand.unload_unused(time.time() + 1)
+    assert harness.ready() == {"kept"}
+    assert harness.engine.is_ready()
+    assert await harness.engine.model_ready("both")
+
+    await asyncio.gather(harness.answer("both"), harness.answer("b"))
+
+    assert harness.ready() == {"a", "b", "both", "kept"}
+    assert harness.demand.counts.idle == {"other": 1, "both": 1, "a": 1, "b": 1}
+    await harness.lifecycle.drain()
+
+
+async def test_a_model_in_use_is_not_idle_and_one_that_a_request_has_unloaded_stays_unloaded(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    harness = Harness(tmp_path, patch, mode=ControlMode.EXPLICIT)
+    for name in ("a", "gone"):
+        harness.model(name)
+    await harness.start("*")
+    gate = threading.Event()
+    harness.backend.gate = gate.wait
+    running = harness.ask("a")
+    await harness.demand.unload_unused(time.time() + 1)
+    assert harness.ready() == {"a"}
+
+    await harness.engine.unload_model("gone")
+    gate.set()
+
+    assert "unloaded" in str(await harness.refusal("gone"))
+    assert isinstance(await running, InferResponse)
     await harness.lifecycle.drain()

@@ -12,7 +12,7 @@ def metrics(*, is_cached: bool = True) -> ModelMetrics:
     made = ModelMetrics("m", "1")
     made.is_cached = is_cached
     made.summarize()
-    made.cache_hit(end_ns=100 * US, duration_ns=30 * US, queue_ns=10 * US, lookup_ns=20 * US)
+    made.cache_hit(end_ns=100 * US, duration_ns=30 * US, queue_ns=10 * US, lookup_ns=20 * US, wall_ms=7)
     made.cache_miss(100 * US, 7 * US)
     made.collapsed = 3
     return made

@@ -98,6 +98,18 @@ def make_room(
     return EvictionPlan(Fit.FITS, tuple(evict), stays)
 
 
+def idle_since(residents: Mapping[str, Resident], since_ns: int) -> list[str]:
+    """Return the models that are not busy and were not used after `since_ns`, ensembles before their models.
+
+    A model that is pinned, or a part of an ensemble that stays, is not among them.
+    """
+    stays = _with_parts(
+        (k for k, r in residents.items() if r.is_busy or r.is_pinned or r.used_ns > since_ns), residents
+    )
+    idle = [key for key in residents if key not in stays]
+    return list(dict.fromkeys(each for key in idle for each in (*_users(key, residents), key)))
+
+
 def _with_parts(keys: Iterable[str], residents: Mapping[str, Resident]) -> set[str]:
     """Return these models and, recursively, the models that they are made of."""
     found: set[str] = set()

@@ -542,7 +542,8 @@ class Lifecycle:
         missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
         if missing and self.bring_steps is not None:
             await self.bring_steps(composition.models)
-        elif missing and self._options.control_mode is ControlMode.EXPLICIT:
+            missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
+        if missing and self._options.control_mode is ControlMode.EXPLICIT:
             found = await self._look(fingerprints=False)
             for name in missing:
                 if name in found.models and name not in self._loads:

@@ -133,6 +133,7 @@ class LoadedVersion:
         cache_namespace: Its namespace in the response cache, empty without a cache.
         scaling: Its instances, if their number follows the load.
         shared: The model, with the number of versions that have it; None for an ensemble.
+        loaded_ms: When it was loaded, wall-clock time.
     """
 
     runner: Runner
@@ -143,6 +144,7 @@ class LoadedVersion:
     cache_namespace: bytes = b""
     scaling: ScaledInstances | None = None
     shared: SharedModel | None = None
+    loaded_ms: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @property
     def instances(self) -> int:

@@ -1,6 +1,7 @@
 """Loads models on demand and evicts the least recently used, within a memory budget (`auto` control mode).
 
-`eviction.py` decides what is evicted.
+`eviction.py` decides what is evicted. In every mode, models can be unloaded once they have been idle for some time;
+outside of `auto` mode, only these are loaded on demand.
 
 The requests that wait for their models to be loaded.
 
@@ -10,6 +11,7 @@ the queue runs in the order of arrival; when the load fails, every request of th
 
 import asyncio
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,7 +25,7 @@ from charonia.core.response import Reply, Ticket
 from charonia.server.execution.admission import with_request_id
 from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.entries import keys_of
-from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, make_room
+from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, idle_since, make_room
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.machine.memory import tree_bytes
@@ -140,32 +142,36 @@ def _stop_waiting(deferred: DeferredRequest) -> None:
 
 @dataclass(slots=True)
 class ResidencyCounts:
-    """Loads and evictions in `auto` control mode.
+    """Loads on demand, and unloads.
 
     Attributes:
         loads: Loads by model.
         failures: Loads that failed, by model.
         evictions: Unloads to make room, by model.
+        idle: Unloads of idle models, by model.
     """
 
     loads: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     evictions: Counter[str] = field(default_factory=Counter)
+    idle: Counter[str] = field(default_factory=Counter)
 
 
 def on_demand_families(
     counts: ResidencyCounts, *, budget: int, sizes: Mapping[str, int], waiting: Mapping[str, int]
 ) -> list[Family]:
-    """Return the metrics of `auto` control mode."""
+    """Return the metrics of models that are loaded on demand; `budget` is 0 where there is none."""
     by_model = (
         ("charonia_model_loads_total", "counter", "Loads on demand", counts.loads),
         ("charonia_model_load_failures_total", "counter", "Loads on demand that failed", counts.failures),
         ("charonia_model_evictions_total", "counter", "Unloads to make room for other models", counts.evictions),
+        ("charonia_model_idle_unloads_total", "counter", "Unloads of idle models", counts.idle),
         ("charonia_model_resident_bytes", "gauge", "Memory that a loaded model takes", sizes),
         ("charonia_model_load_waiting", "gauge", "Requests that wait for a model to be loaded", waiting),
     )
+    limit = family("charonia_model_memory_budget_bytes", "gauge", "Memory that loaded models may take", (budget, {}))
     return [
-        family("charonia_model_memory_budget_bytes", "gauge", "Memory that loaded models may take", (budget, {})),
+        *([limit] if budget else []),
         *(
             family(name, kind, text, *((value, {"model": model}) for model, value in sorted(values.items())))
             for name, kind, text, values in by_model
@@ -177,6 +183,9 @@ _log = logging.getLogger(__name__)
 
 ROOM_LOOK_S = 0.05
 """Pause between two checks whether the models in the way have become idle."""
+
+IDLE_LOOKS = 10
+"""Checks for idle models during the time after which they are unloaded."""
 
 _MIB = 2**20
 _NS_PER_S = 1_000_000_000
@@ -192,12 +201,16 @@ class DemandOptions:
         pinned: Names of models that are never evicted.
         waiting_max: Requests that may wait for one model.
         wait_s: Longest time that a request waits for its model.
+        idle_s: Time after which an idle model is unloaded, 0 for never.
+        loads_all: Whether every model is loaded on demand; otherwise those that were unloaded while idle.
     """
 
-    budget: int
+    budget: int = sys.maxsize
     pinned: frozenset[str] = frozenset()
     waiting_max: int = 1000
     wait_s: float = 300.0
+    idle_s: float = 0.0
+    loads_all: bool = True
 
 
 class OnDemandLoader:
@@ -222,7 +235,7 @@ class OnDemandLoader:
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._sizes: dict[str, int] = {}  # as measured at the last load
         self._reserved: dict[str, int] = {}  # of models that are being loaded
-        self._loaded_ms: dict[str, int] = {}  # wall-clock time, as that of the last inference
+        self._unloaded: set[str] = set()  # while they were idle
         self._held: Counter[str] = Counter()
         self._deciding = asyncio.Lock()
         self._back_off = BackOff()
@@ -235,6 +248,35 @@ class OnDemandLoader:
     def is_pinned(self, key: str) -> bool:
         """Whether a model is never evicted, by the options."""
         return name_of(key) in self._options.pinned or key in self._options.pinned
+
+    def counts_for_readiness(self, key: str) -> bool:
+        """Whether the server is not ready while a model that should answer does not."""
+        return self.is_pinned(key) or not (self._options.loads_all or key in self._unloaded)
+
+    def forget(self, name: str) -> None:
+        """Outside of `auto` mode, do not load a model any more: a request has unloaded it."""
+        self._unloaded.difference_update(keys_of(name, self._lifecycle.found))
+
+    async def unload_idle(self) -> None:
+        """Unload idle models as long as the server runs."""
+        idle_s = self._options.idle_s
+        while idle_s:
+            await asyncio.sleep(min(idle_s / IDLE_LOOKS, IDLE_LOOKS))
+            await self.unload_unused(time.time() - idle_s)
+
+    async def unload_unused(self, since_s: float) -> None:
+        """Unload the models that have not been used since, wall-clock time, unless a load is under way."""
+        # Decided anew for each: while one is unloaded, others may be used.
+        while not self._loads and (keys := self._idle(since_s)):
+            _log.info("unloading '%s', which is idle", keys[0])
+            self.counts.idle[keys[0]] += 1
+            self._unloaded.add(keys[0])
+            await self._lifecycle.let_go(keys[0])
+
+    def _idle(self, since_s: float) -> list[str]:
+        """Return the idle models that can be loaded again."""
+        idle = idle_since(self.residents(), int(since_s * _NS_PER_S))
+        return [key for key in idle if key in self._lifecycle.found.models]
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket | None:
         """Let a request wait for its model; None for a model that is unknown, or loaded without that version."""
@@ -258,7 +300,7 @@ class OnDemandLoader:
     def families(self) -> list[Family]:
         return on_demand_families(
             self.counts,
-            budget=self._options.budget,
+            budget=self._options.budget if self._options.loads_all else 0,
             sizes={key: resident.size for key, resident in self.residents().items()},
             waiting=self._deferred.counts(),
         )
@@ -270,11 +312,11 @@ class OnDemandLoader:
             loaded = [v.loaded for v in model.versions.values() if v.loaded is not None]
             if not loaded:
                 continue
-            used_ms = max(each.runner.metrics.statistics.last_inference_ms for each in loaded)
+            used_ms = max(max(each.runner.metrics.statistics.last_inference_ms, each.loaded_ms) for each in loaded)
             composition = model.composition
             found[key] = Resident(
                 size=0 if composition is not None else max(self._sizes.get(key, 0), _known_bytes(loaded)),
-                used_ns=max(used_ms, self._loaded_ms.get(key, 0)) * _NS_PER_MS,
+                used_ns=used_ms * _NS_PER_MS,
                 is_busy=any(each.is_busy for each in loaded),
                 is_pinned=self.is_pinned(key)
                 or any(_is_true(each.runner.config.parameters.get(PINNED, "")) for each in loaded),
@@ -295,7 +337,7 @@ class OnDemandLoader:
 
     def _key(self, name: str) -> str | None:
         keys = keys_of(name, self._lifecycle.found)
-        return keys[0] if len(keys) == 1 else None
+        return keys[0] if len(keys) == 1 and (self._options.loads_all or keys[0] in self._unloaded) else None
 
     def _state(self, key: str) -> object:
         """Return the fingerprint of a model's files at the last scan: a failure counts until it changes."""
@@ -372,6 +414,7 @@ class OnDemandLoader:
             self._back_off.failed(key, failure, self._state(key), now_ns())
             raise failure from error
         self.counts.loads[key] += 1
+        self._unloaded.discard(key)
         self._back_off.loaded(key)
 
     async def _measured(self, key: str) -> None:
@@ -383,7 +426,6 @@ class OnDemandLoader:
         versions = self._lifecycle.table.models[key].versions.values()
         self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
         self._reserved.pop(key, None)
-        self._loaded_ms[key] = int(time.time() * 1000)
         # It may be larger than its files: evict idle models for the difference.
         room = make_room(self.residents(), self._options.budget, sum(self._reserved.values()), held=self._kept())
         await self._evict(room.evict)

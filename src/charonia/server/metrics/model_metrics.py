@@ -412,7 +412,7 @@ class ModelMetrics:
             parts = (end_ns - arrival_ns, start_ns - arrival_ns, marks_ns[0] - start_ns, end_ns - marks_ns[0], 0)
             self._summaries.observe(np.array([end_ns]), *(np.array([part]) for part in parts))
 
-    def cache_hit(self, *, end_ns: int, duration_ns: int, queue_ns: int, lookup_ns: int) -> None:
+    def cache_hit(self, *, end_ns: int, duration_ns: int, queue_ns: int, lookup_ns: int, wall_ms: int) -> None:
         """Count a request that was answered with a cached response.
 
         Args:
@@ -420,7 +420,9 @@ class ModelMetrics:
             duration_ns: Time from arrival to answer.
             queue_ns: Time that it waited for an equal request in flight.
             lookup_ns: Time to look it up and to copy it.
+            wall_ms: Wall-clock time in ms since the epoch.
         """
+        self._statistics.last_inference_ms = wall_ms
         self._statistics.success.add(self._request_ns.add(duration_ns))
         self._statistics.queue.add(self._queue_ns.add(queue_ns))
         self._statistics.cache_hit.add(lookup_ns)

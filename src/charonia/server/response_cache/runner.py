@@ -16,6 +16,7 @@ failures the remaining calls run individually.
 
 import asyncio
 import logging
+import time
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -342,8 +343,9 @@ class CachedRunner:
         now = now_ns()
         start = max(start_ns, call.arrival_ns)
         self.metrics.cache_hit(
-            end_ns=now, duration_ns=now - call.arrival_ns, queue_ns=start - call.arrival_ns, lookup_ns=now - start
-        )
+            end_ns=now, duration_ns=now - call.arrival_ns, queue_ns=start - call.arrival_ns, lookup_ns=now - start,
+            wall_ms=int(time.time() * 1000),
+        )  # fmt: skip
         self._finish(call, response)
 
     def _limit_wait(self, call: CachedCall) -> None:
