@@ -24,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.triton_server import STAND_INS
+
 VERSION = "charonia"
 """The version in the paths of models."""
 
@@ -51,6 +53,9 @@ _SIMPLE = ("simple", "simple_dyna_sequence", "simple_identity", "simple_int8", "
 
 EXAMPLES = {"L0_grpc": _SIMPLE, "L0_http": _SIMPLE, "L0_simple_example": _SIMPLE[:1], "L0_shared_memory": _SIMPLE[:1]}
 """Models of docs/examples/model_repository that suites expect beside them."""
+
+REPEATS = ("L0_decoupled", "L0_grpc_state_cleanup")
+"""Suites that expect a model of the test backend `repeat`, whose configuration another suite has."""
 
 ENVIRONMENT = {
     "NVIDIA_TRITON_SERVER_VERSION": VERSION,
@@ -82,6 +87,13 @@ for method, outcome in METHODS.items():
             return original(self, test, *rest)
         setattr(unittest.TestResult, method, recorded)
     patch()
+
+def with_subtests(self, test, subtest, error, original=unittest.TestResult.addSubTest):
+    if error is not None:
+        note(named(test), "failed")
+    return original(self, test, subtest, error)
+
+unittest.TestResult.addSubTest = with_subtests
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.failed or report.skipped:
@@ -141,11 +153,19 @@ def prepare(checkout: Path, work: Path) -> None:
     for suite, names in EXAMPLES.items():
         for name in (each for each in names if (examples / each / "1").exists()):
             shutil.copytree(examples / name, triton / "qa" / suite / "models" / name, dirs_exist_ok=True)
+    repeat = triton / "qa" / "L0_model_config/autofill_noplatform/ensemble/invalid_decoupled_branching/repeat_int32"
+    for suite in (each for each in REPEATS if repeat.exists() and (triton / "qa" / each).exists()):
+        shutil.copytree(repeat, triton / "qa" / suite / "models" / repeat.name, dirs_exist_ok=True)
+        (triton / "qa" / suite / "models" / repeat.name / "1").mkdir(exist_ok=True)
+    for name, text in STAND_INS.items():
+        (triton / "backends" / name).mkdir()
+        (triton / "backends" / name / "model.py").write_text(text)
     programs = dict.fromkeys(STUBS, "#!/bin/sh\nexit 0\n")
     for name in ("python", "python3"):
         programs[name] = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
     programs["pytest"] = f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n'
-    server = f'#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} -m charonia serve "$@"\n'
+    program = Path(__file__).with_name("triton_server.py")
+    server = f'#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} {program} "$@"\n'
     programs["tritonserver"] = server
     start = checkout / "docker" / "sagemaker" / "serve"
     if start.exists():  # the program with which SageMaker starts the original's image
@@ -170,7 +190,11 @@ def generate(work: Path) -> Iterator[str]:
         if folder.exists():
             continue
         folder.mkdir(parents=True)
-        forms = [argument] if argument == "--ensemble" else ["--onnx", "--onnx_opset=0", *filter(None, [argument])]
+        forms = (
+            [argument]
+            if argument == "--ensemble"
+            else ["--onnx", "--onnx_opset=0", "--libtorch", *filter(None, [argument])]
+        )
         command = [sys.executable, generator, *forms, f"--models_dir={folder}"]
         done = subprocess.run(command, cwd=common, capture_output=True, text=True)
         if done.returncode:

@@ -432,7 +432,8 @@ def test_in_an_environment_of_vertex_ai_its_endpoint_takes_the_place_of_the_othe
 
 def test_other_endpoints_keep_to_the_safe_ports_of_sagemaker() -> None:
     assert problems("--allow-sagemaker=true", "--sagemaker-safe-port-range=8001-9000") == [
-        "--http-port: expected a port of --sagemaker-safe-port-range, 8001-9000, got 8000"
+        "The server cannot listen to HTTP requests at port 8000, allowed port range is [8001, 9000] "
+        "(hint: --http-port, --sagemaker-safe-port-range)"
     ]
     assert problems("--allow-sagemaker=true", "--sagemaker-safe-port-range=8000") == [
         "--sagemaker-safe-port-range: expected FIRST-LAST, such as 8081-9000, got '8000'"

@@ -22,7 +22,7 @@ def test_identity_changes_nothing(coding: str) -> None:
 
 def test_a_body_may_grow_to_the_limit_and_not_beyond() -> None:
     assert len(decompress(gzip.compress(bytes(1000)), "GZIP", 1000)) == 1000
-    with pytest.raises(ServingError, match="the decompressed request body is larger than the maximum of 1000 bytes"):
+    with pytest.raises(ServingError, match="Decompressed data size exceeds the maximum allowed value of 1000 bytes"):
         decompress(zlib.compress(bytes(10_000_000)), "deflate", 1000)
 
 

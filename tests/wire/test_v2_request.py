@@ -271,8 +271,8 @@ def test_a_raw_string_needs_no_length() -> None:
 @pytest.mark.parametrize(
     ("datatype", "dims", "fragment"),
     [
-        (DataType.BYTES, (2,), "must have exactly one element"),
-        (DataType.FP32, (-1, -1), "more than one variable dimension"),
+        (DataType.BYTES, (2,), "must have input shape"),
+        (DataType.FP32, (-1, -1), "more than one variable-sized dimension"),
         (DataType.FP32, (-1, 2), "input byte size mismatch for input 'x'"),
         (DataType.FP32, (-1, 0), "input byte size mismatch for input 'x'"),
         (DataType.FP32, (2,), "input byte size mismatch for input 'x'"),

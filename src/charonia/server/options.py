@@ -430,7 +430,10 @@ class ServerOptions:
         safe = self.clouds.safe_ports if self.clouds.sagemaker else None
         for name, _, port in endpoints if safe is not None else ():
             if safe is not None and name not in ("sagemaker", "replica") and not safe[0] <= port <= safe[1]:
-                yield f"--{name}-port: expected a port of --sagemaker-safe-port-range, {safe[0]}-{safe[1]}, got {port}"
+                yield (
+                    f"The server cannot listen to {name.upper()} requests at port {port}, allowed port range is "
+                    f"[{safe[0]}, {safe[1]}] (hint: --{name}-port, --sagemaker-safe-port-range)"
+                )
         for index, (name, address, port) in enumerate(endpoints):
             for other, other_address, other_port in endpoints[:index]:
                 if port == other_port and _overlap(address, other_address):

@@ -11,6 +11,9 @@ ACCEPTED = "gzip, deflate"
 COMPRESS_FROM_BYTES = 1024
 """Smaller responses are sent uncompressed. Most clients accept compression by default without needing it."""
 
+RAISE_THE_LIMIT = "Use --http-max-input-size to increase the limit."
+"""Hint about a body that is too large."""
+
 _LEVEL = 1
 """Fast rather than small: tensors compress badly, and the server's CPU time is the scarcer resource."""
 
@@ -38,8 +41,7 @@ def decompress(body: bytes | memoryview, coding: str, bytes_max: int) -> bytes |
         raise invalid(f"the request body is not valid {coding} data: {error}") from error
     if len(plain) > bytes_max:
         raise invalid(
-            f"the decompressed request body is larger than the maximum of {bytes_max} bytes",
-            hint="the limit is set by --http-max-input-size",
+            f"Decompressed data size exceeds the maximum allowed value of {bytes_max} bytes", hint=RAISE_THE_LIMIT
         )
     if not decoder.eof:
         raise invalid(f"the {coding} data of the request body ends too early")

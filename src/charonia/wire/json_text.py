@@ -149,4 +149,4 @@ def _check_nesting(text: bytes, document: Object) -> None:
         ]
         if not level:
             return
-    raise invalid(f"failed to parse the request JSON buffer: it is nested more than {NESTING_MAX} levels deep")
+    raise invalid(f"JSON nesting depth exceeds maximum allowed limit ({NESTING_MAX})")

@@ -16,6 +16,7 @@ import numpy as np
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.tensor import Array, Tensor
+from charonia.wire.compression import RAISE_THE_LIMIT
 from charonia.wire.json_text import NESTING_MAX, kind_of
 from charonia.wire.tensors import impossible_shape
 
@@ -69,7 +70,7 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
         raise invalid(
             f"input '{name}': a {datatype.wire} tensor of shape {list(shape)} is larger than the maximum of "
             f"{bytes_max} bytes",
-            hint="the limit is set by --http-max-input-size",
+            hint=RAISE_THE_LIMIT,
         )
     elements = _flat(name, data)
     if len(elements) != count:

@@ -223,12 +223,13 @@ def raw_tensor(name: str, datatype: DataType, dims: tuple[int, ...], batched: bo
         shape = lead + tuple(1 if d == -1 else d for d in dims)
         if prod(shape) != 1:
             raise invalid(
-                f"raw binary request: BYTES input '{name}' must have exactly one element, its shape is {list(dims)}"
+                f"For BYTE datatype raw input '{name}', the model must have input shape [1], got {list(dims)}"
             )
         return Tensor(name, datatype, bytes_array(name, shape, [bytes(body)]))
     if dims.count(-1) > 1:
         raise invalid(
-            f"raw binary request: the shape {list(dims)} of input '{name}' has more than one variable dimension"
+            f"The shape of the raw input '{name}' can not be deduced because there are more than one variable-sized "
+            f"dimension: {list(dims)}"
         )
     fixed_bytes = prod(d for d in dims if d != -1) * datatype.byte_size
     variable = len(body) // fixed_bytes if fixed_bytes else 0

@@ -93,7 +93,7 @@ def test_a_body_over_the_limit_is_refused() -> None:
     )
 
     assert status == 400
-    assert b"11 bytes is larger than the maximum of 10 bytes" in body
+    assert b"request JSON size of 11 bytes exceeds the maximum allowed input size of 10 bytes" in body
 
 
 @pytest.mark.parametrize(("key", "expected"), [(b"Bearer " + KEY.encode(), 200), (b"Bearer wrong", 401)])

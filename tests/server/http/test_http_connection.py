@@ -379,7 +379,7 @@ def test_a_violation_waits_for_earlier_responses() -> None:
             HttpLimits(chunk_count_max=2),
             b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n1\r\na\r\n1\r\na\r\n",
             400,
-            "the request body has more than 2 chunks",
+            "Chunked request body exceeds maximum of 2 non-empty chunks. Send fewer or larger HTTP chunks.",
         ),
     ],
 )

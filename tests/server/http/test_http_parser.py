@@ -260,9 +260,9 @@ def test_a_body_for_which_nothing_is_lent_gets_memory_of_its_own() -> None:
         (request("/", headers={f"X{i}": "" for i in range(10)}), 431, "larger than 8 fields or 65536 bytes"),
         (b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000, 431, "larger than 8 fields or 65536 bytes"),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 501, "only transfer encoding is 'chunked'"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 9, 400, "more than 4 chunks"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 9, 400, "maximum of 4 non-empty"),
         (request("/", headers={"Expect": "much"}), 417, "'100-continue'"),
-        (request("/", body=bytes(300)), 0, "300 bytes is larger than the maximum of 100 bytes"),
+        (request("/", body=bytes(300)), 0, "size of 300 bytes exceeds the maximum allowed input size of 100 bytes"),
         (request("/", body=bytes(101), headers={"Expect": "100-continue"}), 0, "--http-max-input-size"),
     ],
 )

@@ -310,9 +310,28 @@ async def test_a_change_of_instance_groups_creates_and_closes_only_the_differenc
     await open_instances(1)
     await change(2, 2)
     await open_instances(4)
-    assert created[6:] == ["g0_0", "g0_1", "g1_0", "g1_1"]  # g1 is a new group: the model is loaded again
-    while harness.backend.open_models > 1:
-        await asyncio.sleep(0.001)
+    assert created[6:] == ["g0_1", "g1_0", "g1_1"]
+    assert harness.backend.loaded == ["1"]
+    await harness.lifecycle.drain()
+    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+
+async def test_a_changed_group_has_new_instances_of_the_same_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    harness = Harness(tmp_path, ControlMode.EXPLICIT)
+    created = harness.backend.created
+    for group, most, expected in (
+        ("count: 2", "", ["g_0", "g_1"]),
+        ("", "3", ["g_0", "g_1"]),  # the least number: one
+        ("", "4", ["g_0", "g_1"]),
+        ("count: 3", "", ["g_0", "g_1", "g_1", "g_2"]),
+        ('count: 1 host_policy: "p"', "", ["g_0", "g_1", "g_1", "g_2", "g_0"]),
+    ):
+        bounds = f'parameters {{ key: "INSTANCES_MAX" value {{ string_value: "{most}" }} }}\n' if most else ""
+        (folder / "config.pbtxt").write_text(f'{CONFIG}instance_group {{ name: "g" kind: KIND_CPU {group} }}\n{bounds}')
+        await harness.engine.load_model("m")
+        assert created == expected
+    assert harness.backend.loaded == ["1"]
     await harness.lifecycle.drain()
     assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 

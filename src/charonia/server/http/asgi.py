@@ -10,6 +10,7 @@ from charonia.core.errors import invalid
 from charonia.core.request import NO_FLOW
 from charonia.server.http.exchange import Exchange
 from charonia.server.http.frontend import HttpFrontend
+from charonia.server.http.limits import JSON_SIZE, oversized
 from charonia.server.http.parser import Request
 from charonia.wire.browsers import PAGE_FIELDS
 
@@ -82,7 +83,7 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
     http.request_count += 1
     twice = [name for name in http.singular if len({value for key, value in fields if key == name}) > 1]
     if len(body) > limit:
-        exchange.fail(invalid(f"request body of {len(body)} bytes is larger than the maximum of {limit} bytes"))
+        exchange.fail(oversized(len(body), limit, JSON_SIZE in request.headers))
     elif twice:
         exchange.fail(invalid(f"the header has more than one '{twice[0].decode('latin-1')}'"))
     else:

@@ -1,8 +1,8 @@
 """The routes of Amazon SageMaker and Google Vertex AI, each on a separate port.
 
 A request is rewritten into one of the KServe v2 protocol, which the front end's router answers, with the same checks of
-keys and restrictions; the response is rewritten into the form of the cloud. Binary tensors are announced by the content
-type in place of Inference-Header-Content-Length.
+keys and restrictions; the response is rewritten into the form of the cloud. The content
+type announces binary tensors, in requests in place of Inference-Header-Content-Length.
 """
 
 import re
@@ -287,8 +287,7 @@ def as_binary(binary: bytes, then: Callable[[Reshaped], Reshaped], response: Res
     """Return a response whose content type has the length of its JSON part."""
     found = _JSON_SIZE_LINE.search(response.extra)
     if found is not None:
-        extra = response.extra.replace(found[0], b"")
-        response = response._replace(content_type=binary + found[1], extra=extra)
+        response = response._replace(content_type=binary + found[1])
     elif response.status == 200 and response.content_type != JSON_TYPE:
         response = response._replace(content_type=JSON_TYPE)
     return then(response)

@@ -168,7 +168,8 @@ class InferenceHandlers:
         config = self._engine.model_config(model, version)
         if len(config.input) != 1 or config.input[0].data_type is None:
             raise invalid(
-                f"raw binary request: model '{model}' has {len(config.input)} inputs, such a request carries just one",
+                f"Raw request must only have 1 input (found 1) to be deduced but got {len(config.input)} inputs in "
+                f"'{model}' model configuration",
                 hint="send the inputs as JSON, or in binary form after a JSON header",
             )
         only = config.input[0]

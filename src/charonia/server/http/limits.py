@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from charonia.core.errors import ServingError, too_large
+from charonia.wire.compression import RAISE_THE_LIMIT
 from charonia.wire.tensors import Lend
 
 WHOLE_BYTES = 2048
@@ -71,6 +73,24 @@ ALIGNMENT_BYTES = 64
 
 JSON_SIZE = b"inference-header-content-length"
 """Header field with the length of the JSON part of a body."""
+
+
+def oversized(size: int, bytes_max: int, is_binary: bool) -> ServingError:
+    """Return the error for a body that is too large.
+
+    Args:
+        size: Its size in bytes, or what has arrived of it.
+        bytes_max: Largest size.
+        is_binary: Whether it may hold binary tensors.
+    """
+    if is_binary:
+        message = (
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {bytes_max} bytes"
+        )
+    else:
+        message = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {bytes_max} bytes"
+    return too_large(message, hint=RAISE_THE_LIMIT)
+
 
 DIGITS_MAX = 18
 """Longest number in a header field."""

@@ -29,7 +29,7 @@ from enum import Enum
 
 import httptools
 
-from charonia.core.errors import ServingError, invalid, too_large, unsupported
+from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.server.http.limits import (
     CHUNKED_PIECE_BYTES,
     CHUNKS_AT_ONCE,
@@ -39,6 +39,7 @@ from charonia.server.http.limits import (
     WHOLE_BYTES,
     HttpLimits,
     body_buffer,
+    oversized,
 )
 from charonia.wire.browsers import PAGE_FIELDS
 from charonia.wire.tensors import Lend
@@ -436,7 +437,13 @@ class RequestParser:
         """A part of the body."""
         self.received += len(body)
         if self._chunk_count > self._limits.chunk_count_max:  # the empty one at the end does not count: it has no body
-            raise _RefusedError(400, invalid(f"the request body has more than {self._limits.chunk_count_max} chunks"))
+            raise _RefusedError(
+                400,
+                invalid(
+                    f"Chunked request body exceeds maximum of {self._limits.chunk_count_max} non-empty chunks. "
+                    "Send fewer or larger HTTP chunks."
+                ),
+            )
         if self._refusal is not None or self.received > self._limits.body_bytes_max:
             self._refuse_body(self.received)
         else:
@@ -470,11 +477,7 @@ class RequestParser:
     def _refuse_body(self, size: int) -> None:
         """Drop the body, so that the client can finish sending it and then read the error."""
         if self._refusal is None:
-            announced = f" of {self._length} bytes" if self._length else ""
-            self._refusal = too_large(
-                f"request body{announced} is larger than the maximum of {self._limits.body_bytes_max} bytes",
-                hint="the limit is set by --http-max-input-size",
-            )
+            self._refusal = oversized(self._length or size, self._limits.body_bytes_max, JSON_SIZE in self._headers)
             self._parts.clear()
             self._move(ParserState.REFUSED_BODY)
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:

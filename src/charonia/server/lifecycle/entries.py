@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from charonia.config.model import ModelConfig
+from charonia.config.parameters import INSTANCES_MAX, INSTANCES_MIN
 from charonia.core.errors import invalid
 from charonia.core.metadata import ModelState, model_key, name_of, namespace_of
 from charonia.server.execution.version_runner import Runner
@@ -19,6 +20,8 @@ from charonia.server.lifecycle.repository.scan import Fingerprint, Scan
 
 UNLOADED = "unloaded"
 """Reason that the index gives for a version that was unloaded."""
+
+_BOUNDS = {INSTANCES_MIN, INSTANCES_MAX}
 
 AMBIGUOUS = "model appears in two or more repositories"
 """Beginning of the reason that the index gives for a name that two repositories have."""
@@ -67,11 +70,14 @@ class VersionEntry:
         return content is not None and self.content == content and self.loaded is not None and not self.loaded.problem
 
     def differs_in_instances_only(self, content: VersionContent) -> bool:
-        """Whether it answers without a problem, from content that differs from this in instance groups only."""
+        """Whether it answers without a problem, from content that differs in groups and numbers of instances only."""
         if self.content is None:
             return False
-        groups = self.content.config.instance_group
-        return self.answers_from(replace(content, config=replace(content.config, instance_group=groups)))
+        own = self.content.config
+        bounds = {key: own.parameters[key] for key in _BOUNDS & own.parameters.keys()}
+        parameters = {key: text for key, text in content.config.parameters.items() if key not in _BOUNDS} | bounds
+        config = replace(content.config, instance_group=own.instance_group, parameters=parameters)
+        return self.answers_from(replace(content, config=config))
 
     @property
     def problem(self) -> str:

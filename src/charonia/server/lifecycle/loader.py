@@ -18,7 +18,7 @@ from hashlib import sha256
 
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
-from charonia.config.model import ModelConfig, ModelWarmup, WarmupInput
+from charonia.config.model import InstanceGroup, ModelConfig, ModelWarmup, WarmupInput
 from charonia.config.parameters import EXAMPLE_REFUSED, TRY_EXAMPLE, bounds_of
 from charonia.core.errors import ServingError, invalid
 from charonia.core.request import InferRequest
@@ -220,24 +220,28 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
     return [replace(p, threads=min(p.threads, share(len(p.cores), sharing[p.cores]))) if p.cores else p for p in placed]
 
 
-def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str, int], Executor]:
+def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str, int], Executor] | None:
     """Return the instances of a version that its next configuration has too, by name and device.
 
-    None where the model must be loaded again: the groups differ in more than their counts, their number follows the
-    load, or sequences have fixed slots, whose states the model may keep.
+    None where the model must be loaded again: it may not know the kind or profile of a group, or sequences have fixed
+    slots, whose states the model may keep.
     """
     runner = before.runner.inner if isinstance(before.runner, CachedRunner) else before.runner
-    known = [replace(group, count=1) for group in runner.config.instance_group]
     has_fixed_slots = config.sequence_batching is not None and config.sequence_batching.oldest is None
-    if (
-        not isinstance(runner, ModelRunner)
-        or has_fixed_slots
-        or bounds_of(config) is not None
-        or any(replace(group, count=1) not in known for group in config.instance_group)
-    ):
-        return {}
-    executors = runner.instances.values()
-    return {(each.placement.name, each.placement.device_id): each for each in executors}
+    if not isinstance(runner, ModelRunner) or has_fixed_slots:
+        return None
+    known = {group.name: group for group in runner.config.instance_group}
+    kinds = {group.kind for group in known.values()}
+    unchanged = set()
+    for group in config.instance_group:
+        former = known.get(group.name, InstanceGroup())
+        if group.kind not in kinds or group.profile != former.profile:
+            return None
+        elsewhere = {"count": former.count, "gpus": former.gpus, "rate_limiter": former.rate_limiter}
+        if replace(group, **elsewhere) == former:
+            unchanged.add(group.name)
+    placed = ((each.placement, each) for each in runner.instances.values())
+    return {(at.name, at.device_id): each for at, each in placed if at.name.rpartition("_")[0] in unchanged}
 
 
 async def load_version(
@@ -257,7 +261,7 @@ async def load_version(
         version: The version.
         config: The complete configuration.
         instances: Instances that it has at once, within its bounds, where their number follows the load.
-        before: The version that answers now, if only instance groups differ: model and common instances are shared.
+        before: The version that answers now, if only instances differ: the model and unchanged ones are shared.
         backends: The backends.
         cores: Cores that models may use.
 
@@ -278,16 +282,16 @@ async def load_version(
     claim = backends.limits.claim(config, str(version), most) if backends.limits is not None else None
     shared: SharedModel | None = None
     executors: list[Executor] = []
-    kept = instances_kept(before, config) if before is not None else {}
+    kept = instances_kept(before, config) if before is not None else None
     try:
-        if before is not None and before.shared is not None and kept:
+        if before is not None and before.shared is not None and kept is not None:
             shared = before.shared
             shared.users += 1
         else:
             files = model_files(folder, version)
             shared = SharedModel(await backend.load(files, as_padded(config), backends.settings(config.backend)))
         model = shared.model
-        executors, new = await _executors_for(model, placed, kept, backends, config)
+        executors, new = await _executors_for(model, placed, kept or {}, backends, config)
         await warm(config, str(version), new, warmup)
         config = await with_example(config, str(version), executors[0])
     except BaseException:
