@@ -266,6 +266,7 @@ def with_instances(*counts: int, more: str = "") -> str:
 SCHEDULERS = {
     "default": "",
     "dynamic": "max_batch_size: 4 dynamic_batching { }",
+    "direct": "max_batch_size: 4 sequence_batching { direct { } }",
     "oldest": "max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 } }",
 }
 

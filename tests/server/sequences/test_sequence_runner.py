@@ -92,11 +92,17 @@ def echo(request: InferRequest, **states: list[int]) -> Outputs:
 
 
 class Bench:
-    def __init__(self, given: ModelConfig, instances: int = 1, *, version: str = "1") -> None:
-        self.instances = [ScriptedInstance() for _ in range(instances)]
-        executors = [
-            AsyncExecutor(each, Placement(f"m_{i}", InstanceKind.KIND_CPU)) for i, each in enumerate(self.instances)
-        ]
+    def __init__(
+        self, given: ModelConfig, instances: int = 1, *, version: str = "1", shares: "Bench | None" = None
+    ) -> None:
+        self.instances = [ScriptedInstance() for _ in range(instances)] if shares is None else shares.instances
+        executors = (
+            list(shares.runner.instances.values())
+            if shares is not None
+            else [
+                AsyncExecutor(each, Placement(f"m_{i}", InstanceKind.KIND_CPU)) for i, each in enumerate(self.instances)
+            ]
+        )
         self.runner = make_sequence_runner(
             given,
             version,
@@ -285,6 +291,31 @@ SURVIVES = "parameters { key: 'SEQUENCES_SURVIVE_RESTART' value { string_value: 
 async def test_a_sequence_that_its_process_need_not_remember_goes_on(batching: str, more: str) -> None:
     bench = Bench(config(batching, more))
     assert not hasattr(bench.instance, "lost")
+
+
+async def test_runners_that_share_an_instance_do_not_share_its_rows() -> None:
+    before = Bench(config("direct { }"))
+    before.send("a", 1, flags=SEQUENCE_START)
+    before.instance.finish()
+    await settle()
+    after = Bench(config("direct { }"), shares=before)
+    after.runner.follow(before.runner)
+
+    for key in (2, 3):
+        after.send(f"start{key}", key, [key], flags=SEQUENCE_START)
+    assert [each["READY"] for each in after.instance.given] == [[False], [True]]  # the first row is sequence 1's
+    after.instance.finish()
+    await settle()
+    assert not after.is_answered("start3")
+    after.send("end", 1, flags=SEQUENCE_END)  # goes to the runner where it began
+    after.instance.finish()
+    await settle()
+
+    assert before.runner.live == 0
+    assert [each["IN"] for each in after.instance.given] == [[3]]
+    after.instance.finish()
+    assert after.is_answered("start3")
+    assert after.runner.live == 2
 
 
 async def test_the_parameter_of_sequences_that_survive_is_yes_or_no() -> None:

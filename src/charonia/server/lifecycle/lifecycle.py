@@ -87,6 +87,10 @@ class LifecycleOptions:
     strict_versions: bool = False
 
 
+REMOVAL_S_MAX = 2.0
+"""Time for which a load waits until the instances that it removed are closed."""
+
+
 @dataclass(slots=True)
 class PendingLoad:
     """A load of a model under way.
@@ -109,13 +113,18 @@ class PendingLoad:
         """Let the versions that are held answer; where the load is not complete, close them all instead."""
         held, self.held = self.held, []
         if is_complete:
+            closing = []
             for entry, loaded, content in held:
                 before, entry.loaded = entry.loaded, loaded
                 entry.state, entry.reason = ModelState.READY, ""
                 entry.provided, entry.content = self.provided, content
                 self.table.route(self.model)
                 if before is not None:
-                    self.table.retire(before)
+                    retirement = self.table.retire(before)
+                    if before.shared is loaded.shared and not before.has_sequences:
+                        closing.append(retirement)
+            if closing:  # programs may expect that removed instances are gone after the load
+                await asyncio.wait(closing, timeout=REMOVAL_S_MAX)
             return
         for entry, _, _ in held:
             if entry.loaded is None:

@@ -175,7 +175,11 @@ class LoadedVersion:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.runner.in_flight) or (isinstance(self.runner, SequenceRunner) and self.runner.live > 0)
+        return bool(self.runner.in_flight) or self.has_sequences
+
+    @property
+    def has_sequences(self) -> bool:
+        return isinstance(self.runner, SequenceRunner) and self.runner.live > 0
 
     async def is_ready(self) -> bool:
         """Return the model's own opinion whether it is ready; True for a model without one."""
@@ -223,12 +227,10 @@ def placements(config: ModelConfig, cores: int, host: Mapping[str, tuple[int, ..
 def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str, int], Executor] | None:
     """Return the instances of a version that its next configuration has too, by name and device.
 
-    None where the model must be loaded again: it may not know the kind or profile of a group, or sequences have fixed
-    slots, whose states the model may keep.
+    None where the model must be loaded again: it may not know the kind or profile of a group.
     """
     runner = before.runner.inner if isinstance(before.runner, CachedRunner) else before.runner
-    has_fixed_slots = config.sequence_batching is not None and config.sequence_batching.oldest is None
-    if not isinstance(runner, ModelRunner) or has_fixed_slots:
+    if not isinstance(runner, ModelRunner):
         return None
     known = {group.name: group for group in runner.config.instance_group}
     kinds = {group.kind for group in known.values()}
@@ -237,8 +239,7 @@ def instances_kept(before: LoadedVersion, config: ModelConfig) -> dict[tuple[str
         former = known.get(group.name, InstanceGroup())
         if group.kind not in kinds or group.profile != former.profile:
             return None
-        elsewhere = {"count": former.count, "gpus": former.gpus, "rate_limiter": former.rate_limiter}
-        if replace(group, **elsewhere) == former:
+        if replace(group, count=former.count, gpus=former.gpus, rate_limiter=former.rate_limiter) == former:
             unchanged.add(group.name)
     placed = ((each.placement, each) for each in runner.instances.values())
     return {(at.name, at.device_id): each for at, each in placed if at.name.rpartition("_")[0] in unchanged}

@@ -109,7 +109,21 @@ class StateLost(NamedTuple):
     slot: int
 
 
-SequenceEvent = Reschedule | SetStateKey | StopNewSequences | StateLost
+class RowTaken(NamedTuple):
+    """A sequence of another scheduler that shares the instance has a row, which is taken here until `RowFree`."""
+
+    slot: int
+    row: int
+
+
+class RowFree(NamedTuple):
+    """A row that was taken is this scheduler's."""
+
+    slot: int
+    row: int
+
+
+SequenceEvent = Reschedule | SetStateKey | StopNewSequences | StateLost | RowTaken | RowFree
 """Events for schedulers of sequences only; others ignore them."""
 
 Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent

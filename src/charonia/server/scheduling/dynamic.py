@@ -63,6 +63,8 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     Reschedule,
+    RowFree,
+    RowTaken,
     Run,
     SetStateKey,
     SlotGone,
@@ -308,7 +310,7 @@ class DynamicBatcher:
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
-            case Tick() | Reschedule() | SetStateKey() | StopNewSequences() | StateLost():
+            case Tick() | Reschedule() | SetStateKey() | StopNewSequences() | StateLost() | RowTaken() | RowFree():
                 pass
             case _:
                 assert_never(event)

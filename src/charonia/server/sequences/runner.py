@@ -31,6 +31,8 @@ from charonia.server.scheduling.api import (
     EMPTY_ROW,
     Event,
     Reschedule,
+    RowFree,
+    RowTaken,
     Run,
     Scheduler,
     SetStateKey,
@@ -157,6 +159,7 @@ class SequenceRunner(ModelRunner):
     ) -> None:
         self._sequencer = sequencer  # before the first event
         self._phased_out: asyncio.Event | None = None
+        self._heir: SequenceRunner | None = None  # gets the rows of shared instances that become free
         super().__init__(
             config,
             version,
@@ -181,6 +184,7 @@ class SequenceRunner(ModelRunner):
         if not (self._tensors.has_states or survives_restart(config)):
             for slot, executor in enumerate(executors):
                 executor.when_lost(partial(self._lost, slot))
+        self._has_fixed_rows = oldest is None
         self._predecessors: list[SequenceRunner] = []
         self._is_followed = False
         self._is_closed = False
@@ -211,6 +215,23 @@ class SequenceRunner(ModelRunner):
         if runner is not self and runner not in self._predecessors:
             self._predecessors.append(runner)
             runner._is_followed = True
+            shared = set(self._executors.values()) & set(runner._executors.values())
+            if self._has_fixed_rows and shared:
+                for slot, executor in self._executors.items():
+                    for row in self._sequencer.free_rows(slot) if executor in shared else ():
+                        self._handle(RowTaken(slot, row), now_ns())
+                runner._heir = self
+                runner._bequeath()
+
+    def _bequeath(self) -> None:
+        """Leave the free rows of shared instances to the heir."""
+        heir = self._heir
+        slots = {executor: slot for slot, executor in heir._executors.items()} if heir is not None else {}
+        for slot, executor in self._executors.items():
+            for row in self._sequencer.free_rows(slot) if executor in slots else ():
+                super()._handle(RowTaken(slot, row), now_ns())
+                if heir is not None:
+                    heir._handle(RowFree(slots[executor], row), now_ns())
 
     def instance_name(self, slot: int) -> str:
         return self._executors[slot].placement.name
@@ -262,6 +283,10 @@ class SequenceRunner(ModelRunner):
     def _lost(self, slot: int) -> None:
         """The process of an instance has exited, and the state of its sequences is lost."""
         self._handle(StateLost(slot), now_ns())
+        for runner in self._predecessors:
+            for earlier, executor in runner._executors.items():
+                if executor is self._executors[slot]:
+                    runner._lost(earlier)
 
     def _end_predecessors(self, *, others: bool) -> None:
         """Let runners that this one has replaced end: of its version, and with `others` of other versions."""
@@ -276,6 +301,8 @@ class SequenceRunner(ModelRunner):
 
     def _handle(self, event: Event, now: int) -> None:
         super()._handle(event, now)
+        if self._heir is not None:
+            self._bequeath()
         for ended in self._sequencer.take_ended():
             self._states.pop(ended.sequence, None)
             self._repeated.pop(ended.sequence, None)

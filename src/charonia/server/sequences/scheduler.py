@@ -17,6 +17,8 @@
 8. When an instance loses its state, the sequences that have run there are over: their waiting requests, or else the
    next one, are dropped, `STATE_LOST`.
 
+Two schedulers may share an instance, while one phases out; each row then belongs to one of them (`RowTaken`).
+
 Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
 request have the id `EMPTY_ROW`. Batches of the oldest strategy have the requests that were ready first. In both,
 sequences whose `batch_key` differs from that of the first wait for the next batch.
@@ -32,6 +34,8 @@ from charonia.server.scheduling.api import (
     DropReason,
     Event,
     Reschedule,
+    RowFree,
+    RowTaken,
     Run,
     SetStateKey,
     SlotGone,
@@ -93,6 +97,10 @@ class Sequencer:
         sequence = self._table.get(key)
         return sequence is not None and sequence.end is None
 
+    def free_rows(self, slot: int) -> list[int]:
+        """Return the rows of a slot without a sequence, here or elsewhere."""
+        return [row for row, sequence in enumerate(self._table.instances[slot].rows) if sequence is None]
+
     def wants(self, slot: int) -> bool:
         return bool(self._table.instances[slot].ready)
 
@@ -150,6 +158,10 @@ class Sequencer:
                         sequence.state_key = event.key
             case StateLost():
                 self._lose(self._table.instances[event.slot], now_ns, commands)
+            case RowTaken():
+                self._table.take_row(event.slot, event.row, now_ns)
+            case RowFree():
+                self._table.free_row(event.slot, event.row, now_ns)
             case StopNewSequences():
                 self._takes_new = False
             case Stop():

@@ -133,9 +133,9 @@ class Instance:
         self.is_idle = False
         self.due_ns: int | None = None
 
-    def bind(self, sequence: Sequence) -> None:
-        """Give a sequence the lowest free slot; there must be one."""
-        sequence.row = self.rows.index(None)
+    def bind(self, sequence: Sequence, row: int | None = None) -> None:
+        """Give a sequence this slot, or the lowest free one; it must be free."""
+        sequence.row = self.rows.index(None) if row is None else row
         self.rows[sequence.row] = sequence
         self.count += 1
         sequence.instance = self
@@ -159,17 +159,19 @@ class SequenceTable:
         instances: The instances, by number.
         backlog: Sequences that wait for a slot, in order.
         idle: Sequences with a slot and no request, idle longest first.
+        foreign: Stand for the sequences of another scheduler, by instance and slot.
     """
 
     __slots__ = (
         "_by_key", "_ended", "_ended_counts", "_numbers", "_overload", "_pace", "_policy", "_timeouts",
-        "backlog", "idle", "instances",
+        "backlog", "foreign", "idle", "instances",
     )  # fmt: skip
 
     def __init__(self, policy: SequencePolicy, instances: int) -> None:
         self.instances = [Instance(slot, policy.rows) for slot in range(instances)]
         self.backlog: OrderedDict[Sequence, None] = OrderedDict()
         self.idle: OrderedDict[Sequence, None] = OrderedDict()
+        self.foreign: dict[tuple[int, int], Sequence] = {}
         self._policy = policy
         self._by_key: dict[SequenceKey, Sequence] = {}  # the latest of each key
         self._numbers = 0
@@ -182,7 +184,7 @@ class SequenceTable:
     @property
     def live(self) -> int:
         waiting = sum(1 for s in self._by_key.values() if s.instance is None)
-        return waiting + sum(instance.count for instance in self.instances)
+        return waiting + sum(instance.count for instance in self.instances) - len(self.foreign)
 
     def get(self, key: SequenceKey) -> Sequence | None:
         """Return the latest sequence of a key, None if there is none."""
@@ -255,8 +257,22 @@ class SequenceTable:
         instance = sequence.instance
         if instance is not None:
             instance.release(sequence)
-            if self.backlog:
-                self._bind(self.backlog.popitem(last=False)[0], instance, now_ns, waited=True)
+            self._next_in(instance, now_ns)
+
+    def take_row(self, slot: int, row: int, now_ns: int) -> None:
+        """A free slot is another scheduler's from now on."""
+        stands = self.foreign[slot, row] = Sequence(0, "", now_ns)
+        self.instances[slot].bind(stands, row)
+
+    def free_row(self, slot: int, row: int, now_ns: int) -> None:
+        """A slot is this scheduler's again."""
+        instance = self.instances[slot]
+        instance.release(self.foreign.pop((slot, row)))
+        self._next_in(instance, now_ns)
+
+    def _next_in(self, instance: Instance, now_ns: int) -> None:
+        if self.backlog:
+            self._bind(self.backlog.popitem(last=False)[0], instance, now_ns, waited=True)
 
     def end_idle(self, now_ns: int, *, all_of_them: bool = False) -> None:
         """End the sequences that were idle for too long, or all idle ones."""
@@ -304,7 +320,7 @@ class SequenceTable:
         blocked = [s for s in self._by_key.values() if s.predecessor is not None]
         return SequencerView(
             self._policy.rows,
-            tuple(tuple(s.view(now_ns) for s in each.rows if s is not None) for each in self.instances),
+            tuple(tuple(s.view(now_ns) for s in each.rows if s is not None and s.number) for each in self.instances),
             tuple(s.view(now_ns) for s in (*self.backlog, *blocked)),
             tuple(sorted(self._ended_counts.items(), key=lambda item: item[0].value)),
         )
