@@ -92,6 +92,9 @@ def echo(request: InferRequest, **states: list[int]) -> Outputs:
 
 
 class Bench:
+    instances: list[ScriptedInstance]
+    runner: SequenceRunner
+
     def __init__(
         self, given: ModelConfig, instances: int = 1, *, version: str = "1", shares: "Bench | None" = None
     ) -> None:
