@@ -44,6 +44,7 @@ BODIES: dict[str, Any] = {
     "POST /api/v1/projects/{project}/models": {"name": "more"},
     "PATCH /api/v1/projects/{project}/models/{model}": {"owner": "me"},
     "PATCH /api/v1/projects/{project}/models/{model}/versions/{number}": {"notes": "mine"},
+    "PUT /api/v1/projects/{project}/models/{model}/follow": {"place": "git@h.org:g/r.git", "hook": "hidden"},
     "PUT /api/v1/projects/{project}/secrets/{name}": {"value": "mine"},
     "POST /api/v1/users": {"name": "more"},
     "PUT /api/v1/users/{id}/role": {"role": "admin", "project": OTHER},

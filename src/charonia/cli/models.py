@@ -26,9 +26,10 @@ from charonia.cli.platform_access import (
     size_text,
     table,
 )
-from charonia.cli.values import integer
+from charonia.cli.values import integer, one_of
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
+from charonia.platform.deployments.spec import CANARY, STRATEGIES
 from charonia.platform.models.git import is_git, parse_git
 from charonia.stores.location import is_store
 
@@ -49,6 +50,9 @@ class RegistryOptions:
     take: int = 0
     mlflow: str = ""
     secret: str = ""
+    hook: str = ""
+    deployment: str = ""
+    strategy: str = CANARY
     is_there: bool = False
     waits: bool = True
     access: PlatformAccess = THIS_MACHINE
@@ -159,6 +163,24 @@ def _add(client: PlatformClient, given: RegistryOptions) -> int:
     return 0
 
 
+def _follow(client: PlatformClient, given: RegistryOptions) -> int:
+    if not (given.source and given.hook):
+        raise invalid("expected the address of a Git repository and --hook")
+    place = path_of("projects", given.access.project, "models", given.name or default_name(given.source), "follow")
+    wanted = {name: getattr(given, name) for name in ("secret", "hook", "deployment", "strategy")}
+    found = client.call("PUT", place, {"place": given.source, **wanted})
+    print(
+        f"{given.source}: add a webhook for pushes, JSON, with the value of secret '{given.hook}', to {found['path']}"
+    )
+    return 0
+
+
+def _unfollow(client: PlatformClient, given: RegistryOptions) -> int:
+    client.call("DELETE", path_of("projects", given.access.project, "models", given.model, "follow"))
+    print(f"{given.model}: follows no branch")
+    return 0
+
+
 def model_text(model: Mapping[str, Any]) -> list[str]:
     return [
         model["name"],
@@ -236,6 +258,19 @@ models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` doe
                             "Secret of the project: the store's credentials, a token, a deploy key"),
                      flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
                      flag("--no-wait", "waits", False, "Do not wait for the check"))),
+        "follow": Verb("Add a version after each push to a Git repository", _follow, """\
+Let a model follow a branch of a Git repository: a webhook of GitHub, GitLab or Gitea adds a version after each push,
+with your permissions of today, and --deployment gets it when it is ready.""", "SOURCE",
+                       (Option("SOURCE", "source", str, "SOURCE", "Address of the branch and folder", default=""),
+                        Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
+                        Option("--hook", "hook", str, "NAME", "Secret of the project that the webhook is signed with"),
+                        Option("--secret", "secret", str, "NAME",
+                               "Secret of the project: the store's credentials, a token, a deploy key"),
+                        Option("--deployment", "deployment", str, "NAME", "Deployment that gets new versions"),
+                        Option("--strategy", "strategy", one_of(STRATEGIES), "replace|beside|canary",
+                               "How new versions get requests"))),
+        "unfollow": Verb("Stop adding versions after pushes", _unfollow, "Let a model follow no branch.", "MODEL",
+                         (Option("MODEL", "model", str, "MODEL", "Name of the model", default=""),)),
     },
 )
 # fmt: on

@@ -297,6 +297,7 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     app.state.platform = platform
     for each in _ROUTERS:
         app.include_router(each.router)
+    app.include_router(models.hooks)
     describe(app)
     app.add_middleware(RepeatedCalls, database=platform.database)
     app.add_middleware(OwnPages, settings=settings)
@@ -343,6 +344,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
                 *(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation),
                 workloads.secrets,
                 settings.trusted_backends,
+                deployments.changes.give,
             )
         ),
     }

@@ -1,6 +1,9 @@
 """Versions from Git repositories."""
 
 import base64
+import hashlib
+import hmac
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,13 +11,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.platform.models.conftest import add
+from tests.platform.models.conftest import MODELS, add, settled
 from tests.platform.models.git_server import GitServer, git_server, ssh_server
 
 from charonia.core.errors import ServingError, invalid
+from charonia.platform.database.tables import DeploymentRow
 from charonia.platform.models import git
 from charonia.platform.models.git import is_git, parse_git
 from charonia.platform.models.sources import AllowedHosts
+from charonia.platform.state import Platform
 
 pytestmark = pytest.mark.usefixtures("quick_checks")
 
@@ -200,6 +205,105 @@ def test_files_of_git_lfs_come_with_the_token_from_servers_that_are_allowed(
 
 def refuse(url: str) -> None:
     raise invalid(f"refused: {url}")
+
+
+HOOK = "0123456789-of-the-hook"
+
+
+def signed(body: bytes, host: str, key: str = HOOK) -> dict[str, str]:
+    digest = hmac.new(key.encode(), body, hashlib.sha256).hexdigest()
+    return {
+        "github": {"X-GitHub-Event": "push", "X-Hub-Signature-256": f"sha256={digest}"},
+        "gitea": {"X-Gitea-Event": "push", "X-Gitea-Signature": digest},
+        "gitlab": {"X-Gitlab-Event": "Push Hook", "X-Gitlab-Token": key},
+    }[host]
+
+
+def follow(client: TestClient, place: str, **more: str) -> Any:
+    put_secret(client, "hook", HOOK + "\n")
+    return client.put(f"{MODELS}/net/follow", json={"place": place, "hook": "hook", **more})
+
+
+@pytest.mark.parametrize("host", ["github", "gitea", "gitlab"])
+def test_a_signed_push_makes_a_version_that_a_deployment_gets_as_a_canary(
+    admin: TestClient, server: GitServer, platform: Platform, host: str
+) -> None:
+    platform.deployments.close()  # what is wanted is enough
+    server.commit(NET)
+    assert add(admin, "net", kind="git", place=f"{server.address}#nets/net")["state"] == "ready"
+    spec = {"name": "reader", "models": [{"name": "net", "versions": [1]}]}
+    assert admin.post("/api/v1/projects/default/deployments", json=spec).status_code == 201
+    found = follow(admin, f"{server.address}@main#nets/net", deployment="reader").json()
+    commit = server.commit({**NET, "nets/net/1/model.onnx": b"two"})
+
+    body = json.dumps(
+        {"ref": "refs/heads/main", "after": "e" * 40, "repository": {"clone_url": "https://evil"}}
+    ).encode()
+    pushed = admin.post(found["path"], content=body, headers={"Authorization": "", **signed(body, host)})
+
+    assert pushed.status_code == 202, pushed.text
+    version = settled(admin, "net", pushed.json()["number"])
+    assert (version["state"], version["source"], version["author"]) == (
+        "ready",
+        f"{server.address}@{commit}#nets/net",
+        found["author"],
+    )
+    changed = admin.get("/api/v1/projects/default/deployments/reader").json()
+    assert changed["spec"]["models"][0]["versions"] == [1, 2]
+    assert changed["spec"]["models"][0]["traffic"]["weights"] == {"1": 100}
+    with platform.database.reading() as session:
+        row = session.query(DeploymentRow).one()
+    assert row.canaries["net"]["plan"]["version"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "event", "status"),
+    [
+        ({"ref": "refs/heads/other", "after": "e"}, {}, 202),
+        ({"ref": "refs/heads/main", "after": "0" * 40}, {}, 202),
+        ({"zen": "x"}, {"X-GitHub-Event": "ping"}, 202),
+        ([1], {}, 202),
+        ("[" * 10_000, {}, 400),
+        ({"ref": "refs/heads/main", "more": "x" * 5_000_000}, {}, 413),
+    ],
+)
+def test_a_signed_call_about_something_else_makes_no_version(
+    admin: TestClient, body: Any, event: dict[str, str], status: int
+) -> None:
+    path = follow(admin, "git@h.org:g/r.git@main").json()["path"]
+    content = (body if isinstance(body, str) else json.dumps(body)).encode()
+
+    answer = admin.post(path, content=content, headers={**signed(content, "github"), **event})
+
+    assert (answer.status_code, answer.json() if status == 202 else None) == (status, None)
+    assert admin.get(f"{MODELS}/net").json()["versions"] == []
+
+
+def test_a_push_without_a_signature_is_refused_as_one_to_a_model_that_does_not_exist(admin: TestClient) -> None:
+    path = follow(admin, "git@h.org:g/r.git").json()["path"]
+    body = json.dumps({"ref": "refs/heads/main"}).encode()
+    headers = [{}, {"X-GitHub-Event": "push"}, {"X-Gitea-Event": "push", "X-Gitea-Signature": "é"}]
+    headers += [signed(body, host, "another") for host in ("github", "gitea", "gitlab")]
+    headers += [signed(body + b" ", "github"), {"X-Gitlab-Event": "Push Hook", "X-Gitlab-Token": ""}]
+
+    answers = [
+        admin.post(path, content=body, headers={name.encode(): value.encode() for name, value in each.items()})
+        for each in headers
+    ]
+    answers.append(admin.post("/hooks/default/absent", content=body, headers=signed(body, "github")))
+    admin.delete(f"{MODELS}/net/follow")
+    answers.append(admin.post(path, content=body, headers=signed(body, "github")))
+
+    assert {(each.status_code, each.text) for each in answers} == {(403, answers[0].text)}
+
+
+def test_a_short_signing_secret_is_refused(admin: TestClient) -> None:
+    put_secret(admin, "short", "0123")
+
+    refused = follow(admin, "git@h.org:g/r.git", hook="short")
+
+    assert refused.status_code == 400
+    assert "expected at least 16 characters" in refused.json()["error"]
 
 
 def test_code_in_a_repository_needs_the_permission(

@@ -49,6 +49,8 @@ class ModelRow(PlatformTable):
     tags: Mapped[list[Any]] = mapped_column(default=list)
     links: Mapped[dict[str, Any]] = mapped_column(default=dict)
     """ServiceAddresses by label."""
+    follows: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    """The branch that it follows: see `models.follow`."""
     last_number: Mapped[int] = mapped_column(default=0)
     """Number of the version that was added last; numbers are not reused."""
 

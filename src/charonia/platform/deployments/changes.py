@@ -64,6 +64,19 @@ class DeploymentChanges:
         """
         return self._put(who, project, *read_change(value), note=note, revision=revision)
 
+    def give(self, who: Principal, project: str, name: str, version: tuple[str, int], strategy: str) -> ChangePlan:
+        """Give a deployment a version, by model and number, of one of its models."""
+        model, number = version
+        with self._database.reading() as session:
+            _, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
+            spec = dict(latest.spec)
+        if model not in [each["name"] for each in spec["models"]]:
+            raise invalid(f"deployment '{name}': expected model '{model}' in it", hint="deploy one version yourself")
+        changed = {"versions": [number], "traffic": {}}
+        models = [{**each, **(changed if each["name"] == model else {})} for each in spec["models"]]
+        value = {**spec, "models": models, "strategy": strategy}
+        return self.change(who, project, value, note=f"version {number} of {model}, after a push")
+
     def rollback(
         self, who: Principal, project: str, name: str, *, to: int = 0, revision: int | None = None
     ) -> ChangePlan:

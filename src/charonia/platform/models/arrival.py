@@ -2,10 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -49,7 +50,7 @@ from charonia.platform.models.sources import (
     unpacked,
 )
 from charonia.platform.people import audit, projects
-from charonia.platform.people.access import Principal, ProjectRole, permits
+from charonia.platform.people.access import Grant, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
@@ -75,8 +76,13 @@ def add(
     name: str,
     source: VersionSource,
     notes: str = "",
+    roll: Mapping[str, str] = MappingProxyType({}),
 ) -> AddedVersion:
-    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction."""
+    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction.
+
+    Args:
+        roll: `deployment` that gets the version when it is ready, and the `strategy` of that; {} for none.
+    """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     source.check()
@@ -106,6 +112,7 @@ def add(
         "source": asdict(source),
         "may_run_code": permits(who.demand_code, project),
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
+        "roll": {**roll, "who": who.name, "project": project} if roll else {},
     }
     task = queue.add(session, ADD, found.id, subject, arguments, who.name)
     detail = {**asdict(source), "place": source.shown}
@@ -123,6 +130,7 @@ class VersionTasks:
         isolation: Confines checks, and what unpacks archives.
         secrets: Credentials of stores, by name.
         trusted: Backends of other packages whose records say which models are data.
+        roll_out: Gives a deployment a version of a model: caller, project, deployment, model and number, strategy.
     """
 
     database: Database
@@ -133,6 +141,7 @@ class VersionTasks:
     isolation: Isolation
     secrets: ProjectSecrets
     trusted: tuple[str, ...] = ()
+    roll_out: Callable[[Principal, str, str, tuple[str, int], str], object] = lambda *_: None
 
     def add(self, run: TaskRun) -> Mapping[str, Any]:
         """Import the files of a version, and check it. It may run again after the platform exited in the middle.
@@ -149,7 +158,8 @@ class VersionTasks:
                     with self.database.transaction() as session:
                         collect_later(session, run.project_id)
             self._drop_uploads(run)
-            return self._check(run)
+            result = self._check(run)
+        return self._rolled_out(run, result)
 
     def check(self, run: TaskRun) -> Mapping[str, Any]:
         """Check a version again.
@@ -159,6 +169,17 @@ class VersionTasks:
         """
         with self._settling(run):
             return self._check(run)
+
+    def _rolled_out(self, run: TaskRun, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Give a version that is ready to the deployment that waits for it. If this fails, the version stays ready."""
+        roll = run.arguments.get("roll")
+        if not roll or result.get("state") != READY:
+            return result
+        grant = Grant(ProjectRole.DEPLOYER, roll["project"], may_run_code=bool(run.arguments["may_run_code"]))
+        _, name = self._version(run)
+        who = Principal.of(roll["who"], [grant])
+        self.roll_out(who, roll["project"], roll["deployment"], (name, int(result["version"])), roll["strategy"])
+        return {**result, "deployment": roll["deployment"]}
 
     def collect(self, run: TaskRun) -> Mapping[str, Any]:
         """Remove files that belong to no version, and abandoned uploads."""

@@ -1,5 +1,6 @@
 """The API of the registry."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,9 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.requests import ClientDisconnect
 
-from charonia.core.errors import not_found
+from charonia.core.errors import not_found, too_large
 from charonia.platform.artifacts.manifest import from_json
-from charonia.platform.models import arrival, registry, uploads
+from charonia.platform.models import arrival, follow, registry, uploads
 from charonia.platform.models.records import (
     AddedVersion,
     ModelPage,
@@ -23,7 +24,7 @@ from charonia.platform.models.registry import VersionDifference
 from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here
+from charonia.platform.state import Here, Platform
 from charonia.platform.values import Limit, Number, Offset, RequestBody, Size, Text
 
 NOTES_CHARS_MAX = 20_000
@@ -31,7 +32,11 @@ NOTES_CHARS_MAX = 20_000
 PIECE_BYTES = 1024 * 1024
 """Bytes of a body that are collected before a write."""
 
+HOOK_BYTES_MAX = 4 * 1024 * 1024
+"""Longest body of a webhook."""
+
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["models"])
+hooks = APIRouter(tags=["models"])
 
 
 class DetailsBody(RequestBody):
@@ -73,6 +78,16 @@ class VersionBody(RequestBody):
 
     source: SourceBody
     notes: Text = Field("", max_length=NOTES_CHARS_MAX)
+
+
+class FollowBody(RequestBody):
+    """What a model follows."""
+
+    place: Text = Field(max_length=PLACE_CHARS_MAX, description="git+https://host/group/repo.git@BRANCH#FOLDER")
+    hook: Text = Field(description="Secret that the host of the repository signs its calls with.")
+    secret: Text = Field("", description="Secret with the token or key of the repository.")
+    deployment: Text = Field("", description="Deployment that gets new versions, empty for none.")
+    strategy: follow.Strategy = Field("canary", description="How they get requests.")
 
 
 class NotesBody(RequestBody):
@@ -148,6 +163,48 @@ def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here
     with here.database.transaction() as session:
         added = arrival.add(session, here.uploads, who, project, model, source, body.notes)
     here.tasks.wake()
+    return added
+
+
+@router.get("/models/{model}/follow")
+def get_follow(project: Text, model: Text, who: Caller, here: Here) -> follow.Follow:
+    """Return the branch that a model follows."""
+    with here.database.reading() as session:
+        return follow.get(session, who, project, model)
+
+
+@router.put("/models/{model}/follow")
+def put_follow(project: Text, model: Text, body: FollowBody, who: Caller, here: Here) -> follow.Follow:
+    """Let a model follow a branch: a push adds a version, with the permissions of the caller of today."""
+    with here.database.transaction() as session:
+        wanted = follow.Follow(**body.model_dump())
+        return follow.put(session, here.workloads.secrets, who, project, model, wanted)
+
+
+@router.delete("/models/{model}/follow", status_code=204)
+def remove_follow(project: Text, model: Text, who: Caller, here: Here) -> None:
+    """Let a model follow no branch."""
+    with here.database.transaction() as session:
+        follow.remove(session, who, project, model)
+
+
+@hooks.post("/hooks/{project}/{model}", status_code=202, include_in_schema=False)
+async def receive_hook(project: Text, model: Text, here: Here, request: Request) -> AddedVersion | None:
+    """Receive a webhook of GitHub, GitLab or Gitea. Its signature is checked; there is no caller."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > HOOK_BYTES_MAX:
+            raise too_large(f"body of the push: expected at most {HOOK_BYTES_MAX} bytes, got more")
+    return await run_in_threadpool(_receive, here, project, model, request.headers, body)
+
+
+def _receive(here: Platform, project: str, model: str, headers: Mapping[str, str], body: bytes) -> AddedVersion | None:
+    with here.database.transaction() as session:
+        secrets = here.workloads.secrets
+        added = follow.received(session, here.uploads, secrets, project, model, headers, body)
+    if added is not None:
+        here.tasks.wake()
     return added
 
 
