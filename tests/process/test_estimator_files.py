@@ -1,5 +1,6 @@
 """Ten kinds of fitted objects, from the file that a notebook writes to the endpoint."""
 
+import functools
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ def classifier() -> Any:
     return make_pipeline(columns(), LogisticRegression())
 
 
+# fmt: off
+NAMES = [
+    "pipeline", "search", "calibrated", "voting", "stacking", "target", "histogram", "lightgbm", "xgboost", "statsmodels",
+]
+# fmt: on
+
+
+@functools.cache
 def fitted() -> dict[str, Any]:
     """Return the fitted objects, by the name of their files."""
     regressor = TransformedTargetRegressor(
@@ -69,16 +78,13 @@ def fitted() -> dict[str, Any]:
     }
 
 
-FITTED = fitted()
-
-
 @pytest.fixture(scope="module", params=SHAPES)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     shape: Shape = request.param
     folder = tmp_path_factory.mktemp("estimators")
-    paths = [folder / f"{name}.joblib" for name in FITTED]
+    paths = [folder / f"{name}.joblib" for name in NAMES]
     for path in paths:
-        joblib.dump(FITTED[path.stem], path)
+        joblib.dump(fitted()[path.stem], path)
     options = ("--trust", "--kserve-v1", "--mlflow-model=search", *shape)
     with ServeProcess(paths[0], *map(str, paths[1:]), *options) as running:
         yield running
@@ -95,14 +101,14 @@ def rows_of(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.astype({"city": CATEGORIES.city.dtype}) if name in ("lightgbm", "xgboost") else rows
 
 
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_file_answers_records_as_the_object_answers_its_data_frame(server: ServeProcess, name: str) -> None:
     takes = ["age", "city"] if name == "statsmodels" else list(TABLE.columns)
     records = [{column: record[column] for column in takes} for record in RECORDS]
 
     answer = call(server, f"v2/models/{name}/generate", records)
 
-    estimator, rows = FITTED[name], rows_of(name, TABLE[:5])
+    estimator, rows = fitted()[name], rows_of(name, TABLE[:5])
     if hasattr(estimator, "classes_"):
         assert answer["label"] == estimator.predict(rows).tolist()
         shown = [[each["old"], each["young"]] for each in answer["predict_proba"]]
@@ -112,7 +118,7 @@ def test_a_file_answers_records_as_the_object_answers_its_data_frame(server: Ser
 
 
 def test_mlflows_bodies_are_answered_with_what_predict_returns(server: ServeProcess) -> None:
-    expected = {"predictions": FITTED["search"].predict(TABLE[:5]).tolist()}
+    expected = {"predictions": fitted()["search"].predict(TABLE[:5]).tolist()}
 
     assert call(server, "invocations", {"dataframe_records": RECORDS}) == expected
     assert call(server, "invocations", {"dataframe_split": json.loads(TABLE[:5].to_json(orient="split"))}) == expected
@@ -130,7 +136,7 @@ def test_missing_values_are_imputed_together_with_rows_that_have_them(server: Se
     lone = call(server, "v2/models/pipeline/generate", {"age": 30, "city": "Oslo"})
 
     rows = pd.DataFrame([{"age": np.nan, "city": "Oslo", "income": 1}, RECORDS[0], {"age": 30, "city": "Oslo"}])
-    assert [*answer["label"], lone["label"]] == FITTED["pipeline"].predict(rows).tolist()
+    assert [*answer["label"], lone["label"]] == fitted()["pipeline"].predict(rows).tolist()
 
 
 def test_metadata_have_columns_and_classes(server: ServeProcess) -> None:
