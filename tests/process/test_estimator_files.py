@@ -53,7 +53,8 @@ def classifier() -> Any:
 
 # fmt: off
 NAMES = [
-    "pipeline", "search", "calibrated", "voting", "stacking", "target", "histogram", "lightgbm", "xgboost", "statsmodels",
+    "pipeline", "search", "calibrated", "voting", "stacking", "target", "histogram", "lightgbm", "xgboost",
+    "statsmodels",
 ]
 # fmt: on
 

@@ -44,6 +44,10 @@ class Replica(ServeProcess):
         return f"127.0.0.1:{self.own_port}"
 
 
+PAUSE_S = 0.015
+"""Pause of a client: a connection and a channel each time take much of two cores, which the servers start on."""
+
+
 class Load:
     """Clients that never repeat a request, of both protocols, over one connection and over fresh ones."""
 
@@ -86,7 +90,7 @@ class Load:
                 text = response.read()
                 assert response.status == 200, text
                 self.answers[kind] += 1
-                time.sleep(0.003)
+                time.sleep(PAUSE_S)
                 if kind.startswith("fresh") or response.will_close:
                     return
 
@@ -100,7 +104,7 @@ class Load:
             while not self._is_over.is_set():
                 assert client.infer("echo", [given]).as_numpy("OUTPUT0").tolist() == sent.tolist()
                 self.answers[kind] += 1
-                time.sleep(0.003)
+                time.sleep(PAUSE_S)
                 if kind.startswith("fresh"):
                     return
 

@@ -1,14 +1,17 @@
 """Versions of models in the tables and the store of a platform, as the registry has them when they are checked."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from charonia.platform.artifacts.manifest import digest, size, to_json
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
+from charonia.platform.jobs.commands import PerfJob, TuneJob
 
 
 def add_version(
@@ -58,3 +61,20 @@ def add_version(
             )
         )
     return number
+
+
+def short_levels(monkeypatch: pytest.MonkeyPatch, requests: int = 60) -> None:
+    """Let each level of a measurement be of three windows of so many requests: its precision is of no interest."""
+    command = PerfJob.command
+
+    def short(job: PerfJob, url: str, folder: str) -> list[str]:
+        given = [each if each != "adaptive" else "count_windows" for each in command(job, url, folder)]
+        return [*given, f"--measurement-request-count={requests}", "--stability-percentage=99", "--max-trials=3"]
+
+    monkeypatch.setattr(PerfJob, "command", short)
+
+
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches take six seconds."""
+    command = TuneJob.command
+    monkeypatch.setattr(TuneJob, "command", lambda job, *given: command(replace(job, minutes=0.1), *given))

@@ -14,7 +14,7 @@ from tests.platform.people.oidc_provider import CLIENT, SECRET, OidcProvider
 from tests.support.browser import needed
 from tests.support.console import infer, path, problems_of, sure, tensor
 from tests.support.models import mlp
-from tests.support.platform_models import add_version
+from tests.support.platform_models import add_version, short_levels, short_searches
 from tests.support.running_platform import OWNER, RunningPlatform, running_platform
 
 from charonia.platform.database.tables import TaskRow
@@ -218,7 +218,10 @@ def test_a_shadow_version_gets_copies_and_its_differences_are_shown(page: Page, 
     expect(page.locator("#copies-2:invalid")).to_be_visible()
 
 
-def test_a_deployment_is_measured_and_the_report_kept(page: Page, running: RunningPlatform) -> None:
+def test_a_deployment_is_measured_and_the_report_kept(
+    page: Page, running: RunningPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_levels(monkeypatch, 600)
     page.goto(path(running, "deployments", "digits"))
 
     page.get_by_label("Requests in flight").fill("1")
@@ -249,7 +252,10 @@ def test_there_is_time_to_read_the_question_before_a_job_is_cancelled(page: Page
     expect(page.locator("#live h2 .badge").first).to_have_text("cancelled")
 
 
-def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(page: Page, running: RunningPlatform) -> None:
+def test_what_a_search_has_found_is_offered_where_the_model_is_deployed(
+    page: Page, running: RunningPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_searches(monkeypatch)
     page.goto(path(running, "models", "digits", "versions", "1"))
     page.get_by_label("Minutes").fill("1")
     page.get_by_role("button", name="Search").click()

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.models import mlp
-from tests.support.platform_models import add_version
+from tests.support.platform_models import add_version, short_levels
 
 from charonia.platform.state import Platform
 
@@ -50,7 +50,10 @@ def deployment(admin: TestClient, model: str) -> Iterator[str]:
         time.sleep(0.1)
 
 
-def test_a_model_of_a_deployment_is_measured(admin: TestClient, deployment: str) -> None:
+def test_a_model_of_a_deployment_is_measured(
+    admin: TestClient, deployment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_levels(monkeypatch)
     body = {"deployment": deployment, "model": "mlp", "concurrency": "1:2"}
 
     task = when_ended(admin, admin.post(f"{PROJECT}/jobs/perf", json=body))
@@ -66,10 +69,11 @@ def test_a_model_of_a_deployment_is_measured(admin: TestClient, deployment: str)
 
 @pytest.mark.timeout(400)
 def test_no_command_line_shows_the_key_of_a_deployment_while_it_is_measured(
-    admin: TestClient, platform: Platform, deployment: str
+    admin: TestClient, platform: Platform, deployment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    short_levels(monkeypatch, 600)
     (key,) = [path.read_text() for path in platform.settings.data.rglob("platform.key")]
-    body = {"deployment": deployment, "model": "mlp", "protocol": "grpc"}
+    body = {"deployment": deployment, "model": "mlp", "concurrency": "1", "protocol": "grpc"}
     number = admin.post(f"{PROJECT}/jobs/perf", json=body).json()["id"]
     lines = set[str]()
     deadline = time.monotonic() + 300
