@@ -224,6 +224,12 @@ class PendingRequest:
         if self.state != DONE:
             self.owner.cancel(self)
 
+    def ask_to_stop(self) -> None:
+        if self.state == RUNNING and self.batch is not None:
+            self.batch.executor.cancel(self.batch, self.index)
+        else:
+            self.cancel()
+
 
 class InFlight:
     """The requests in flight of one model version, and their replies.

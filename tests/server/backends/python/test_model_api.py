@@ -39,6 +39,7 @@ class FakeHost:
         self.responses: list[tuple[int, int, Any, bool]] = []
         self.calls: list[ModelCall] = []
         self.ended: list[int] = []
+        self.asked_to_stop: list[int] = []
         self.asked: list[tuple[str, str, dict[str, object]]] = []
         self.updates: list[tuple[object, ...]] = []
         self.families: list[tuple[object, ...]] = []
@@ -71,8 +72,8 @@ class FakeHost:
             names = () if response is None else tuple(tensor.name() for tensor in response.output_tensors())
             call.inbox.put((None if response is None else result_of(response, names, Binding(None)), final))
 
-    def end(self, call: ModelCall) -> None:
-        self.ended.append(call.number)
+    def end(self, call: ModelCall, *, softly: bool = False) -> None:
+        (self.asked_to_stop if softly else self.ended).append(call.number)
 
     def wait(self, inbox: Inbox[Any]) -> None:
         assert inbox.items, "nothing will ever come"
@@ -947,7 +948,7 @@ def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
             assert model.host.ended == []
 
 
-def test_an_iterator_that_is_cancelled_says_so_once(tmp_path: Path) -> None:
+def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(tmp_path: Path) -> None:
     for body, is_async in (
         ("i = call().exec(decoupled=True)\nfirst = next(i)\ni.cancel()\ni.cancel()\nrest = list(i)", False),
         (
@@ -955,14 +956,14 @@ def test_an_iterator_that_is_cancelled_says_so_once(tmp_path: Path) -> None:
             True,
         ),
     ):
-        check = "\nassert len(rest) == 1 and list(i) == []\nreturn [pb_utils.InferenceResponse(error=rest[0].error())]"
+        check = "\nassert len(rest) == 2 and list(i) == []\nreturn [pb_utils.InferenceResponse(error=rest[1].error())]"
         model = Model(tmp_path, execute(body + check, is_async=is_async))
-        model.host.outcomes = lambda call: [(answer(1), False), (answer(2), False)]
+        end = InferenceResponse(error=TritonError("stopped", TritonError.CANCELLED))
+        model.host.outcomes = lambda call, end=end: [(answer(1), False), (answer(2), False), (end, True)]  # type: ignore[misc]
 
-        ((code, text),) = model.run(1)
-
-        assert (code, text) == (TritonError.CANCELLED, "the request was cancelled by the model")
-        assert model.host.ended == [1]
+        assert model.run(1) == [(TritonError.CANCELLED, "stopped")]
+        assert model.host.asked_to_stop == [1]
+        assert model.host.ended == []
 
 
 def test_an_iterator_that_is_dropped_gives_the_call_up(tmp_path: Path) -> None:

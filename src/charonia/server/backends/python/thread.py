@@ -267,8 +267,9 @@ class ThreadInstance:
         trace = str(call.fields[7])
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
 
-    def end(self, number: int) -> None:
-        self._services.calls.cancel(number)
+    def end(self, number: int, softly: bool) -> None:
+        calls = self._services.calls
+        (calls.ask_to_stop if softly else calls.cancel)(number)
 
     def control(
         self, action: str, name: str, options: dict[str, object], answer: Callable[[tuple[object, ...]], None]
@@ -469,8 +470,8 @@ class _ThreadHost:
         request = made_request((call.model_name, call.model_version), call.fields, inputs, kind)
         self._tell(self._instance.begin, call, request)
 
-    def end(self, call: ModelCall) -> None:
-        self._tell(self._instance.end, call.number)
+    def end(self, call: ModelCall, *, softly: bool = False) -> None:
+        self._tell(self._instance.end, call.number, softly)
 
     def wait(self, inbox: Inbox[Any]) -> None:
         inbox.wait()

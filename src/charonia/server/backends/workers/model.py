@@ -204,7 +204,8 @@ class ReshapedInstance:
         mine = self._sinks.get(sink)
         if mine is not None:
             self._instance.cancel(mine, index)
-            mine.closed(index)
+            if sink.is_cancelled(index):
+                mine.closed(index)
 
     def forget(self, sink: BatchSink) -> None:
         self._sinks.pop(sink, None)

@@ -17,7 +17,7 @@ from typing import Any
 
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
 from charonia.core.request import NO_FLOW, CallFrame, DeviceRequest, InferRequest
-from charonia.core.response import Outcome, Reply, Ticket
+from charonia.core.response import Outcome, Reply, StoppableTicket, Ticket
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, BusyPolling, Models
 from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome
@@ -94,6 +94,12 @@ class _OpenCall:
         if self.ticket is not None:
             self.ticket.cancel()
 
+    def ask_to_stop(self) -> None:
+        if isinstance(self.ticket, StoppableTicket):
+            self.ticket.ask_to_stop()
+        else:
+            self.cancel()
+
     def fail(self, error: ServingError) -> None:
         self.error = error
         self.cancel()
@@ -168,6 +174,12 @@ class ModelCalls:
         call = self._open.get(key)
         if call is not None:
             call.cancel()
+
+    def ask_to_stop(self, key: int) -> None:
+        """Tell the called model that no more is wanted; it decides. Ignored for a call that is over."""
+        call = self._open.get(key)
+        if call is not None:
+            call.ask_to_stop()
 
     def fail(self, key: int, error: ServingError) -> None:
         """Cancel a call; its last outcome is this error. Ignored for one that is over."""
@@ -440,6 +452,8 @@ class WorkerServices(ModelServices):
                 self._call(message, link, is_ready)
             case "call_cancel":
                 self.calls.cancel(header[1])
+            case "call_stop":
+                self.calls.ask_to_stop(header[1])
             case "release":
                 link.note(header[1], header[2])
             case "control":

@@ -515,9 +515,9 @@ class WorkerConnection:
             raise
         writer.run_deferred()
 
-    def end(self, call: ModelCall) -> None:
+    def end(self, call: ModelCall, *, softly: bool = False) -> None:
         if call.number in self._calls:  # it stays there until its last reply, which comes in any case
-            self.writer.send(("call_cancel", call.number))
+            self.writer.send(("call_stop" if softly else "call_cancel", call.number))
 
     def log(self, level: int, message: str, file: str, line: int) -> None:
         if self.writer.is_child:

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
                 TritonModelException: It cannot be sent.
             """
 
-        def end(self, call: ModelCall) -> None:
-            """Cancel a call that has no last outcome yet. Idempotent."""
+        def end(self, call: ModelCall, *, softly: bool = False) -> None:
+            """Cancel a call that has no last outcome yet; softly, only tell the called model. Idempotent."""
 
         def wait(self, inbox: Inbox[Any]) -> None:
             """Return when the inbox holds something."""

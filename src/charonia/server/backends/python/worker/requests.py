@@ -471,33 +471,24 @@ class ResponseIterator:
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = None if self._is_over else self._take_cancelled() or self._take()
-        if response is None:
+        if self._is_over:
             raise StopIteration
-        return response
+        return self._take()
 
     def __aiter__(self) -> ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        if not (self._is_over or self._was_cancelled):
-            await arrival(self._host, self._call.inbox)
-        response = None if self._is_over else self._take_cancelled() or self._take()
-        if response is None:
+        if self._is_over:
             raise StopAsyncIteration
-        return response
+        await arrival(self._host, self._call.inbox)
+        return self._take()
 
     def cancel(self) -> None:
-        """Cancel the request. Unless all responses have arrived, the next one is an error of code CANCELLED."""
+        """Cancel the request. A model that runs already decides whether it stops, and which responses still follow."""
         if not (self._is_over or self._was_cancelled):
             self._was_cancelled = True
-            self._host.end(self._call)
-
-    def _take_cancelled(self) -> InferenceResponse | None:
-        if not self._was_cancelled:
-            return None
-        self._is_over = True
-        return InferenceResponse(error=TritonError("the request was cancelled by the model", TritonError.CANCELLED))
+            self._host.end(self._call, softly=True)
 
     def _take(self) -> InferenceResponse:
         items = self._call.inbox.items
@@ -507,7 +498,7 @@ class ResponseIterator:
         return InferenceResponse() if result is None else response_of(result)
 
     def __del__(self) -> None:
-        if not (self._is_over or self._was_cancelled):
+        if not self._is_over:
             self._host.later(partial(self._host.end, self._call))
 
 
