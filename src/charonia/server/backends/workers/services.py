@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
 from charonia.core.request import NO_FLOW, CallFrame, DeviceRequest, InferRequest
-from charonia.core.response import Outcome, Reply, StoppableTicket, Ticket
+from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, BusyPolling, Models
 from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome
@@ -29,6 +29,14 @@ from charonia.server.metrics.custom import CustomMetrics, MetricHolder
 
 CALLS_OPEN_MAX = 1024
 """Most unanswered calls of one instance."""
+
+
+@runtime_checkable
+class StoppableTicket(Protocol):
+    """A ticket whose caller can leave the end of a running request to the model."""
+
+    def ask_to_stop(self) -> None:
+        """Tell the model that the caller wants no more; its responses are delivered nevertheless."""
 
 
 class Work:
