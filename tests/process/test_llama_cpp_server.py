@@ -19,6 +19,7 @@ import psutil
 import pydantic
 import pytest
 import tritonclient.grpc as grpc
+from prometheus_client.parser import text_string_to_metric_families
 from tests.support import smollm2
 from tests.support.process import ServeProcess, eventually, started_by
 
@@ -549,10 +550,12 @@ def test_embeddings_are_answered_in_both_ways(server: ServeProcess) -> None:
 
 def test_endpoint_pickers_find_the_metrics_of_their_protocol(server: ServeProcess) -> None:
     with urlopen(f"http://{server.metrics}/metrics") as answer:
-        page = answer.read().decode()
+        families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
-        assert f'vllm:{name}{{model="smol",version="1"}}' in page
+        family = families[f"vllm:{name}"]
+        assert family.type == "gauge"  # as the model server protocol demands
+        assert [each.value for each in family.samples if each.labels == {"model": "smol", "version": "1"}] == [0]
 
 
 def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers(server: ServeProcess) -> None:

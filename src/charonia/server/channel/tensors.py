@@ -40,7 +40,7 @@ def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int]
         ServingError: The tensor is not what the description says.
     """
     name, datatype, shape, place = described
-    if type(place) is bytes and datatype == "BYTES" and prod(shape) == 1:
+    if type(place) is bytes and datatype == "BYTES" and (shape == (1,) or prod(shape) == 1):
         array = np.empty(shape, object)
         array[...] = place
         return Tensor(name, DataType.BYTES, array)

@@ -220,6 +220,6 @@ def text_of(response: InferResponse) -> bytes:
     """Return the text of a response, b"" for none."""
     for tensor in response.outputs:
         if tensor.name == TEXT_OUTPUT:
-            elements: list[bytes] = tensor.array.ravel().tolist()
-            return elements[0] if len(elements) == 1 else b"".join(elements)
+            array = tensor.array
+            return bytes(array.item()) if array.size == 1 else b"".join(array.ravel().tolist())
     return b""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ....channel.datatypes import Array
 
 
+_OBJECT = np.dtype(object)
+
+
 class Tensor:
     """A named tensor."""
 
@@ -32,7 +35,7 @@ class Tensor:
     def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
             raise ArgumentTypeError(f"Tensor '{name}': expected a numpy array, got {type(array).__name__}")
-        datatype = datatypes.WIRE.get(array.dtype)
+        datatype = "BYTES" if array.dtype is _OBJECT else datatypes.WIRE.get(array.dtype)
         if datatype is None:
             if array.dtype.kind in "SUT":
                 array = array.astype(np.object_)
