@@ -136,7 +136,7 @@ INTERNAL = {
     | {"server.channel"}
     # What runs the models that a front end has itself.
     | {"server.backends.registry", "server.ensembles", "server.execution", "server.lifecycle"}
-    | {"server.metrics.model_metrics", "server.metrics.processes"},
+    | {"server.metrics.key_usage", "server.metrics.model_metrics", "server.metrics.processes"},
     # Before there is a server: it writes the repository that the server then reads.
     "server.files": {"archives", "core", "config", "server.backends", "server.options"},
     # A command of its own: backends read the forms, and open what it writes.

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from charonia.cli.main import main
+from charonia.server.access.rules import parse_keys
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,5 @@ def test_a_name_has_one_key_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert path.read_text() == before
     assert len(captured.out.split()) == 1  # the key of the first call
+    assert main(["key", "b", "infer", "--file", str(path), "--requests-per-min=5", "--tokens-per-min=700"]) == 0
+    assert [each[3:] for each in parse_keys(path.read_text()).keys] == [(1, 0, 0), (1, 5, 700)]

@@ -11,17 +11,21 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import openai
 import pytest
 import tokenizers
+import tritonclient.grpc as grpcclient
 from tests.support.language_models import write_language_models
 from tests.support.process import SHAPES, ServeProcess, eventually
+from tritonclient.utils import InferenceServerException
 
 KEYS = "caller infer secret-of-the-caller\nreader read secret-of-the-reader\n"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -315,6 +319,48 @@ def test_keys_need_scopes(repository: Path, tmp_path: Path) -> None:
         with client("another") as stranger, pytest.raises(openai.AuthenticationError) as refused:
             stranger.chat.completions.create(model="engine", messages=HELLO)
         assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_key_at_its_limit_is_refused_by_every_protocol(
+    repository: Path, tmp_path: Path, shape: tuple[str, ...]
+) -> None:
+    keys = tmp_path / "keys"
+    names = ("http", "grpc", "openai")
+    limits = ("requests/min=1", "requests/min=1", "tokens/min=1")
+    keys.write_text("".join(f"{n} infer secret-of-the-{n} {limit}\n" for n, limit in zip(names, limits, strict=True)))
+    texts = grpcclient.InferInput("text_input", [1], "BYTES")
+    texts.set_data_from_numpy(np.array([b"hello"], object))
+    with (
+        ServeProcess(repository, f"--api-keys={keys}", *shape) as server,
+        grpcclient.InferenceServerClient(server.grpc) as stub,
+        openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="secret-of-the-openai", max_retries=0) as client,
+    ):
+
+        def generate() -> urllib.request.Request:
+            headers = {"x-api-key": "secret-of-the-http"}
+            address = f"http://{server.http}/v2/models/whole/generate"
+            return urllib.request.Request(address, b'{"text_input": "hello"}', headers)
+
+        assert urllib.request.urlopen(generate()).status == 200
+        with pytest.raises(urllib.error.HTTPError, match="429: Too Many Requests") as over_http:
+            urllib.request.urlopen(generate())
+        grpc_key = {"x-api-key": "secret-of-the-grpc"}
+        assert stub.infer("whole", [texts], headers=grpc_key)
+        with pytest.raises(InferenceServerException, match="limit of 1 requests a minute") as over_grpc:
+            stub.infer("whole", [texts], headers=grpc_key)
+        assert client.chat.completions.create(model="plain", messages=HELLO).choices
+        with pytest.raises(openai.RateLimitError, match="limit of 1 tokens a minute") as over_tokens:
+            list(client.chat.completions.create(model="plain", messages=HELLO, stream=True))
+
+        for headers in (over_http.value.headers, over_tokens.value.response.headers):
+            assert int(headers["Retry-After"]) >= 1
+        assert over_grpc.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+        assert over_tokens.value.code == "rate_limit_exceeded"
+        page = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
+        for name in names:
+            assert f'charonia_key_requests_total{{key="{name}",result="ok"}} 1\n' in page
+            assert f'charonia_key_requests_total{{key="{name}",result="refused"}} 1\n' in page
 
 
 def test_the_routes_can_be_turned_off(repository: Path) -> None:

@@ -20,6 +20,7 @@ from charonia.server.front_ends.calls import KeptTraffic
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
 from charonia.server.lifecycle.in_front import Offer
+from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.model_metrics import Increase
 
 BOTH_SHAPES = pytest.mark.parametrize("is_linked", [False, True], ids=["one-process", "front-end-apart"])
@@ -65,6 +66,10 @@ class ServedFake(FakeEngine):
     @property
     def offers(self) -> FakeOffers:
         return FakeOffers(self.offered)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(lambda: 0)
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Return nothing: every request goes through `infer`."""

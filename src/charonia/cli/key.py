@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, complain
+from charonia.cli.values import integer
 from charonia.core.errors import ServingError, conflict
-from charonia.server.access.rules import Scope, digest_of, parse_keys
+from charonia.server.access.rules import PER_MINUTE_MAX, Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
 """Random bytes in a key."""
@@ -19,11 +20,13 @@ _FILE_MODE = 0o600
 
 @dataclass(frozen=True, slots=True)
 class KeyOptions:
-    """The owner of the key, its scopes, and the file of keys to add it to."""
+    """The owner of the key, its scopes, the file of keys to add it to, and its limits a minute."""
 
     name: str = ""
     scopes: str = ""
     file: Path | None = None
+    requests: int = 0
+    tokens: int = 0
 
 
 LINE = CommandLine(
@@ -38,6 +41,20 @@ Create an API key for `charonia serve --api-keys`. The key is printed one time a
             Option("NAME", "name", str, "NAME", "Owner of the key"),
             Option("SCOPES", "scopes", str, "SCOPES", f"Of {', '.join(s.value for s in Scope)}, separated by commas"),
             Option("--file", "file", Path, "PATH", "File of keys to add it to; created if it does not exist"),
+            Option(
+                "--requests-per-min",
+                "requests",
+                integer(0, PER_MINUTE_MAX),
+                "N",
+                "Limit of its requests a minute, 0 for none",
+            ),
+            Option(
+                "--tokens-per-min",
+                "tokens",
+                integer(0, PER_MINUTE_MAX),
+                "N",
+                "Limit of its tokens of language models a minute, 0 for none",
+            ),
         )
     },
     record=KeyOptions(),
@@ -51,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
 def _make(given: KeyOptions) -> int:
     key = secrets.token_urlsafe(KEY_BYTES)
     line = f"{given.name} {given.scopes} {digest_of(key)}"
+    limits = {"requests/min": given.requests, "tokens/min": given.tokens}
+    line += "".join(f" {name}={limit}" for name, limit in limits.items() if limit)
     try:
         parse_keys(line)
     except ServingError as error:

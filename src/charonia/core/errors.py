@@ -38,14 +38,18 @@ class ServingError(Exception):
         message: One sentence: the thing, the expected value, the received value.
         hint: What to do about it, or "" if the message is enough.
         is_unexecuted: Whether no model has seen the request for certain, so that another server may be asked.
+        retry_after_s: When the caller, who has used up a limit, may send the request again; 0 for any other problem.
     """
 
-    def __init__(self, code: Code, message: str, *, hint: str = "", is_unexecuted: bool = False) -> None:
+    def __init__(
+        self, code: Code, message: str, *, hint: str = "", is_unexecuted: bool = False, retry_after_s: int = 0
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
         self.is_unexecuted = is_unexecuted
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})" if self.hint else self.message
@@ -95,6 +99,12 @@ def unavailable(message: str, *, hint: str = "") -> ServingError:
 def turned_away(message: str, *, hint: str = "") -> ServingError:
     """Return an UNAVAILABLE error for a request that no model has seen: another server may be asked."""
     return ServingError(Code.UNAVAILABLE, message, hint=hint, is_unexecuted=True)
+
+
+def over_limit(message: str, *, retry_after_s: int) -> ServingError:
+    """Return an UNAVAILABLE error for a caller that has used up a limit for some time."""
+    hint = f"retry in {retry_after_s} s"
+    return ServingError(Code.UNAVAILABLE, message, hint=hint, retry_after_s=retry_after_s)
 
 
 def unsupported(message: str, *, hint: str = "") -> ServingError:

@@ -28,10 +28,16 @@ class Flow(NamedTuple):
     Attributes:
         name: Name of its API key, its address, or the value of a header.
         weight: Its share of a busy model, relative to the shares of other flows; at least 1.
+        key: Name of the API key of the request, "" without one.
+        requests_per_minute: Limit of the key, 0 for none.
+        tokens_per_minute: Limit of the key for language models, 0 for none.
     """
 
     name: str = ""
     weight: int = 1
+    key: str = ""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 NO_FLOW = Flow()

@@ -12,6 +12,7 @@ from charonia import compiled
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
+from charonia.core.request import Flow
 from charonia.core.statistics import TokenUsage
 from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
@@ -359,7 +360,9 @@ class InferenceServer:
         async def folders(name: str, version: str) -> list[str]:
             return folders_of(self._lifecycle.table.models.values(), self.engine.find(name, version))
 
-        async def count_tokens(name: str, usage: TokenUsage) -> None:
+        async def count_tokens(name: str, usage: TokenUsage, flow: Flow) -> None:
+            if flow.key:
+                self.engine.usage.count_tokens(flow, usage)
             self.engine.find(name).metrics.count_tokens(usage)
 
         return Services(
@@ -390,6 +393,7 @@ class InferenceServer:
         shared.append(self.engine.readiness())
         shared += families(self._limits.view()) if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
+        shared += self.engine.usage.families()
         shared += self._device_families()
         shared += process_families(read_record(), time.monotonic_ns(), process_usage)
         shared += traffic_families(self._traffic)

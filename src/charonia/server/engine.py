@@ -23,11 +23,13 @@ from charonia.server.directory import (
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
+from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.offers import Offers
 from charonia.server.lifecycle.on_demand import DemandOptions, OnDemandLoader
+from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.metric_families import Family, family
 from charonia.server.metrics.prometheus import ModelSample
 from charonia.server.model_options import ReadyWhen
@@ -40,6 +42,7 @@ class ModelEngine:
 
     Attributes:
         demand: Loads models on demand; None where it never has to.
+        usage: Counts the requests of API keys.
         offers: The models that front ends in other processes load, too.
         traffic: How requests without a version are split.
         open_sequences: Returns the sequences that have begun and not ended: model and id.
@@ -54,6 +57,7 @@ class ModelEngine:
         demand: DemandOptions | None = None,
     ) -> None:
         self.demand = OnDemandLoader(lifecycle, demand, self.infer_loaded) if demand is not None else None
+        self.usage = Usage(now_ns)
         self.offers = Offers(lifecycle.table)
         self._requests: ModelRequests | None = None  # observes loads and unloads by request before they are answered
         self._lifecycle = lifecycle
@@ -98,6 +102,11 @@ class ModelEngine:
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
         """Run a request. See `Engine.infer`."""
+        if request.flow.key and request.caller is None:
+            counted = self.usage.begin(request.flow, reply)
+            if counted is None:
+                return ANSWERED
+            reply = counted
         runner = self._routes.get((request.model_name, request.model_version))
         if runner is not None and not self._is_exiting:
             return runner.submit(request, reply)
@@ -114,6 +123,8 @@ class ModelEngine:
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Run requests of equal forms as `ModelRunner.run_together` does; none if they need `infer`."""
+        if any(request.flow.key for request in requests):
+            return []
         runner = self._routes.get((requests[0].model_name, requests[0].model_version))
         return runner.run_together(requests) if isinstance(runner, ModelRunner) and not self._is_exiting else []
 

@@ -98,7 +98,8 @@ class Services:
         explain: Explains what limits a model, given by name and version, and what to change.
         folders: Returns where the files of a model, given by name and version, lie: the folder of its version, and its
             own.
-        count_tokens: Counts the tokens of a request to a model, given by name, that does not report them itself.
+        count_tokens: Counts the tokens of a request of a flow to a model, given by name, that does not report them
+            itself.
         page_scheme: Scheme of the HTTP endpoint, "http" or "https", for the page that shows the models; "" for no page.
         metrics_port: Port of the metrics endpoint, for the page; 0 for none.
         controls_models: Whether models are loaded and unloaded on request.
@@ -134,7 +135,7 @@ class Services:
     sequences: Callable[[str, str], Awaitable[Document]] | None = None
     explain: Callable[[str, str], Awaitable[Document]] | None = None
     folders: Callable[[str, str], Awaitable[list[str]]] | None = None
-    count_tokens: Callable[[str, TokenUsage], Awaitable[None]] | None = None
+    count_tokens: Callable[[str, TokenUsage, Flow], Awaitable[None]] | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] | None = None
     traffic: TrafficControl | None = None
@@ -162,10 +163,11 @@ class Services:
             gate: The gate of the protocol.
             header: Returns the value of a header by its lower-case name.
         """
+        flow = (gate.flow(header) if gate is not None else None) or peer
         value = header(self.fairness_header) if self.fairness_header else None
         if value:
-            return Flow(value[:FLOW_NAME_LENGTH_MAX].decode("latin-1"))
-        return (gate.flow(header) if gate is not None else None) or peer
+            return flow._replace(name=value[:FLOW_NAME_LENGTH_MAX].decode("latin-1"), weight=1)
+        return flow
 
     @property
     def tracer(self) -> Tracing | None:

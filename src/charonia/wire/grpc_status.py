@@ -72,7 +72,8 @@ class RpcError(Exception):
 
 def rpc_error(error: ServingError) -> RpcError:
     """Return the gRPC error for an error of a lower layer."""
-    return RpcError(STATUS_BY_CODE[error.code], str(error), is_unexecuted=error.is_unexecuted)
+    status = Status.RESOURCE_EXHAUSTED if error.retry_after_s else STATUS_BY_CODE[error.code]
+    return RpcError(status, str(error), is_unexecuted=error.is_unexecuted)
 
 
 def percent_encoded(message: str) -> bytes:

@@ -1,6 +1,6 @@
 """HTTP status of every error code."""
 
-from charonia.core.errors import Code, RefusalKind
+from charonia.core.errors import Code, RefusalKind, ServingError
 
 STATUS: dict[Code, int] = {
     Code.UNKNOWN: 400,
@@ -13,6 +13,11 @@ STATUS: dict[Code, int] = {
     Code.CANCELLED: 400,
 }
 """Source: the status table of Triton's HTTP endpoint."""
+
+
+def status_of(error: ServingError) -> int:
+    return 429 if error.retry_after_s else STATUS[error.code]
+
 
 REFUSED: dict[RefusalKind, int] = {
     RefusalKind.RESTRICTED: 403,
@@ -37,6 +42,7 @@ REASONS: dict[int, str] = {
     413: "Content Too Large",
     414: "URI Too Long",
     417: "Expectation Failed",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",

@@ -180,14 +180,14 @@ PATHS = b"/v1/"
 _STATUS = STATUS | {Code.UNSUPPORTED: 400}  # clients of this API try again what fails with 500 and more
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_CODES = {401: "invalid_api_key", 403: "insufficient_permissions"}
+_CODES = {401: "invalid_api_key", 403: "insufficient_permissions", 429: "rate_limit_exceeded"}
 _OVERFLOW = re.compile(r"maximum (?:context|model) length")
 _PARAM = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\]|\.[a-z][a-z0-9_]*)*): ")
 
 
 def openai_status(error: ServingError) -> int:
     """Return the HTTP status of an error. A body that is too large has its own."""
-    return 413 if isinstance(error, TooLargeError) else _STATUS[error.code]
+    return 413 if isinstance(error, TooLargeError) else 429 if error.retry_after_s else _STATUS[error.code]
 
 
 def error_object(error: ServingError, status: int = 0) -> dict[str, object]:

@@ -29,6 +29,9 @@ KEY_LENGTH_MAX = 1024
 WEIGHT_MAX = 1000
 """Largest weight of a key."""
 
+PER_MINUTE_MAX = 1_000_000_000
+"""Largest limit of a key a minute."""
+
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 """The headers that may carry a key."""
 
@@ -40,7 +43,9 @@ NO_KEY = "none"
 
 _DIGEST_PREFIX = "sha256:"
 _NO_DIGEST = b""
-_WEIGHT = "weight="
+_WEIGHT = "weight"
+_NUMBERS = {_WEIGHT: WEIGHT_MAX, "requests/min": PER_MINUTE_MAX, "tokens/min": PER_MINUTE_MAX}
+"""Largest numbers that may follow a key, in the order of the fields of `ApiKey`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
@@ -119,12 +124,16 @@ class ApiKey(NamedTuple):
         scopes: Its permissions.
         digest: SHA-256 of the key; empty for callers without a known key.
         weight: Its share of busy models, relative to the shares of other clients.
+        requests_per_minute: Limit of its requests for inference, 0 for none.
+        tokens_per_minute: Limit of its tokens of language models, 0 for none.
     """
 
     name: str
     scopes: frozenset[Scope]
     digest: bytes
     weight: int = 1
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 Header = Callable[[bytes], bytes | None]
@@ -221,7 +230,9 @@ class KeyRing:
         """Return the flow of a call, None where it has no valid key."""
         given = _given_key(header)
         key = self._find(given) if given else None
-        return Flow(key.name, key.weight) if key is not None else None
+        if key is None:
+            return None
+        return Flow(key.name, key.weight, key.name, key.requests_per_minute, key.tokens_per_minute)
 
     def _find(self, given: bytes) -> ApiKey | None:
         return self._keys.get(self._blinded(hashlib.sha256(given).digest()))
@@ -292,12 +303,15 @@ def _given_key(header: Header) -> bytes:
 def _parse_line(line: str) -> ApiKey:
     """Parse one key; the message of a ValueError must not reveal it."""
     fields = line.split()
-    weight = 1
-    if len(fields) == 4 and fields[3].startswith(_WEIGHT):
-        text = fields.pop().removeprefix(_WEIGHT)
-        if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 4 and 1 <= int(text) <= WEIGHT_MAX):
-            raise ValueError(f"expected a weight of 1 to {WEIGHT_MAX}")
-        weight = int(text)
+    numbers = {name: 1 if name == _WEIGHT else 0 for name in _NUMBERS}
+    while len(fields) > 3:
+        setting, _, text = fields[-1].partition("=")
+        if setting not in _NUMBERS:
+            break
+        if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= _NUMBERS[setting]):
+            raise ValueError(f"{setting}: expected 1 to {_NUMBERS[setting]}")
+        numbers[setting] = int(text)
+        fields.pop()
     if len(fields) != 3:
         raise ValueError(f"expected NAME SCOPES KEY, got {len(fields)} words")
     name, words, key = fields
@@ -316,10 +330,10 @@ def _parse_line(line: str) -> ApiKey:
         hexadecimal = key.removeprefix(_DIGEST_PREFIX).lower()
         if not _DIGEST.fullmatch(hexadecimal):
             raise ValueError(f"key '{name}': expected 64 hexadecimal digits after {_DIGEST_PREFIX}")
-        return ApiKey(name, scopes, bytes.fromhex(hexadecimal), weight)
+        return ApiKey(name, scopes, bytes.fromhex(hexadecimal), *numbers.values())
     if not KEY_LENGTH_MIN <= len(key) <= KEY_LENGTH_MAX or not key.isascii() or not key.isprintable():
         raise ValueError(f"key '{name}': expected {KEY_LENGTH_MIN} to {KEY_LENGTH_MAX} printable ASCII characters")
-    return ApiKey(name, scopes, hashlib.sha256(key.encode()).digest(), weight)
+    return ApiKey(name, scopes, hashlib.sha256(key.encode()).digest(), *numbers.values())
 
 
 class _Group(NamedTuple):

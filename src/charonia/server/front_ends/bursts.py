@@ -207,6 +207,10 @@ class _Block:
         return found
 
 
+_FIELDS = 4 + len(Flow._fields)
+"""Number of the fields of a request in a message."""
+
+
 class RequestReader:
     """Reads the messages of a `RequestWriter` at the other end."""
 
@@ -229,14 +233,14 @@ class RequestReader:
         groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
         fields = iter(records)
         try:
-            for number, form_id, request_id, deadline_ns, client, weight in zip(*[fields] * 6, strict=True):
+            for number, form_id, request_id, deadline_ns, *flow in zip(*[fields] * _FIELDS, strict=True):
                 form = forms[form_id]
                 model, version, outputs = form.head
                 request = InferRequest(
                     model, block.tensors(form), model_version=version, id=request_id, outputs=outputs
                 )
                 request.deadline_ns = deadline_ns
-                request.flow = Flow(client, weight)
+                request.flow = Flow(*flow)
                 group = groups.get(form_id)
                 if group is None:
                     groups[form_id] = ([number], [request])

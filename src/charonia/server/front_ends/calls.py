@@ -18,6 +18,7 @@ from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.messages import plain, record
 from charonia.server.lifecycle.in_front import Offer
+from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import Tracing
@@ -58,6 +59,10 @@ class ServedEngine(Engine, Protocol):
     @property
     def offers(self) -> Offering:
         """The versions that front ends load, too."""
+
+    @property
+    def usage(self) -> Usage:
+        """Counts the requests of API keys."""
 
     def infer_together(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServingError]:
         """Run requests that came together and differ in ids, deadlines and elements of tensors only.

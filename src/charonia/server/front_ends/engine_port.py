@@ -378,6 +378,7 @@ class _Peer:
                 self.loaded = frozenset(header[1])
                 for number, increase in header[2]:
                     self._port.engine.offers.count(number, record(Increase, increase))
+                self._port.engine.usage.count(header[3])
             case kind:
                 raise ChannelError(f"there is no message of kind {kind!r}")
 

@@ -31,6 +31,7 @@ from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.in_front import Offer, for_front_end
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder, version_fingerprint
+from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
 from charonia.server.options import ServerOptions
 
@@ -124,13 +125,18 @@ class LocalModels:
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._retirements: set[asyncio.Task[None]] = set()
         self._counters: list[_Counter] = []
+        self._usage = Usage(now_ns)
         self._loading = asyncio.Semaphore(LOADS_MAX)
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket | None:
         """Run a request here; None if it is one for the engine."""
         copy = self._routes.get((request.model_name, request.model_version))
-        if copy is None or request.trace is not None or not copy.takes_requests():
+        flow = request.flow
+        is_limited = flow.requests_per_minute or flow.tokens_per_minute  # by the engine, which sees all front ends
+        if copy is None or request.trace is not None or is_limited or not copy.takes_requests():
             return None
+        if flow.key and request.caller is None:
+            reply = self._usage.begin(flow, reply) or reply
         return copy.loaded.runner.submit(request, reply)
 
     def infer_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
@@ -159,7 +165,7 @@ class LocalModels:
 
     def report(self, send: Callable[[tuple[object, ...]], None]) -> None:
         """Send the engine the counts since the last report, and the loaded copies."""
-        send(("counted", list(self._copies), plain(self.take_counts())))
+        send(("counted", list(self._copies), plain(self.take_counts()), self._usage.take()))
 
     def take_counts(self) -> list[tuple[int, Increase]]:
         """Return the counts since the last call, by the number of the offer."""

@@ -26,7 +26,7 @@ from charonia.server.channel.tensors import found, placed
 from charonia.server.directory import Directory, ModelView, Target
 from charonia.server.lifecycle.in_front import Offer
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Version of the messages between front ends and engines, with the records in them: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 
@@ -119,18 +119,18 @@ def decode_outcome(fields: Fields | None, message: Incoming, release: Callable[[
     return InferResponse(name, version, number, outputs, parameters, None if run is None else ExecutionRecord(*run))
 
 
-ERROR_LENGTH = 4
+ERROR_LENGTH = 5
 """Number of the fields of an error, which distinguishes it from a response."""
 
 
 def encode_error(error: ServingError) -> Fields:
-    return (error.code.value, error.message, error.hint, error.is_unexecuted)
+    return (error.code.value, error.message, error.hint, error.is_unexecuted, error.retry_after_s)
 
 
 def decode_error(fields: Fields) -> ServingError:
     """Return the error in a message."""
-    code, message, hint, is_unexecuted = fields
-    return ServingError(Code(code), message, hint=hint, is_unexecuted=is_unexecuted)
+    code, message, hint, is_unexecuted, retry_after_s = fields
+    return ServingError(Code(code), message, hint=hint, is_unexecuted=is_unexecuted, retry_after_s=retry_after_s)
 
 
 def encode_trace(tree: TraceTree) -> Fields:

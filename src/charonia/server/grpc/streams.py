@@ -34,7 +34,7 @@ from charonia.wire.grpc_infer import (
     encode_stream_response,
 )
 from charonia.wire.grpc_reflection import answer
-from charonia.wire.grpc_status import STATUS_BY_CODE, RpcError, Status, rpc_error
+from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
 
 
@@ -338,7 +338,7 @@ class InferStream:
     def _log_access(self, turn: _Turn, outcome: Outcome, bytes_out: int) -> None:
         log = self._call.table.service.access_log
         if log is not None:
-            status = STATUS_BY_CODE[outcome.code].name if isinstance(outcome, ServingError) else "OK"
+            status = rpc_error(outcome).status.name if isinstance(outcome, ServingError) else "OK"
             entry = AccessEntry("grpc", self._call.name, status)
             entry.model, entry.version, entry.request_id = turn.request.model_name, turn.version, turn.request.id
             entry.bytes_in, entry.bytes_out = turn.bytes_in, bytes_out

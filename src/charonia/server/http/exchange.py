@@ -16,7 +16,7 @@ from charonia.server.facade import Engine, Services, SingleResponse
 from charonia.server.http.parser import Request
 from charonia.server.tracing.requests import EventNames, begin
 from charonia.wire.compression import ACCEPTED, decompress
-from charonia.wire.http_status import REASONS, STATUS, UNEXECUTED
+from charonia.wire.http_status import REASONS, UNEXECUTED, status_of
 from charonia.wire.json_text import dump, encode_error
 from charonia.wire.openai_answer import PATHS, encode_openai_error, openai_status
 
@@ -45,6 +45,11 @@ _FURTHER_LINES = {
     503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
 _UNEXECUTED = b"%b: %b\r\n" % UNEXECUTED
+
+
+def retry_after(error: ServingError) -> bytes:
+    """Return the header line with the time after which a limit permits more, b"" for other errors."""
+    return b"Retry-After: %d\r\n" % error.retry_after_s if error.retry_after_s else b""
 
 
 def _unnamed(status: int) -> bytes:
@@ -344,8 +349,9 @@ class Exchange:
         # The frames that it passed refer to this exchange and to the body: they would live until garbage is collected.
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self.outcome = error
-        status = status or (openai_status(error) if self._is_openai else STATUS[error.code])
-        self.respond(status, [self.error_body(error, status)], extra=_UNEXECUTED if error.is_unexecuted else b"")
+        status = status or (openai_status(error) if self._is_openai else status_of(error))
+        extra = _UNEXECUTED if error.is_unexecuted else b""
+        self.respond(status, [self.error_body(error, status)], extra=extra + retry_after(error))
 
     def error_body(self, error: ServingError, status: int) -> bytes:
         return encode_openai_error(error, status) if self._is_openai else encode_error(error)
@@ -464,6 +470,12 @@ class Submitter:
         elif not exchange.is_over:
             ticket.cancel()
 
+    def flow(self, exchange: Exchange) -> Flow:
+        """Return the flow of the requests of an exchange."""
+        if not self._names_flows:
+            return exchange.peer
+        return self._services.flow(exchange.peer, self._services.http_gate, exchange.request.headers.get)
+
     def infer(self, exchange: Exchange, request: InferRequest, reply: Reply) -> Ticket:
         """Pass on one of the requests of an exchange."""
         if self._forward is not None:
@@ -472,9 +484,7 @@ class Submitter:
             request.parameters.update(self._forward.parameters((names.get(key, key), value) for key, value in fields))
         if self._traffic is not None and self._traffic.sticky:
             request.affinity = self._services.affinity(request.model_name, exchange.request.headers.get)
-        request.flow = exchange.peer
-        if self._names_flows:
-            request.flow = self._services.flow(request.flow, self._services.http_gate, exchange.request.headers.get)
+        request.flow = self.flow(exchange)
         exchange.request_id = request.id
         if self._request_log is not None:
             header = exchange.request.headers.get

@@ -26,14 +26,14 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.server.facade import Engine, Services, SingleResponse, first_error
 from charonia.server.http.browsers import refuse_foreign
-from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks
+from charonia.server.http.exchange import CONTENT_ENCODING, JSON_TYPE, Exchange, Submitter, Tasks, retry_after
 from charonia.server.http.limits import DIGITS_MAX, JSON_SIZE, HttpLimits
 from charonia.server.http.results import Results
 from charonia.server.http.routes import Handler, Route, RouteTarget
 from charonia.wire.compression import COMPRESS_FROM_BYTES, choose_coding, compress
 from charonia.wire.example_request import body_hint
 from charonia.wire.form_bodies import form_document, query_document
-from charonia.wire.http_status import STATUS
+from charonia.wire.http_status import status_of
 from charonia.wire.json_text import encode_error
 from charonia.wire.v2_generate import GenerateCall, StreamedText, decode_generate, encode_generated, raw_answer
 from charonia.wire.v2_request import HttpInferCall, InferDecoder, raw_call, raw_tensor
@@ -342,7 +342,7 @@ class _EventStream:
         exchange.outcome = outcome
         if not exchange.has_begun:
             if isinstance(outcome, ServingError):
-                exchange.begin(STATUS[outcome.code], _EVENT_TYPE)
+                exchange.begin(status_of(outcome), _EVENT_TYPE, retry_after(outcome))
             else:
                 exchange.begin(200, _EVENT_TYPE, _server_timing(exchange, outcome))
         exchange.send(b"data: %b\n\n" % data)

@@ -123,11 +123,15 @@ class TokenStream:
             self._metrics.between_ns.add(now_ns - self._last_ns)
         self._last_ns = now_ns
 
+    def usage(self) -> TokenUsage | None:
+        """Return the usage as the model has reported it so far, None if it has not."""
+        if self._usage is None and self._prompt >= 0:
+            return TokenUsage(self._prompt, self._completion)
+        return self._usage
+
     def end(self) -> None:
         """Count the usage of the completed request."""
-        usage = self._usage
-        if usage is None and self._prompt >= 0:
-            usage = TokenUsage(self._prompt, self._completion)
+        usage = self.usage()
         if usage is not None:
             self._metrics.used(usage)
         tokens = usage.completion if usage is not None and usage.completion else self._count

@@ -336,7 +336,7 @@ class OpenaiHandlers:
             return self._submitter.infer(exchange, request, answer.reply)
 
         stream = new_stream() if asked.is_streamed else None
-        counted = partial(self._count, config.name)
+        counted = partial(self._count, exchange, config.name)
         Generation(exchange, asked, text, stream, counted, guide).start(prompts, request_of, infer)
 
     async def _embed(self, exchange: Exchange, config: ModelConfig, document: Object) -> None:
@@ -346,16 +346,16 @@ class OpenaiHandlers:
         exchange.ticket = embedder
         vectors, exchange.usage = await embedder.embed(asked)
         if exchange.usage is not None:
-            self._count(config.name, exchange.usage)
+            self._count(exchange, config.name, exchange.usage)
         body = await asyncio.to_thread(
             encode_embeddings, vectors, exchange.model, as_base64=asked.is_base64, usage=exchange.usage
         )
         exchange.respond(200, [body])
 
-    def _count(self, name: str, usage: TokenUsage) -> None:
+    def _count(self, exchange: Exchange, name: str, usage: TokenUsage) -> None:
         """Count tokens that the model did not report."""
         if self._count_tokens is not None:
-            task = asyncio.ensure_future(self._count_tokens(name, usage))
+            task = asyncio.ensure_future(self._count_tokens(name, usage, self._submitter.flow(exchange)))
             self._counting.add(task)
             task.add_done_callback(self._counting_ended)
 
