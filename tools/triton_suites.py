@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from charonia import __version__
 from tools.triton_server import STAND_INS
 
 VERSION = "charonia"
@@ -86,10 +87,11 @@ ENVIRONMENT = {
     "ENSEMBLES": "0",
     "TRITON_SERVER_CPU_ONLY": "1",
     "CUDA_VISIBLE_DEVICES": "",
+    "TRITON_SERVER_VERSION": __version__,
 }
 """Settings of the suites: those for machines without a GPU."""
 
-STUBS = ("nvidia-smi", "ldconfig", "pip", "pip3", "apt-get", "apt")
+STUBS = ("nvidia-smi", "ldconfig", "pip", "pip3", "apt-get", "apt", "nginx", "service")
 """Programs that do nothing. The namespace has no network, so suites cannot install packages."""
 
 RECORDER = """
@@ -124,6 +126,11 @@ def pytest_runtest_logreport(report):
 """
 """Becomes `sitecustomize` of the suites' Python, and a plugin of its pytest: notes what comes of each method."""
 
+GO_ON = """
+set() { if [ "$1" != -e ]; then builtin set "$@"; fi; }
+"""
+"""Read by bash before a script: a step that fails, such as one with a client in C++, does not end the script."""
+
 ENTER = """
 set -e
 ip link set lo up
@@ -135,9 +142,6 @@ for entry in /*; do
     mkdir -p "$ROOT/$name"; mount --rbind "$entry" "$ROOT/$name"; fi
 done
 mount -t proc proc "$ROOT/proc"
-for each in /var/log/nginx /var/lib/nginx; do
-  if [ -d "$ROOT$each" ]; then mount -t tmpfs tmpfs "$ROOT$each"; fi
-done
 mkdir -p "$ROOT/opt" "$ROOT/data"
 mount --rbind "$WORK/opt" "$ROOT/opt"
 mount --rbind "$WORK/data" "$ROOT/data"
@@ -208,6 +212,7 @@ def prepare(checkout: Path, work: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    (work / "go_on.sh").write_text(GO_ON)
     (work / "python").mkdir(exist_ok=True)
     (work / "python" / "sitecustomize.py").write_text(RECORDER)
     (work / "python" / "suite_recorder.py").write_text("from sitecustomize import pytest_runtest_logreport\n")
@@ -227,6 +232,14 @@ def generate(work: Path) -> Iterator[str]:
             forms += () if any(word in generator for word in ("ragged", "implicit", "scalar")) else ("--libtorch",)
         command = [sys.executable, generator, *forms, f"--models_dir={folder}"]
         done = subprocess.run(command, cwd=common, capture_output=True, text=True)
+        if name == "qa_model_repository":
+            forms = ["--openvino", f"--models_dir={folder}"]
+            subprocess.run([sys.executable, generator, *forms], cwd=common, capture_output=True)
+        if (
+            "sequence" not in name
+        ):  # in others, suites look for the kind and change it; `triton_server` changes the rest
+            for file in folder.glob("*/config.pbtxt"):
+                file.write_text(file.read_text().replace("KIND_GPU", "KIND_CPU"))
         if done.returncode:
             yield f"{name}: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}"
 
@@ -246,6 +259,7 @@ def run(work: Path, suite: str, timeout_s: float) -> Result:
         "PATH": f"{work / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "PYTHONPATH": f"{work / 'python'}:/opt/tritonserver/qa/common",
         "PYTEST_PLUGINS": "suite_recorder",
+        "BASH_ENV": str(work / "go_on.sh"),
     }
     command = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child"]
     status: int | None
