@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from charonia import __version__
 from tools.triton_server import STAND_INS
+
+from charonia import __version__
 
 VERSION = "charonia"
 """The version in the paths of models."""
@@ -125,6 +126,16 @@ def pytest_runtest_logreport(report):
         note(".".join(report.nodeid.split("/")[-1].split("::")[-2:]), report.outcome)
 """
 """Becomes `sitecustomize` of the suites' Python, and a plugin of its pytest: notes what comes of each method."""
+
+FOR_OPENVINO = """
+import runpy, sys
+import openvino
+sys.modules["openvino.runtime"] = openvino.runtime = openvino
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a generator, which imports what OpenVINO had as a module."""
 
 GO_ON = """
 set() { if [ "$1" != -e ]; then builtin set "$@"; fi; }
@@ -234,7 +245,7 @@ def generate(work: Path) -> Iterator[str]:
         done = subprocess.run(command, cwd=common, capture_output=True, text=True)
         if name == "qa_model_repository":
             forms = ["--openvino", f"--models_dir={folder}"]
-            subprocess.run([sys.executable, generator, *forms], cwd=common, capture_output=True)
+            subprocess.run([sys.executable, "-c", FOR_OPENVINO, generator, *forms], cwd=common, capture_output=True)
         if (
             "sequence" not in name
         ):  # in others, suites look for the kind and change it; `triton_server` changes the rest

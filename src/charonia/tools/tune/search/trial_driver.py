@@ -167,10 +167,10 @@ class TrialDriver:
             reason = f", the last one: {last.reason}" if isinstance(last, Failed) else ""
             raise OutOfBudget(f"the first {FAILURES_MAX} measurements all failed{reason}")
         if len(self.history) >= self.options.trials_max - self._reserve:
-            raise OutOfBudget(f"of the limit of {self.options.trials_max} measurements")
+            raise OutOfBudget(f"the limit of {self.options.trials_max} measurements was reached")
         budget = self.options.time_budget_s
         if budget and self._spent_s + self._expected_s(effort) > budget * self._share:
-            raise OutOfBudget(f"of the time budget of {budget:g} s")
+            raise OutOfBudget(f"the time budget of {budget:g} s was used up")
 
     def _expected_s(self, effort: float) -> float:
         """Return the expected duration of a trial, from trials of the same effort, or from all if there was none."""
