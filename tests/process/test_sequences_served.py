@@ -145,7 +145,7 @@ def test_what_is_kept_is_no_output_and_controls_can_be_outputs(server: ServeProc
     [
         ("ids", 99, {}, "inference request for sequence 99 to model 'ids' must specify the START flag on the first"),
         ("ids", 0, {"sequence_start": True}, "must specify a non-zero or non-empty correlation ID"),
-        ("ids", "text", {"sequence_start": True}, "the model takes correlation IDs as TYPE_UINT64"),
+        ("ids", "text", {"sequence_start": True}, "data-type is 'BYTES', but model 'ids' expects 'UINT64'"),
     ],
 )
 def test_wrong_requests_are_refused(

@@ -1,7 +1,7 @@
 """An inference response, as the engine hands it to every front end."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from charonia.core.errors import ServingError
 from charonia.core.request import ParameterValue
@@ -99,14 +99,6 @@ class Ticket(Protocol):
 
         Safe at any time, even after the last outcome.
         """
-
-
-@runtime_checkable
-class StoppableTicket(Ticket, Protocol):
-    """A ticket whose caller can leave the end of a running request to the model."""
-
-    def ask_to_stop(self) -> None:
-        """Tell the model that the caller wants no more; its responses are delivered nevertheless."""
 
 
 class _Answered:

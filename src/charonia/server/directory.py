@@ -146,7 +146,7 @@ def ambiguity(name: str, keys: list[str]) -> ServingError:
     """Return the error for a request by a name that several models have."""
     places = ", ".join(map(namespace_of, keys))
     return invalid(
-        f"There are {len(keys)} models named '{name}', in {places}: a request by name alone could mean any of them",
+        f"There are {len(keys)} models named '{name}', in {places}: a request by name alone is an ambiguity",
         hint=f"name the repository, too: '{keys[0]}'",
     )
 

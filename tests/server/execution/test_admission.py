@@ -65,7 +65,7 @@ def test_optional_inputs_may_be_absent_and_are_part_of_the_key() -> None:
     ("batch", "sent", "text"),
     [
         (0, request(), "expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing required"),
-        (0, request(a=(16,), x=(1,)), "expected 1 inputs but got 2 inputs for model 'm'. Got input(s) ['a', 'x']"),
+        (0, request(a=(16,), x=(1,)), "expected 1 inputs but got 2 inputs for model 'm'. Got input(s) ['a','x']"),
         (0, request(a=(8,)), "unexpected shape for input 'a' for model 'm'. Expected [16], got [8]"),
         (4, request(a=(1, 8)), "Expected [-1,16], got [1,8] (hint: dimension 1 is 16, not 8)"),
         (4, request(a=(16,)), "got [16] (hint: the first dimension is the batch: [1,16] is one row)"),

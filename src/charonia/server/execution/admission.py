@@ -1,6 +1,6 @@
 """Checks a request against a model's configuration before it is queued."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NoReturn, Protocol
 
 from charonia.config.model import ModelConfig, ModelInput
@@ -128,7 +128,7 @@ class Admission:
             self._refuse_names(request)
 
     def _refuse_names(self, request: InferRequest) -> NoReturn:
-        given = list(request.inputs)
+        given = request.inputs.keys()
         required = sum(not s.optional for s in self._inputs)
         hint = f"its inputs are {[s.name for s in self._inputs]}"
         unexpected = next((name for name in given if name not in self._by_name), None)
@@ -142,8 +142,9 @@ class Admission:
         )
         _refuse(
             request,
-            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. Got input(s) {given}, but "
-            f"missing required input(s) {missing}. Please provide all required input(s).",
+            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. "
+            f"Got input(s) {_listed(given)}, but missing required input(s) {_listed(missing)}. "
+            "Please provide all required input(s).",
             hint=hint if unexpected is not None else "",
         )
 
@@ -193,3 +194,7 @@ def with_request_id(error: ServingError, request: InferRequest) -> ServingError:
     """Return the error with the request's id at the start of its message, where clients expect it."""
     message = f"[request id: {request.id or '<id_unknown>'}] {error.message}"
     return ServingError(error.code, message, hint=error.hint, is_unexecuted=error.is_unexecuted)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return f"[{','.join(map(repr, names))}]"

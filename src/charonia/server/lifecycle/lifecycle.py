@@ -87,6 +87,8 @@ class LifecycleOptions:
     strict_versions: bool = False
 
 
+_NO_PATH = "model name must not contain path traversal characters"
+
 REMOVAL_S_MAX = 2.0
 """Time for which a load waits until the instances that it removed are closed."""
 
@@ -210,11 +212,13 @@ class Lifecycle:
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
         """Load or reload a model on request. Raises as `Engine.load_model`."""
         self._require_explicit()
-        if name in (".", ".."):
-            raise invalid(f"model name {name!r} must be the name of a folder, without a path")
+        if name.strip() in (".", ".."):
+            raise invalid(f"{_NO_PATH}, got {name!r}")
         try:
-            if not name or "/" in name or "\\" in name:
-                raise invalid(f"model name {name!r} must be the name of a folder, without a path")
+            if not name.strip():
+                raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+            if "/" in name or "\\" in name:
+                raise invalid(f"{_NO_PATH}, got {name!r}")
             if files and config is None:
                 raise invalid("Load parameter 'config' must be specified for model file override")
             # In a thread: a client may send a configuration that takes long to read.

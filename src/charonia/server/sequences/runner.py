@@ -117,7 +117,13 @@ class SequenceAdmission:
         if datatype is None or datatype is DataType.BYTES:
             return
         lowest, highest = _RANGES[datatype]
-        if isinstance(key, str) or not lowest <= key <= highest:
+        if isinstance(key, str):
+            raise invalid(
+                f"sequence batching control '{self._id_name}' data-type is 'BYTES', but model '{self._model}' expects "
+                f"'{datatype.wire}'",
+                hint=f"send an id from {lowest} to {highest}",
+            )
+        if not lowest <= key <= highest:
             raise invalid(
                 f"inference request for sequence {key} to model '{self._model}': the model takes correlation IDs as "
                 f"{datatype.config}, from {lowest} to {highest}",

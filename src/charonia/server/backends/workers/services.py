@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
 from charonia.core.request import NO_FLOW, CallFrame, DeviceRequest, InferRequest
-from charonia.core.response import Outcome, Reply, StoppableTicket, Ticket
+from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BatchSink, BusyPolling, Models
 from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome

@@ -131,7 +131,8 @@ def _measured(run: TuneRun, group: GroupRecord) -> str:
 
 def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
     badge = _BADGES[group.decision.conclusion]
-    yield f'<p class="headline"><span class="badge {badge[0]}">{badge[1]}</span> {escape(headline(group).removeprefix("Undecided: "))}</p>'
+    text = escape(headline(group).removeprefix("Undecided: "))
+    yield f'<p class="headline"><span class="badge {badge[0]}">{badge[1]}</span> {text}</p>'
     best = group.decision.best
     if best is not None:
         yield f'<dl class="tiles">{"".join(_tiles(group, best))}</dl>'
