@@ -79,11 +79,9 @@ class Embedder:
         Raises:
             ServingError: The request does not fit the model, or the model fails.
         """
-        if is_sentence_encoder(self._config):
-            vectors, usage = await self._of_tokens(asked.texts)
-            return shortened(vectors, asked.dimensions), usage
-        vectors, known = await self._of_texts(asked.texts)
-        return shortened(vectors, asked.dimensions), known
+        embed = self._of_tokens if is_sentence_encoder(self._config) else self._of_texts
+        vectors, usage = await embed(asked.texts)
+        return shortened(vectors, asked.dimensions), usage
 
     async def _of_texts(self, texts: Sequence[Text]) -> tuple[Floats, TokenUsage | None]:
         strings = [self._string(text) for text in texts]

@@ -193,26 +193,30 @@ class OpenaiHandlers:
         return configs
 
     def _model(self, exchange: Exchange, target: RouteTarget) -> None:
+        def respond(config: ModelConfig, adapter: str) -> None:
+            if not routes_of(config):
+                raise not_found(f"model: '{target.model}' has no route of this API", hint=_WHICH)
+            exchange.respond(200, [dump(model_object(target.model, config, self._created_s))])
+
+        self._with_model(exchange, target.model, respond)
+
+    def _with_model(self, exchange: Exchange, name: str, act: Callable[[ModelConfig, str], None]) -> None:
+        """Act with the configuration of a model and the LoRA adapter, by a client's name or an alias of the model."""
         try:
-            config, _ = self._find(target.model)
+            found = self._find(name)
         except ServingError as error:
-            self._tasks.start(exchange, self._model_aliased(exchange, target.model, error))
+            self._tasks.start(exchange, self._with_aliased(exchange, name, act, error))
         else:
-            self._respond_model(exchange, target.model, config)
+            act(*found)
 
-    async def _model_aliased(self, exchange: Exchange, name: str, error: ServingError) -> None:
-        self._respond_model(exchange, name, await self._aliased(name, error))
-
-    def _respond_model(self, exchange: Exchange, name: str, config: ModelConfig) -> None:
-        if not routes_of(config):
-            raise not_found(f"model: '{name}' has no route of this API", hint=_WHICH)
-        exchange.respond(200, [dump(model_object(name, config, self._created_s))])
-
-    async def _aliased(self, name: str, error: ServingError) -> ModelConfig:
-        """Return the ready model with an alias. Raises `error` if there is none."""
+    async def _with_aliased(
+        self, exchange: Exchange, name: str, act: Callable[[ModelConfig, str], None], error: ServingError
+    ) -> None:
         for config in await self._configs() if error.code is Code.NOT_FOUND else ():
             if name in aliases_of(config):
-                return config
+                if exchange.is_open:
+                    act(config, "")
+                return
         raise error
 
     async def _load(self, exchange: Exchange, target: RouteTarget) -> object:
@@ -254,26 +258,11 @@ class OpenaiHandlers:
             raise invalid(f"model: expected the name of a model, got {kind_of(name)}", hint="GET /v1/models lists them")
         exchange.model = name
         loaded = self._demand(name.rpartition(":")[0] or name, "") if self._demand is not None else None
+        ask = partial(self._with_model, exchange, name, partial(self._ask_model, route, exchange, body, document))
         if loaded is None:
-            self._ask(route, exchange, body, document)
+            ask()
         else:
-            ask = partial(self._ask, route, exchange, body, document)
             self._tasks.start(exchange, _after(loaded, exchange, ask))
-
-    def _ask(self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object) -> None:
-        try:
-            config, adapter = self._find(exchange.model)
-        except ServingError as error:
-            self._tasks.start(exchange, self._ask_aliased(route, exchange, body, document, error))
-        else:
-            self._ask_model(route, exchange, body, document, config, adapter)
-
-    async def _ask_aliased(
-        self, route: str, exchange: Exchange, body: bytes | memoryview, document: Object, error: ServingError
-    ) -> None:
-        config = await self._aliased(exchange.model, error)
-        if exchange.is_open:
-            self._ask_model(route, exchange, body, document, config, "")
 
     def _ask_model(
         self,

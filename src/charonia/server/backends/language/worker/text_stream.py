@@ -5,19 +5,25 @@ Source: OpenAI's API reference, "Chat completion chunk object" and "Completion o
 
 from __future__ import annotations
 
+import json
 import time
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
-import json
-from collections.abc import Mapping
-from json.encoder import encode_basestring
+
 
 CHAT = "chat/completions"
 COMPLETIONS = "completions"
 
 _OBJECTS = {CHAT: "chat.completion.chunk", COMPLETIONS: "text_completion"}
+
+
+def usage_of(prompt: int, completion: int = 0, cached: int = 0) -> dict[str, int]:
+    """Return the response parameters that count tokens; those of the prompt from a cache are counted twice."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached}
 
 
 class ChunkWriter:
@@ -101,7 +107,7 @@ class TextStream:
         """
         self._begin()
         self.count += tokens
-        usage = {"prompt_tokens": prompt, "completion_tokens": self.count, "cached_tokens": cached}
+        usage = usage_of(prompt, self.count, cached)
         last = self._writer.last(text, finish_reason, stop_reason)
         if self._has_usage:
             self._request.send({"text_output": last})

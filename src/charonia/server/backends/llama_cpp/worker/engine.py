@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import xllamacpp
 
-from ...language.worker.text_stream import TextStream
+from ...language.worker.text_stream import TextStream, usage_of
 from .exchange import OK, SeveralChoices, ask, choices_count, streamed_request
 from .openai_members import (
     CHAT,
@@ -217,7 +217,7 @@ class Engine:
 
     async def _embed(self, request: "LanguageRequest") -> None:
         answer = json.loads(await self._post("/v1/embeddings", {"input": request.text}))
-        usage = {"prompt_tokens": answer["usage"]["prompt_tokens"], "completion_tokens": 0, "cached_tokens": 0}
+        usage = usage_of(answer["usage"]["prompt_tokens"])
         request.send({"text_output": json.dumps(answer["data"][0]["embedding"])}, usage, final=True)
 
     def _completion(self, request: "LanguageRequest") -> dict[str, Any]:
@@ -277,12 +277,7 @@ class Engine:
             answer = json.loads(await self._post("/infill", asked))
             usage = _usage_of_timings(answer)
             total = usage["prompt_tokens"] + usage["completion_tokens"]
-            choice = {
-                "index": 0,
-                "text": answer["content"],
-                "logprobs": None,
-                "finish_reason": _finish_reason(answer),
-            }
+            choice = {"index": 0, "text": answer["content"], "logprobs": None, "finish_reason": _finish_reason(answer)}
             document = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
             document |= {"choices": [choice], "usage": {**usage, "total_tokens": total}}
             request.send({"text_output": json.dumps(document)}, usage, final=True)
@@ -445,16 +440,14 @@ class _Logprobs:
         for token in self._tokens:
             of_token = {}
             for rank, each in enumerate(token.get("top_logprobs", ()), 1):
-                of_token[str(each["id"])] = {
-                    "logprob": each["logprob"],
-                    "rank": rank,
-                    "decoded_token": each["token"],
-                }
-            of_token.setdefault(
-                str(token["id"]), {"logprob": token["logprob"], "rank": None, "decoded_token": token["token"]}
-            )
+                of_token[str(each["id"])] = self._entry(each, rank)
+            of_token.setdefault(str(token["id"]), self._entry(token, None))
             found.append(of_token)
         return json.dumps(found)
+
+    @staticmethod
+    def _entry(token: dict[str, Any], rank: int | None) -> dict[str, Any]:
+        return {"logprob": token["logprob"], "rank": rank, "decoded_token": token["token"]}
 
 
 def _wanted(request: "LanguageRequest", outputs: dict[str, Any]) -> dict[str, Any]:
@@ -472,11 +465,8 @@ def _usage(document: dict[str, Any]) -> dict[str, int]:
         return _usage_of_timings(document)
     details = usage.get("prompt_tokens_details") or {}
     cached = usage.get("cache_read_input_tokens", details.get("cached_tokens", 0))
-    return {
-        "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens", 0)),
-        "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens", 0)),
-        "cached_tokens": cached,
-    }
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+    return usage_of(prompt, usage.get("completion_tokens", usage.get("output_tokens", 0)), cached)
 
 
 def _with_earlier(counted: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
@@ -488,11 +478,7 @@ def _with_earlier(counted: dict[str, Any], document: dict[str, Any]) -> dict[str
 def _usage_of_timings(document: dict[str, Any]) -> dict[str, int]:
     timings = document.get("timings", {})
     cached = timings.get("cache_n", 0)
-    return {
-        "prompt_tokens": timings.get("prompt_n", 0) + cached,
-        "completion_tokens": timings.get("predicted_n", 0),
-        "cached_tokens": cached,
-    }
+    return usage_of(timings.get("prompt_n", 0) + cached, timings.get("predicted_n", 0), cached)
 
 
 def _addresses(value: Any) -> Iterator[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING
+
+from ...language.worker.text_stream import usage_of
 
 if TYPE_CHECKING:
     from typing import Any
-import re
 
 INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE = 1, 2, 3, 4
 """Codes of `TritonError`."""
@@ -91,18 +93,10 @@ class Application:
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1",
-            "method": "POST",
-            "scheme": "http",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": b"",
+            "http_version": "1.1", "method": "POST", "scheme": "http", "path": path, "raw_path": path.encode(),
+            "root_path": "", "query_string": b"", "client": None, "server": None, "state": {},
             "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))],
-            "client": None,
-            "server": None,
-            "state": {},
-        }
+        }  # fmt: skip
         exchange = _Exchange(request, body)
         await self._app(scope, exchange.receive, exchange.send)
         document = exchange.document
@@ -178,11 +172,9 @@ def _usage(metadata: Any, document: bytes) -> dict[str, int] | None:
     if not isinstance(found, dict):
         return None
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
-    return {
-        "prompt_tokens": int(found.get("prompt_tokens") or found.get("input_tokens") or 0),
-        "completion_tokens": int(found.get("completion_tokens") or found.get("output_tokens") or 0),
-        "cached_tokens": int(details.get("cached_tokens") or 0),
-    }
+    prompt = int(found.get("prompt_tokens") or found.get("input_tokens") or 0)
+    completion = int(found.get("completion_tokens") or found.get("output_tokens") or 0)
+    return usage_of(prompt, completion, int(details.get("cached_tokens") or 0))
 
 
 def _parsed(document: bytes) -> Any:

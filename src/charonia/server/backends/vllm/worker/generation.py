@@ -12,6 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ...language.worker.members import near
+from ...language.worker.text_stream import usage_of
 from .streams import run_request
 
 _INTERNAL = {"output_kind", "skip_clone", "output_text_buffer_length"}
@@ -116,12 +117,8 @@ class GenerationAnswer:
         if not output.finished:
             request.send(outputs)
             return False
-        usage = {
-            "prompt_tokens": len(output.prompt_token_ids or ()),
-            "completion_tokens": sum(self._counts.values()),
-            "cached_tokens": output.num_cached_tokens or 0,
-        }
-        request.send(outputs, usage, final=True)
+        prompt_tokens, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+        request.send(outputs, usage_of(prompt_tokens, sum(self._counts.values()), cached), final=True)
         return True
 
 
@@ -191,4 +188,4 @@ async def _embed(engine: Any, request: Any, request_id: str, text: Any) -> None:
             outputs: dict[str, Any] = {"text_output": json.dumps(output.outputs.data.tolist())}
             more = {"num_input_tokens": count, "num_output_tokens": 0}
             outputs.update({name: more[name] for name in more if name in request.returns})
-            request.send(outputs, {"prompt_tokens": count, "completion_tokens": 0, "cached_tokens": 0}, final=True)
+            request.send(outputs, usage_of(count), final=True)

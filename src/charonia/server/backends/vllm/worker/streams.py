@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
+import typing
 from typing import TYPE_CHECKING
 
 from ...language.worker.text_stream import CHAT, COMPLETIONS, TextStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from typing import Any
 
     TakeText = Callable[[str, int, str | None, "int | str | None", int, int], bool]
@@ -94,36 +96,12 @@ def _take_texts(engine: Any, queue: Any, take_text: TakeText, over: asyncio.Futu
     state.make_request_output = take
 
 
-_MEMBERS = frozenset(
-    (
-        "model",
-        "messages",
-        "prompt",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "n",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "skip_special_tokens",
-        "response_format",
-        "user",
-        "chat_template_kwargs",
-        "priority",
-    )
-)
+_MEMBERS = frozenset((
+    "model", "messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens",
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids",
+    "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "skip_special_tokens", "response_format", "user", "chat_template_kwargs", "priority",
+))  # fmt: skip
 """Members of a request that leave the form of its chunks as it is."""
 
 _ERROR = "error"
@@ -175,47 +153,32 @@ class PlainStreams:
         prepared = await _prepare(serving, request.route, body)
         if prepared is None:
             return False
-        stream = PlainAnswer(TextStream(request, prepared.request_id, client_name, body))
-        await run_request(
-            self._engine,
-            prepared.request_id,
-            prepared.prompt,
-            prepared.params,
-            stream.take,
-            take_text=stream.take_text,
-            **prepared.options,
-        )
+        take, take_text = _takers(TextStream(request, prepared.request_id, client_name, body))
+        asked = (prepared.request_id, prepared.prompt, prepared.params)
+        await run_request(self._engine, *asked, take, take_text=take_text, **prepared.options)
         return True
 
 
-class PlainAnswer:
-    """Turns the outputs of one request into chunks."""
-
-    def __init__(self, stream: TextStream) -> None:
-        self._stream = stream
-
-    def take(self, output: Any) -> bool:
-        completion = output.outputs[0]
-        return self.take_text(
-            completion.text,
-            len(completion.token_ids),
-            completion.finish_reason,
-            completion.stop_reason,
-            len(output.prompt_token_ids or ()),
-            output.num_cached_tokens or 0,
-        )
+def _takers(stream: TextStream) -> tuple[Callable[[Any], bool], TakeText]:
+    """Return what turns the outputs of one request into chunks, and what does so with its texts."""
 
     def take_text(
-        self, text: str, tokens: int, reason: str | None, stop_reason: int | str | None, prompt: int, cached: int
+        text: str, tokens: int, reason: str | None, stop_reason: int | str | None, prompt: int, cached: int
     ) -> bool:
-        """Take what is new in an answer; return whether it was the last. Arguments as of `TextStream.end`."""
         if reason == _ERROR:
             raise RuntimeError("the engine failed while it worked on the request")
         if reason is None:
-            self._stream.take(text, tokens)
+            stream.take(text, tokens)
             return False
-        self._stream.end(text, tokens, reason, stop_reason, prompt, cached)
+        stream.end(text, tokens, reason, stop_reason, prompt, cached)
         return True
+
+    def take(output: Any) -> bool:
+        part = output.outputs[0]
+        counts = (len(output.prompt_token_ids or ()), output.num_cached_tokens or 0)
+        return take_text(part.text, len(part.token_ids), part.finish_reason, part.stop_reason, *counts)
+
+    return take, take_text
 
 
 class _Prepared:
@@ -234,23 +197,16 @@ class _Prepared:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> _Nothing:
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> AsyncIterator[Any]:
         self.prompt, self.params, self.request_id = prompt, sampling_params, request_id
         self.options = {name: value for name, value in options.items() if value is not None}
-        return _Nothing()
+        return _nothing()
 
 
-class _Nothing:
-    """An asynchronous generator of no outputs."""
-
-    def __aiter__(self) -> _Nothing:
-        return self
-
-    async def __anext__(self) -> Any:
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        pass
+async def _nothing() -> AsyncIterator[Any]:
+    nothing: tuple[Any, ...] = ()
+    for output in nothing:
+        yield output
 
 
 async def _prepare(serving: Any, route: str, body: dict[str, Any]) -> _Prepared | None:
@@ -260,7 +216,7 @@ async def _prepare(serving: Any, route: str, body: dict[str, Any]) -> _Prepared 
     own.engine_client = prepared
     name = "create_chat_completion" if route == CHAT else "create_completion"
     create = getattr(own, name)
-    cls = type(serving)
+    cls: Any = type(serving)
     own.chat_completion_stream_generator = own.completion_stream_generator = lambda *_, **__: prepared
     try:
         request = _request_class(cls, name).model_validate(body)
@@ -272,14 +228,7 @@ async def _prepare(serving: Any, route: str, body: dict[str, Any]) -> _Prepared 
     return prepared if answer is prepared and prepared.request_id else None
 
 
-_classes: dict[tuple[type, str], Any] = {}
-
-
+@functools.cache
 def _request_class(cls: type, name: str) -> Any:
     """Return the class of the requests of a method of a serving class, which its signature names."""
-    import typing
-
-    key = (cls, name)
-    if key not in _classes:
-        _classes[key] = typing.get_type_hints(getattr(cls, name))["request"]
-    return _classes[key]
+    return typing.get_type_hints(getattr(cls, name))["request"]
