@@ -179,6 +179,7 @@ INTERNAL = {
         "platform.targets",
     }
     | {"platform.environments", "wire.traffic_form"},
+    "platform.alerts": {"core", "http_call", "platform.deployments", "platform.models"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"version", "core", "config", "http_call", "platform"},
     "platform": {

@@ -104,8 +104,15 @@ CALLS: Mapping[str, Call] = {
     f"DELETE {P}{E}": Call(Least.DEPLOYER, 404),
     f"POST {P}{E}/rebuild": Call(Least.CODE, 404),
     f"GET {P}/secrets": Call(Least.DEPLOYER, 200),
-    f"PUT {P}/secrets/{{name}}": Call(Least.DEPLOYER, 204, {"value": "x"}),
-    f"DELETE {P}/secrets/{{name}}": Call(Least.DEPLOYER, 204),
+    f"PUT {P}/secrets/{{name}}": Call(Least.DEPLOYER, 400, {"value": ""}),
+    f"DELETE {P}/secrets/{{name}}": Call(Least.DEPLOYER, 404),
+    f"GET {P}/alerts": Call(Least.VIEWER, 200),
+    f"POST {P}/alerts": Call(
+        Least.DEPLOYER, 404, {"name": UNIQUE, "condition": "disk", "threshold": 1.0, "secret": "missing"}
+    ),
+    f"DELETE {P}/alerts/{{name}}": Call(Least.DEPLOYER, 404),
+    f"GET {P}/alert-events": Call(Least.VIEWER, 200),
+    f"POST {P}/alert-events/{{number}}/acknowledge": Call(Least.DEPLOYER, 404),
     f"GET {P}/deployments": Call(Least.VIEWER, 200),
     f"POST {P}/deployments": Call(Least.DEPLOYER, 400, {"name": UNIQUE, **SPEC}),
     f"GET {P}{D}": Call(Least.VIEWER, 404),

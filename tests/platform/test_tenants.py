@@ -33,6 +33,7 @@ SPEC = {"models": [{"name": MODEL, "versions": [1]}], "environment": ENVIRONMENT
 BODIES: dict[str, Any] = {
     "POST /api/v1/keys": {"name": "more", "roles": [{"role": "viewer", "project": OTHER}]},
     "POST /api/v1/projects": {"name": "more"},
+    "POST /api/v1/projects/{project}/alerts": {"name": "more", "condition": "not_ready", "secret": SECRET},
     "POST /api/v1/projects/{project}/deployments": {"name": "more", **SPEC},
     "PUT /api/v1/projects/{project}/deployments/{name}": SPEC,
     "POST /api/v1/projects/{project}/deployments/{name}/keys": {"name": "more"},
@@ -130,6 +131,7 @@ def value_of(stranger: Stranger, path: str, name: str) -> str:
             "environments": ENVIRONMENT,
             "models": MODEL,
             "keys": KEY,
+            "alerts": KEY,
             "secrets": SECRET,
         }
         return {**names, "files": "report.html"}[before]

@@ -20,6 +20,8 @@ from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from charonia.core.errors import Code, RefusalKind, ServingError, TooLargeError, TooManyError
+from charonia.platform.alerts import routes as alerts
+from charonia.platform.alerts.alerts import Alerts
 from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
@@ -266,7 +268,7 @@ _log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 * 2**20
 """Largest body of a call. Streamed bodies, such as pieces of an upload, are limited by their routes."""
 
-_ROUTERS = (login, people, models, environments, deployments, jobs, tasks, console)
+_ROUTERS = (login, people, models, environments, deployments, jobs, tasks, alerts, console)
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:
@@ -277,7 +279,9 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         platform.tasks.start()
         platform.deployments.start()
+        platform.alerts.start()
         yield
+        platform.alerts.close()
         platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
@@ -335,13 +339,14 @@ def make_platform(settings: PlatformSettings) -> Platform:
         ray = open_ray(settings.ray, artifacts, data)
         targets[ray.name] = ray
     deployments = Deployments(database, targets, workloads)
+    hosts = AllowedHosts(settings.store_hosts)
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
         measurements.PERF: measurements.perf_handler(targets, database, isolation),
         measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
         **version_handlers(
             VersionTasks(
-                *(database, artifacts, uploads, data / "environments", AllowedHosts(settings.store_hosts), isolation),
+                *(database, artifacts, uploads, data / "environments", hosts, isolation),
                 workloads.secrets,
                 settings.trusted_backends,
                 deployments.changes.give,
@@ -357,6 +362,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
         workloads,
         deployments,
         Trials(database, workloads, data / "trials", isolation),
+        Alerts(database, workloads.secrets, hosts, deployments.collector.latest, data=data, page=settings.url),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

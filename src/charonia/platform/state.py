@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from charonia.platform.alerts.alerts import Alerts
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
@@ -30,6 +31,7 @@ class Platform:
     workloads: Workloads
     deployments: Deployments
     trials: Trials
+    alerts: Alerts
     provider: Provider | None = None
     clusters: Sequence[KubernetesTarget] = ()
 

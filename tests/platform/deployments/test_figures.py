@@ -3,7 +3,7 @@
 import pytest
 
 from charonia.platform.deployments.collector import OTHERS_S, WATCHED_S, Collector
-from charonia.platform.deployments.figures import Sample, point, quantile_s, read_page
+from charonia.platform.deployments.figures import KeyFigures, Sample, point, quantile_s, read_page
 
 PAGE = """
 # HELP nv_inference_request_success text
@@ -24,6 +24,10 @@ charonia_worker_memory_bytes{{model="m",version="1",model_instance="m_0"}} 1000
 charonia_model_memory_bytes{{model="m",version="1",type="CPU",device="0",model_instance=""}} 117
 charonia_process_resident_memory_bytes{{process="engine"}} 5000
 charonia_process_cpu_seconds_total{{process="engine"}} {cpu_s}
+charonia_key_requests_total{{key="ci",result="ok"}} {successes}
+charonia_key_requests_total{{key="ci",result="error"}} {failures}
+charonia_key_tokens_total{{key="ci",kind="prompt"}} {inferences}
+charonia_key_tokens_total{{key="ci",kind="completion"}} {executions}
 nv_gpu_utilization{{gpu_uuid="a"}} 0.5
 nv_gpu_utilization{{gpu_uuid="b"}} 0.75
 """
@@ -55,6 +59,7 @@ def test_figures_are_what_was_done_between_two_looks() -> None:
     assert (figures.busy, figures.waited) == (0.5, 0.4)  # of 0.5 s that count at the least
     assert found.all == figures
     assert (found.memory_bytes, found.cpu_cores, found.gpu_utilization) == (6000.0, 0.3, 0.75)
+    assert found.keys == {"ci": KeyFigures(1260.0, 60.0, 0.0, 10_800.0)}
 
 
 def test_a_server_that_counts_anew_has_done_what_it_has_counted() -> None:

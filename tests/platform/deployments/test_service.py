@@ -201,9 +201,13 @@ def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(keys=True))
     stage.pass_s(3)
 
-    made = stage.deployments.keys.add(ADA, "default", "reader", "ci", ["infer"])
+    made = stage.deployments.keys.add(ADA, "default", "reader", "ci", ["infer"], requests_per_minute=60)
     server = stage.target.servers["default/reader"]
-    assert [line.split()[:2] for line in server.keys] == [["ci", "infer"]]
+    (line,) = server.keys
+    assert line.split()[:2] + line.split()[3:] == ["ci", "infer", "requests/min=60"]
+    assert [key.requests_per_minute for key in stage.deployments.keys.list(ADA, "default", "reader")] == [60]
+    with pytest.raises(ServingError, match="tokens_per_minute: expected 0 to 1000000000"):
+        stage.deployments.keys.add(ADA, "default", "reader", "more", ["infer"], tokens_per_minute=10**10)
     assert made.key not in "".join(server.keys)
     stage.deployments.keys.remove(ADA, "default", "reader", "ci")
 

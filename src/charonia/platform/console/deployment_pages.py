@@ -1,6 +1,7 @@
 """The pages of deployments: the list, and one deployment with its figures, revisions, explanations and log."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -9,15 +10,16 @@ from fastapi import APIRouter, Form, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import select
 
-from charonia.core.errors import ServingError
+from charonia.core.errors import ServingError, invalid
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.model_pages import difference
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go
-from charonia.platform.console.text import duration_text, plural
+from charonia.platform.console.text import duration_text, figure, plural
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
-from charonia.platform.deployments.reads import DeploymentView
+from charonia.platform.deployments.figures import KeyFigures
+from charonia.platform.deployments.reads import DeploymentView, ServerKeyView
 from charonia.platform.deployments.servers import LOG_LINES_MAX
 from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.values import Number, Text
@@ -55,8 +57,9 @@ def show(visit: OnPage, name: Text) -> Response:
 def add_key(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Create an API key for a client."""
     try:
+        limits = {each: _limit(sent, each) for each in ("requests_per_minute", "tokens_per_minute")}
         made = visit.platform.deployments.keys.add(
-            visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read")
+            visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read"), **limits
         )
     except ServingError as error:
         return _overview(visit, name, block="keys", status=INVALID, problems={"keys": error.message})
@@ -186,6 +189,7 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
         "facts": _facts(view),
         "model_names": [(model["name"], model["name"]) for model in view.spec["models"]],
         "keys": keys.list(visit.who, visit.project, name) if has_keys else (),
+        "key_line": key_line,
         "secret": None,
     }
     return page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
@@ -198,6 +202,29 @@ def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: di
 def as_file(spec: Any) -> str:
     """Return a specification as `charonia apply` reads it."""
     return yaml.safe_dump(json.loads(json.dumps(spec)), sort_keys=False, allow_unicode=True)
+
+
+def _limit(sent: Mapping[str, Sequence[str]], name: str) -> int:
+    text = text_of(sent, name).strip() or "0"
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise invalid(f"{name.replace('_', ' ')}: expected a number, or nothing for no limit, got '{text}'")
+    return int(text)
+
+
+def key_line(key: ServerKeyView) -> str:
+    """Return the limits and the current use of a key: "12 of 600 requests a minute, 3 refused"."""
+    used = key.usage or KeyFigures()
+    parts = []
+    for what, count, limit in (
+        ("requests", used.requests, key.requests_per_minute),
+        ("tokens", used.tokens, key.tokens_per_minute),
+    ):
+        if what == "requests" or limit or count:
+            parts.append(f"{figure(count)}{f' of {limit:,}' if limit else ''} {what} a minute")
+    parts += [
+        f"{figure(count)} {what}" for what, count in (("errors", used.errors), ("refused", used.refused)) if count
+    ]
+    return ", ".join(parts)
 
 
 def _facts(view: DeploymentView) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ PLACES = (
     ("models", "Models", "models"),
     ("environments", "Environments", "environments"),
     ("jobs", "Jobs", "jobs"),
+    ("alerts", "Alerts", "alerts"),
     ("audit", "Audit", "audit"),
     ("people", "Users and API keys", "people"),
 )

@@ -182,6 +182,7 @@ def _user(row: UserRow, project: str) -> dict[str, Any]:
 
 
 DONE: Mapping[str, str] = {
+    "acknowledge": "acknowledged",
     "add": "added",
     "annotate": "described",
     "begin": "begun",
@@ -190,6 +191,7 @@ DONE: Mapping[str, str] = {
     "check": "checked again",
     "create": "created",
     "delete": "deleted",
+    "fire": "fired",
     "link": "got a link to sign in",
     "perf": "started: load test",
     "put": "entered",

@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 
 from charonia.platform.console import (
+    alert_pages,
     assets,
     deploy_pages,
     deployment_pages,
@@ -17,6 +18,7 @@ from charonia.platform.console import (
 router = APIRouter(include_in_schema=False)
 for page in (
     assets,
+    alert_pages,
     people_page,
     environment_pages,
     job_pages,

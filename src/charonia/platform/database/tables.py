@@ -202,6 +202,51 @@ class ServerKeyRow(PlatformTable):
     """Of `infer`, `read` and `admin`."""
     digest: Mapped[str] = mapped_column(String(64))
     author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+    requests_per_minute: Mapped[int] = mapped_column(default=0)
+    tokens_per_minute: Mapped[int] = mapped_column(default=0)
+
+
+class AlertRow(PlatformTable):
+    """An alert of a project. See `alerts.alerts`."""
+
+    __tablename__ = "alerts"
+    __table_args__ = (UniqueConstraint("project_id", "name"),)
+    project_id: Mapped[int] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    condition: Mapped[str] = mapped_column(String(16))
+    deployment: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    threshold: Mapped[float]
+    for_s: Mapped[int]
+    url: Mapped[str] = mapped_column(Text)
+    secret: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    format: Mapped[str] = mapped_column(String(16))
+    any_host: Mapped[bool]
+    """Whether an administrator of all projects has created it: its webhook may be anywhere."""
+    author: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+
+    project: Mapped[ProjectRow] = relationship()
+
+
+class AlertEventRow(PlatformTable):
+    """What the condition of an alert held for."""
+
+    __tablename__ = "alert_events"
+    __table_args__ = (UniqueConstraint("alert_id", "open"),)
+    alert_id: Mapped[int] = mapped_column(ForeignKey("alerts.id", ondelete="CASCADE"))
+    subject: Mapped[str] = mapped_column(String(2 * NAME_CHARS_MAX))
+    open: Mapped[str | None] = mapped_column(String(2 * NAME_CHARS_MAX))
+    """The subject while the condition holds for it, then nothing: it is open one time only."""
+    message: Mapped[str] = mapped_column(Text)
+    ended: Mapped[float] = mapped_column(default=0.0)
+    acknowledged_by: Mapped[str] = mapped_column(String(NAME_CHARS_MAX), default="")
+    unsent: Mapped[str] = mapped_column(String(16), default="")
+    """`firing` or `resolved`: what the webhook is to be told, empty for nothing."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    next: Mapped[float] = mapped_column(default=0.0)
+    """When the next attempt is."""
+    problem: Mapped[str] = mapped_column(Text, default="")
+
+    alert: Mapped[AlertRow] = relationship()
 
 
 class TaskRow(PlatformTable):

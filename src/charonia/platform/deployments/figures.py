@@ -24,7 +24,10 @@ _SUMS = {
 _BUCKETS = "charonia_request_duration_seconds_bucket"
 _PROCESSES = ("charonia_process_resident_memory_bytes", "charonia_process_cpu_seconds_total", "nv_gpu_")
 _RESTARTS = "charonia_process_restarts_total"
-_WANTED = (_RESTARTS, *_SUMS, _BUCKETS, *_PROCESSES, "charonia_worker_memory_bytes")
+_KEYS = {"charonia_key_requests_total": "result", "charonia_key_tokens_total": "kind"}
+"""Metrics of API keys, with the label whose value says what is counted."""
+
+_WANTED = (_RESTARTS, *_SUMS, _BUCKETS, *_PROCESSES, "charonia_worker_memory_bytes", *_KEYS)
 
 Version = tuple[str, str]
 """Model and version."""
@@ -55,9 +58,11 @@ class Sample:
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
         engines_over_memory: How often its engine was restarted because it exceeded its memory limit.
+        keys: Counters of API keys by name and what they count.
     """
 
     versions: dict[Version, VersionSample] = field(default_factory=dict)
+    keys: dict[tuple[str, str], float] = field(default_factory=dict)
     memory_bytes: float = 0.0
     cpu_s: float = 0.0
     gpu_utilization: float | None = None
@@ -95,6 +100,23 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyFigures:
+    """Activity of an API key between two polls.
+
+    Attributes:
+        requests: Requests a minute, including failed ones.
+        errors: Failed requests a minute.
+        refused: Requests beyond its limits, a minute.
+        tokens: Tokens of language models a minute.
+    """
+
+    requests: float = 0.0
+    errors: float = 0.0
+    refused: float = 0.0
+    tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class FiguresPoint:
     """The figures of a deployment at a time.
 
@@ -104,6 +126,7 @@ class FiguresPoint:
         gpu_utilization: Utilization of the busiest GPU, 0 to 1; None without GPUs.
         gpu_memory_bytes: Memory in use on all GPUs, None without GPUs.
         engines_over_memory: How often an engine was restarted because it exceeded its memory limit.
+        keys: By name of an API key.
     """
 
     time: float
@@ -114,6 +137,7 @@ class FiguresPoint:
     gpu_utilization: float | None
     gpu_memory_bytes: float | None
     engines_over_memory: float = 0.0
+    keys: Mapping[str, KeyFigures] = field(default_factory=dict)
 
 
 Samples = Mapping[str, Sample]
@@ -132,6 +156,8 @@ def read_page(text: str) -> Sample:
             _add(sample.versions.setdefault((labels["model"], labels["version"]), VersionSample()), name, labels, value)
         if name in ("charonia_process_resident_memory_bytes", "charonia_worker_memory_bytes"):
             sample.memory_bytes += value
+        elif name in _KEYS:
+            sample.keys[labels["key"], labels[_KEYS[name]]] = value
         elif name == _RESTARTS and labels.get("reason") == "memory limit":
             sample.engines_over_memory += value
         elif name == "charonia_process_cpu_seconds_total":
@@ -172,7 +198,27 @@ def point(before: Samples, after: Samples, seconds: float, time: float) -> Figur
         gpu_utilization=max(used, default=None),
         gpu_memory_bytes=max(gpu_memory, default=None),  # each server reports the whole machine's
         engines_over_memory=sum(one.engines_over_memory for one in after.values()),
+        keys=_key_figures(before, after, seconds),
     )
+
+
+def _key_figures(before: Samples, after: Samples, seconds: float) -> dict[str, KeyFigures]:
+    counts: dict[str, dict[str, float]] = {}
+    for page, sample in after.items():
+        former = before[page].keys if page in before else sample.keys
+        for (key, what), value in sample.keys.items():
+            more = value - former.get((key, what), 0.0)
+            found = counts.setdefault(key, {})
+            found[what] = found.get(what, 0.0) + (more if more >= 0 else value)
+    return {
+        key: KeyFigures(
+            *(
+                sum(found.get(what, 0.0) for what in parts) * 60 / seconds
+                for parts in (("ok", "error"), ("error",), ("refused",), ("prompt", "completion"))
+            )
+        )
+        for key, found in counts.items()
+    }
 
 
 def quantile_s(buckets: Mapping[float, float], share: float) -> float | None:

@@ -11,7 +11,7 @@ from charonia.core.errors import not_found
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import DeploymentRow, RevisionRow, copied
 from charonia.platform.deployments.collector import Collector
-from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.figures import FiguresPoint, KeyFigures
 from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -104,6 +104,9 @@ class ServerKeyView:
     scopes: Sequence[str]
     author: str
     created: float
+    requests_per_minute: int
+    tokens_per_minute: int
+    usage: KeyFigures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,8 @@ class ServerKeyRequest(RequestBody):
 
     name: Text
     scopes: Sequence[Text] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
+    requests_per_minute: Number = Field(0, description="Limit of its requests, 0 for none.")
+    tokens_per_minute: Number = Field(0, description="Limit of its tokens of language models, 0 for none.")
 
 
 class PointList(BaseModel):
@@ -247,7 +249,8 @@ def list_keys(project: Text, name: Text, here: Here, who: Caller) -> Sequence[Se
 @router.post(f"{NAMED}/keys", status_code=201)
 def add_key(project: Text, name: Text, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
     """Create an API key of the servers of a deployment; it works immediately."""
-    return here.deployments.keys.add(who, project, name, asked.name, asked.scopes)
+    limits = {"requests_per_minute": asked.requests_per_minute, "tokens_per_minute": asked.tokens_per_minute}
+    return here.deployments.keys.add(who, project, name, asked.name, asked.scopes, **limits)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)

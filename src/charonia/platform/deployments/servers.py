@@ -6,7 +6,7 @@ Any thread may call.
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from charonia.core.errors import ServingError, conflict, invalid, not_found, una
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ServerKeyRow, copied
 from charonia.platform.deployments.changes import DeploymentChanges
+from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.reads import ChangePlan, DeploymentReads, NewServerKey, ServerKeyView, find
 from charonia.platform.deployments.spec import read_spec, write_spec
 from charonia.platform.deployments.workloads import Workloads
@@ -256,11 +257,26 @@ _KEY_BYTES = 32
 _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 
 
-class ServerKeys:
-    """The API keys of servers."""
+PER_MINUTE_MAX = 1_000_000_000
+"""Largest limit of a key a minute."""
 
-    def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
+
+class ServerKeys:
+    """The API keys of servers.
+
+    Args:
+        latest: Returns the latest figures of a deployment.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        targets: Mapping[str, DeploymentTarget],
+        workloads: Workloads,
+        latest: Callable[[int], FiguresPoint | None],
+    ) -> None:
         self._database = database
+        self._latest = latest
         self._targets = targets
         self._workloads = workloads
 
@@ -268,14 +284,32 @@ class ServerKeys:
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             query = select(ServerKeyRow).where(ServerKeyRow.deployment_id == row.id).order_by(ServerKeyRow.name)
-            return [copied(ServerKeyView, key) for key in session.scalars(query.limit(SERVER_KEYS_MAX))]
+            point = self._latest(row.id)
+            return [
+                copied(ServerKeyView, key, usage=point.keys.get(key.name) if point is not None else None)
+                for key in session.scalars(query.limit(SERVER_KEYS_MAX))
+            ]
 
-    def add(self, who: Principal, project: str, name: str, key_name: str, scopes: Sequence[str]) -> NewServerKey:
-        """Create an API key of the servers of a deployment; it works immediately."""
+    def add(
+        self,
+        who: Principal,
+        project: str,
+        name: str,
+        key_name: str,
+        scopes: Sequence[str],
+        *,
+        requests_per_minute: int = 0,
+        tokens_per_minute: int = 0,
+    ) -> NewServerKey:
+        """Create an API key of the servers of a deployment, with its limits, 0 for none; it works immediately."""
         if not _KEY_NAME.fullmatch(key_name):
             raise invalid(f"name of a key: expected up to 128 of letters, digits and _.@-, got '{key_name}'")
         if not scopes or not set(scopes) <= set(SCOPES):
             raise invalid(f"scopes: expected some of {', '.join(SCOPES)}, got {', '.join(scopes) or 'none'}")
+        limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        for what, limit in limits.items():
+            if not 0 <= limit <= PER_MINUTE_MAX:
+                raise invalid(f"{what}: expected 0 to {PER_MINUTE_MAX}, got {limit}")
         secret = secrets.token_urlsafe(_KEY_BYTES)
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
@@ -294,9 +328,10 @@ class ServerKeys:
                     digest=digest,
                     author=who.name,
                     created=now(),
+                    **limits,
                 )
             )
-            detail = {"key": key_name, "scopes": sorted(set(scopes))}
+            detail = {"key": key_name, "scopes": sorted(set(scopes)), **limits}
             audit.note(session, who, "deployment.key.add", f"{project}/{name}", detail, project_id=row.project_id)
         self._set_keys(row, project)
         return NewServerKey(key_name, sorted(set(scopes)), secret)

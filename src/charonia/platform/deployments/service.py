@@ -130,7 +130,7 @@ class Deployments:
         self.reconciler = Reconciler(database, targets, workloads, Scaler(self.collector.since))
         self.reads = DeploymentReads(database, self.collector)
         self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
-        self.keys = ServerKeys(database, targets, workloads)
+        self.keys = ServerKeys(database, targets, workloads, self.collector.latest)
         self.servers = DeploymentServers(database, targets, self.reads, self.changes)
         self.canaries = Canaries(database, self.reads, self.servers)
 

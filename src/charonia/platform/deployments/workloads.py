@@ -102,7 +102,7 @@ class Workloads:
             .where(DeploymentRow.project_id == project_id, DeploymentRow.name == name)
             .order_by(ServerKeyRow.id)
         )
-        return tuple(f"{key.name} {','.join(key.scopes)} sha256:{key.digest}" for key in session.scalars(query))
+        return tuple(map(_key_line, session.scalars(query)))
 
     def workload(self, project: str, revision: int, named: Named) -> Workload:
         """Return a workload; its files are not yet on this machine. Reads configurations from the store."""
@@ -285,3 +285,9 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         is_object = isinstance(value, Mapping) and isinstance(before, Mapping)
         merged[key] = _merged(before, value) if is_object else value  # type: ignore[arg-type] # both are mappings
     return merged
+
+
+def _key_line(key: ServerKeyRow) -> str:
+    limits = {"requests/min": key.requests_per_minute, "tokens/min": key.tokens_per_minute}
+    line = f"{key.name} {','.join(key.scopes)} sha256:{key.digest}"
+    return line + "".join(f" {name}={limit}" for name, limit in limits.items() if limit)

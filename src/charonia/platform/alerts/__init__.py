@@ -1,0 +1,1 @@
+"""Alerts of projects: conditions that are checked while the platform runs, and told to webhooks."""

@@ -1,0 +1,86 @@
+"""The API of alerts."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from charonia.platform.alerts.alerts import AlertRule
+from charonia.platform.database.tables import copied
+from charonia.platform.people.calls import Caller
+from charonia.platform.state import Here
+from charonia.platform.values import Amount, Limit, Number, RequestBody, Text
+
+router = APIRouter(prefix="/api/v1/projects/{project}", tags=["alerts"])
+
+
+class AlertRequest(RequestBody):
+    """An alert to create."""
+
+    name: Text
+    condition: Literal["error_rate", "p99_ms", "not_ready", "job_failed", "disk"]
+    deployment: Text = Field("", description="Only this deployment, empty for all of the project.")
+    threshold: Amount = Field(0.0, description="Percent of requests, milliseconds, or percent of free disk space.")
+    for_s: Number = Field(60, description="How long the condition must hold, in seconds.")
+    url: Text = Field("", description="Address of the webhook, empty if it is the value of the secret.")
+    secret: Text = Field("", description="Secret of the project: the webhook's address, or its bearer token.")
+    format: Literal["json", "slack"] = "json"
+
+
+class AlertBody(BaseModel):
+    """An alert."""
+
+    name: str
+    condition: str
+    deployment: str
+    threshold: float
+    for_s: int
+    url: str
+    secret: str
+    format: str
+    author: str
+    created: float
+
+
+class EventBody(BaseModel):
+    """An event of an alert."""
+
+    id: int
+    alert: str
+    subject: str
+    message: str
+    created: float
+    ended: float = Field(description="When its condition held no longer, 0 while it does.")
+    acknowledged_by: str
+    problem: str = Field(description="Why the webhook was not told, empty if it was.")
+
+
+@router.get("/alerts")
+def list_alerts(project: Text, here: Here, who: Caller) -> Sequence[AlertBody]:
+    """List the alerts of a project."""
+    return [copied(AlertBody, row) for row in here.alerts.list(who, project)]
+
+
+@router.post("/alerts", status_code=201)
+def create_alert(project: Text, asked: AlertRequest, here: Here, who: Caller) -> None:
+    """Create an alert."""
+    here.alerts.create(who, project, AlertRule(**asked.model_dump()))
+
+
+@router.delete("/alerts/{name}", status_code=204)
+def remove_alert(project: Text, name: Text, here: Here, who: Caller) -> None:
+    """Delete an alert and its events."""
+    here.alerts.remove(who, project, name)
+
+
+@router.get("/alert-events")
+def list_events(project: Text, here: Here, who: Caller, limit: Limit = 100) -> Sequence[EventBody]:
+    """List the latest events, latest first."""
+    return [copied(EventBody, row, alert=row.alert.name) for row in here.alerts.events(who, project, limit=limit)]
+
+
+@router.post("/alert-events/{number}/acknowledge", status_code=204)
+def acknowledge(project: Text, number: Number, here: Here, who: Caller) -> None:
+    """Record that somebody takes care of an event."""
+    here.alerts.acknowledge(who, project, number)
