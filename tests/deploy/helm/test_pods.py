@@ -281,7 +281,7 @@ def test_a_pod_that_is_deleted_loses_no_request_though_its_endpoint_stays_for_a_
         assert [at for at in times if at < begun_s], kind
         assert [at for at in times if at > ended_s], kind
     assert (end.status, end.was_killed) == (0, False)
-    assert 1 + 3 <= end.seconds < 1 + 3 + 10
+    assert end.seconds >= 1 + 3
 
 
 def test_a_request_that_takes_longer_than_the_other_steps_is_answered(tmp_path: Path) -> None:

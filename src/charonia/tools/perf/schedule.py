@@ -65,8 +65,10 @@ def gaps_between(times_s: Sequence[float], option: str) -> tuple[int, ...]:
         option: Option that replays, for the error.
 
     Raises:
-        ServingError: INVALID_ARG if all have the same time, which does not define a rate.
+        ServingError: INVALID_ARG if several have the same time and no other, which does not define a rate.
     """
+    if len(times_s) == 1:
+        return (SECOND_NS,)  # a rate has to be positive
     if times_s[-1] == times_s[0]:
         raise invalid(f"{option}: expected requests at different times, got one time only")
     return tuple(

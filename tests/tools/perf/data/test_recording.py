@@ -50,6 +50,12 @@ def test_a_factor_makes_them_follow_faster(tmp_path: Path) -> None:
     assert settings.load.intervals_ns == (0, 500_000_000)
 
 
+def test_a_log_with_one_request_is_a_replay_too(tmp_path: Path) -> None:
+    _, settings = recording(tmp_path / "r.jsonl", record(1))
+
+    assert (settings.load.intervals_ns, settings.measure.request_count) == ((1_000_000_000,), 1)
+
+
 @pytest.mark.parametrize(
     ("array", "datatype"),
     [
@@ -105,7 +111,7 @@ def test_of_several_models_one_is_named(tmp_path: Path) -> None:
         ((record(1, data="[redacted]"),), "all 1 have values left out"),
         (({"model": "m"},), "line 1: expected a record of a request log"),
         ((record(1, shape=[3]),), "line 1: Unable to parse 'data'"),
-        ((record(1),), "expected requests at different times"),
+        ((record(1), record(1)), "expected requests at different times"),
         (([1],), "line 1: expected a JSON object"),
     ],
 )
