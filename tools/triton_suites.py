@@ -138,7 +138,7 @@ REPEATS = ("L0_decoupled", "L0_grpc_state_cleanup")
 ENVIRONMENT = {
     "NVIDIA_TRITON_SERVER_VERSION": VERSION,
     "BACKENDS": "onnx",
-    "ENSEMBLES": "0",
+    "ENSEMBLES": "1",
     "TRITON_SERVER_CPU_ONLY": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "TRITON_SERVER_VERSION": __version__,
