@@ -77,7 +77,7 @@ def test_inference_as_json_and_as_binary_tensors(clouds_of: Clouds, cloud: str, 
 
     assert status == 200
     assert headers["Content-Type"] == f"{kind}{len(body) - 16}"
-    assert "Inference-Header-Content-Length" not in headers
+    assert ("Inference-Header-Content-Length" in headers) == (cloud == "vertex_ai")
     assert body[-16:] == data
     status, body, _ = ask(address, "POST", path, head.encode() + data, Content_Type=f"{kind}1000")
     assert (status, b"inference header size should be in range (0, " in body) == (400, True)
@@ -92,7 +92,7 @@ def test_models_of_a_multi_model_endpoint(clouds_of: Clouds) -> None:
         pytest.skip(f"{clouds.ARCHIVES} cannot be written")
     try:
         write_model(archive / "model", "any_name", b"", config='name: "any_name"\n' + identity_pbtxt(dims=(4,)))
-        server, loaded = clouds_of.sagemaker, {"modelName": "abc", "modelUrl": f"{archive}/model"}
+        server, loaded = clouds_of.sagemaker, {"modelName": "abc", "modelUrl": str(archive)}
         load = json.dumps({"model_name": "abc", "url": f"{archive}/model"}).encode()
 
         assert ask(server, "POST", "/models", load)[0] == 200

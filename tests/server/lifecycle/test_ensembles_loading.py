@@ -460,6 +460,23 @@ async def test_with_namespaces_a_step_follows_its_model_from_one_repository_to_a
     await harness.close()
 
 
+async def test_with_namespaces_a_load_request_finds_that_a_model_has_moved(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_ensemble(one, step("a", "IN", "OUT"))
+    write_identity(one, "a")
+    write_identity(two, "a")
+    harness = Harness(one, ControlMode.EXPLICIT, two)
+    assert await harness.lifecycle.load_at_start(("e",)) == []
+
+    (one / "a").rename(tmp_path / "a")
+    await harness.engine.load_model("e")
+
+    scheduling = harness.engine.model_config("e").ensemble_scheduling
+    assert scheduling is not None
+    assert scheduling.step[0].model_namespace == str(two)
+    await harness.close()
+
+
 @pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.EXPLICIT])
 async def test_ensembles_that_contain_each_other_are_refused(tmp_path: Path, mode: ControlMode) -> None:
     for name, inner in (("e", "f"), ("f", "g"), ("g", "e")):

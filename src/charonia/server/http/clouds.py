@@ -94,7 +94,7 @@ class SageMaker:
             if found[2]:
                 self._infer(exchange, name, INFERENCE_TYPES[0])
             elif method == b"GET":
-                shown = dump({"modelName": name, "modelUrl": self._models[name]})
+                shown = dump(_shown(name, self._models[name]))
                 self._pass(exchange, b"/v2/repository/index", b"POST", b"", lambda _: [shown])
             else:
                 self._unload(exchange, name)
@@ -105,7 +105,7 @@ class SageMaker:
         self._handle(exchange)
 
     def _list(self, exchange: Exchange) -> None:
-        shown = dump({"models": [{"modelName": name, "modelUrl": url} for name, url in self._models.items()]})
+        shown = dump({"models": [_shown(name, url) for name, url in self._models.items()]})
         self._pass(exchange, b"/v2/repository/index", b"POST", b"", lambda _: [shown])
 
     def _load(self, exchange: Exchange) -> None:
@@ -283,6 +283,11 @@ def json_size(kind: bytes, binary: bytes, size: int) -> int:
     return value
 
 
+def _shown(name: str, url: str) -> dict[str, str]:
+    """Return a model as SageMaker's lists show it: with the folder of its archive, as the original does."""
+    return {"modelName": name, "modelUrl": url.removesuffix("/model")}
+
+
 def as_binary(binary: bytes, then: Callable[[Reshaped], Reshaped], response: Reshaped) -> Reshaped:
     """Return a response whose content type has the length of its JSON part."""
     found = _JSON_SIZE_LINE.search(response.extra)
@@ -295,6 +300,8 @@ def as_binary(binary: bytes, then: Callable[[Reshaped], Reshaped], response: Res
 
 def as_sagemaker(response: Reshaped) -> Reshaped:
     """Return a response with a status that SageMaker knows: 400 for errors, 507 when memory was short."""
+    if (found := _JSON_SIZE_LINE.search(response.extra)) is not None:
+        response = response._replace(extra=response.extra.replace(found[0], b""))
     if response.status < 400 or response.status in (404, 405):
         return response
     text = b"".join(response.body).lower()

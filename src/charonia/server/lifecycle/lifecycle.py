@@ -344,7 +344,12 @@ class Lifecycle:
         return self.found
 
     async def _look_for(self, name: str) -> Scan:
-        """Scan for one model: among thousands, a scan of all would take longer than the load. Scan all without it."""
+        """Scan for one model: among thousands, a scan of all would take longer than the load. Scan all without it.
+
+        With namespaces, scan all: which model a step of an ensemble means depends on every repository.
+        """
+        if self._options.has_namespaces:
+            return await self._look(fingerprints=False)
         found = await asyncio.to_thread(self.sources.look_for, name)
         if not (found.models or found.ambiguous):
             return await self._look(fingerprints=False)
