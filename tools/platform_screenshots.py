@@ -26,10 +26,10 @@ from tests.support.browser import chromium
 from tests.support.models import add_sub, mlp
 from tests.support.running_platform import OWNER, RunningPlatform, running_platform
 
-WIDTHS = (360, 900, 1440)
+WIDTHS = (390, 1280, 1920)
 HEIGHT = 900
 THEMES = ("light", "dark")
-TRAFFIC_S = 90.0
+TRAFFIC_S = 60.0
 
 PAGES = (
     *("deployments", "deployments/new?model=digits", "deployments/digits", "deployments/digits/change"),

@@ -26,7 +26,7 @@ from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.console import routes as console
-from charonia.platform.console.pages import plain_page, wants_page
+from charonia.platform.console.pages import Visit, plain_page, wants_page
 from charonia.platform.database.connection import Database, DatabaseFullError
 from charonia.platform.deployments import routes as deployments
 from charonia.platform.deployments.service import Deployments
@@ -213,7 +213,11 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
     message = message.encode(errors="replace").decode()
     if wants_page(request):
         heading = HTTPStatus(status).phrase
-        return plain_page("problem.html", {"heading": heading, "message": message or heading, "hint": hint}, status)
+        values = {"heading": heading, "message": message or heading, "hint": hint}
+        visit = getattr(request.state, "visit", None)
+        if isinstance(visit, Visit) and status < 500:
+            return visit.show("problem.html", values, status=status)
+        return plain_page("problem.html", values, status)
     content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
     return JSONResponse({key: text for key, text in content.items() if text}, status)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from charonia.core.errors import ServingError
-from charonia.platform.console.deploy_form import by_field, document, form_of, sent_of
+from charonia.platform.console.deploy_form import by_field, document, form_of, merged, sent_of
 from charonia.platform.deployments.spec import read_spec, write_spec
 
 SPEC: dict[str, Any] = {
@@ -35,6 +35,18 @@ def fields(*pairs: tuple[str, str]) -> dict[str, list[str]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+def test_changes_of_two_editors_are_merged_and_the_field_of_both_is_named() -> None:
+    base = {"name": "a", "models": [{"name": "m", "versions": [1]}], "device": {"cpu_cores": 1}}
+    theirs = {**base, "models": [{"name": "m", "versions": [1, 2]}, {"name": "n"}], "device": {"cpu_cores": 3}}
+    mine = {**base, "environment": "torch", "device": {"cpu_cores": 2}}
+
+    form, conflicts = merged(*(form_of(each) for each in (base, theirs, mine)))
+
+    assert [(each["name"], each["chosen"]) for each in form["models"]] == [("m", [1, 2]), ("n", [])]
+    assert (form["environment"], form["cpu_cores"]) == ("torch", 2)
+    assert conflicts == {"cpu_cores": "the other editor has entered '3'"}
 
 
 def test_a_specification_survives_the_form() -> None:

@@ -66,6 +66,40 @@ def test_what_is_missing_has_a_page_that_says_so(visitor: TestClient) -> None:
 
     assert answer.status_code == 404
     assert "model &#39;nothing&#39; does not exist" in answer.text
+    assert 'aria-label="Platform"' in answer.text  # the navigation stays
+
+
+def test_lists_are_sorted_by_the_address_which_keeps_the_filters(visitor: TestClient, platform: Platform) -> None:
+    for name in ("ab", "abc", "abc", "b"):
+        add_version(platform.database, platform.settings.data, name, {"1/model.onnx": b"x"})
+
+    text = visitor.get("/p/default/models?search=ab&sort=-versions").text
+
+    assert re.findall(r'class="name" href="/p/default/models/(\w+)"', text) == ["abc", "ab"]
+    assert "?search=ab&amp;sort=name" in text
+    assert 'aria-sort="descending"' in text
+
+
+def test_the_readme_of_a_version_is_its_card_and_versions_are_compared(visitor: TestClient, platform: Platform) -> None:
+    for number in range(3):
+        files = {"1/model.onnx": b"x" * (number + 1), "README.md": b"---\nlicense: mit\n---\n# Digits\n<b>"}
+        add_version(platform.database, platform.settings.data, "digits", files)
+
+    text = visitor.get("/p/default/models/digits?against=1").text
+
+    assert "<pre># Digits\n&lt;b&gt;</pre>" in text
+    assert "Changes since version 1" in text
+    assert '<option value="/p/default/models/digits/versions/3?against=2">' in text
+
+
+def test_pages_models_and_calls_of_the_api_are_found(visitor: TestClient, platform: Platform) -> None:
+    add_version(platform.database, platform.settings.data, "letters", {"1/model.onnx": b"x"})
+
+    assert 'href="/p/default/models/letters"' in visitor.get("/p/default/find?search=lett").text
+    assert 'href="/p/default/jobs"' in visitor.get("/p/default/find?search=job").text
+    text = visitor.get("/p/default/api").text
+    assert "/<wbr>deployments/<wbr>{" in text
+    assert "curl -H &#39;Authorization: Bearer KEY&#39;" in text
 
 
 def test_a_part_of_a_page_is_sent_alone(visitor: TestClient) -> None:

@@ -38,6 +38,7 @@ BUNDLES = {
         *(f"{_SERVER}/{name}.js" for name in ("elements", "tensors", "server", "inputs", "answer", "trial")),
         f"{_OWN}/trial.js",
     ),
+    "card.js": (f"{_SERVER}/elements.js", f"{_SERVER}/markdown.js", f"{_OWN}/card.js"),
     "icon.svg": (f"{_OWN}/icon.svg",),
 }
 """Source files by address, concatenated. The form to try a model is shared with the server's page."""

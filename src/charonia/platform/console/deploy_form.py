@@ -80,6 +80,34 @@ def sent_of(form: Mapping[str, Any]) -> FormFields:
     return sent
 
 
+def merged(
+    base: Mapping[str, Any], theirs: Mapping[str, Any], mine: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a form with the changes of two editors, and by field what both have changed: there, `mine` wins."""
+    conflicts: dict[str, str] = {}
+
+    def fields(old: Mapping[str, Any], their: Mapping[str, Any], my: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        found = {**my}
+        for key in my.keys() & their.keys() - {"name", "models", "has_more"}:
+            values = [sorted(each) if isinstance(each, list) else each for each in (old.get(key), their[key], my[key])]
+            before, other, own = [value if isinstance(value, bool | list) else str(value or "") for value in values]
+            if own == before:
+                found[key] = their[key]
+            elif other not in (before, own):
+                name = "models" if key == "chosen" else f"{prefix}{key}"
+                conflicts[name] = f"{my['name']}: " * (name == "models") + f"the other editor has entered '{other}'"
+        return found
+
+    old, their, my = ({each["name"]: each for each in form["models"]} for form in (base, theirs, mine))
+    models: list[Mapping[str, Any]] = []
+    for name in [*my, *(each for each in their if each not in my)]:
+        if name in my and name in their:
+            models.append(fields(old.get(name, {}), their[name], my[name], f"{len(models)}."))
+        elif name not in old:  # one of the two has added it; what one has removed stays removed
+            models.append(my.get(name) or their[name])
+    return {**fields(base, theirs, mine, ""), "models": models}, conflicts
+
+
 def field_of(path: str) -> str:
     """Return the form's field for a member of a specification: "0.instances_min"."""
     model = re.match(r"models\[(\d+)\]\.?", path)

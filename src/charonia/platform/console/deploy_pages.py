@@ -13,6 +13,7 @@ from charonia.platform.console.deploy_form import (
     by_field,
     document,
     form_of,
+    merged,
     sent_of,
     text_of,
 )
@@ -111,9 +112,16 @@ def _save(visit: Visit, sent: FormFields, name: str) -> Response:
     except ServingError as error:
         problems, newer = by_field(error.message), 0
         if error.code is Code.ALREADY_EXISTS and name:
-            newer = deployments.reads.get(visit.who, visit.project, name).revision
-            sent = {**sent, "after": [str(newer)]}
-            problems = {"": f"Revision {newer} was created while you were editing. {_AGAINST_NEWEST}"}
+            theirs, seen = deployments.reads.get(visit.who, visit.project, name), int(text_of(sent, "after") or 0)
+            base, newer = deployments.reads.revision(visit.who, visit.project, name, seen).spec, theirs.revision
+            form, problems = merged(form_of(base), form_of(theirs.spec), _sent_form(sent))
+            sent = {**sent_of(form), "after": [str(newer)], "existing": ["yes"]}
+            what = (
+                "Its changes are now in this form, except for the marked fields"
+                if problems
+                else "This form now has both changes"
+            )
+            problems[""] = f"Revision {newer} was created while you were editing. {what}. {_AGAINST_NEWEST}"
         elif error.code is Code.ALREADY_EXISTS:
             problems = {"name": error.message}
         return _redrawn(visit, sent, name, problems=problems, newer=newer, status=INVALID)
@@ -130,9 +138,7 @@ def _redrawn(
     status: int = 200,
 ) -> Response:
     """Return the sent form with one model more or less."""
-    form: dict[str, Any] = form_of({}) | {key: values[0] for key, values in sent.items() if values}
-    form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
-    form["keys"] = bool(text_of(sent, "keys"))
+    form = _sent_form(sent)
     form["models"] = [each for each in form["models"] if each["name"] != text_of(sent, "leave")]
     for each in form["models"]:
         if each["name"] == text_of(sent, "offer_for"):
@@ -160,6 +166,13 @@ def _redrawn(
         block="form",
         status=status,
     )
+
+
+def _sent_form(sent: FormFields) -> dict[str, Any]:
+    form: dict[str, Any] = form_of({}) | {key: values[0] for key, values in sent.items() if values}
+    form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
+    form["keys"] = bool(text_of(sent, "keys"))
+    return form
 
 
 def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from charonia.platform.console.text import figure, percent, size_text
+from charonia.platform.console.text import figure, natural, percent, plural, size_text
 from charonia.platform.deployments.figures import Figures, FiguresPoint
 from charonia.platform.deployments.reads import DeploymentView
 
@@ -45,7 +45,7 @@ def error_share(figures: Figures) -> float:
 
 def line(view: DeploymentView) -> dict[str, Any]:
     """Return the row of a deployment in the list."""
-    point = view.figures
+    point = None if view.state == "stopped" else view.figures
     share = error_share(point.all) if point is not None else 0.0
     has_traffic = point is not None and point.all.requests_per_s > 0
     failure = f"Revision {view.revision} has failed: {view.latest_reason}" if view.latest_state == "failed" else ""
@@ -54,13 +54,24 @@ def line(view: DeploymentView) -> dict[str, Any]:
         "state": view.state,
         "says": failure or view.reason or view.doing,
         "models": models_text(view) + ("" if view.target == LOCAL else f" at {view.target}"),
-        "rate": f"{figure(point.all.requests_per_s)} /s" if point is not None else NONE,
+        "rate": figure(point.all.requests_per_s) if point is not None else NONE,
         "p99": ms_text(point.all.p99_ms) if point is not None else NONE,
         "errors": percent(share) if has_traffic else NONE,
         "has_errors": share > 0,
         "device": device_text(view),
         "revision": view.serving or view.revision,
     }
+
+
+SORTS: dict[str, Callable[[DeploymentView], Any]] = {
+    "name": lambda view: natural(view.name),
+    "state": lambda view: view.state,
+    "rate": lambda view: view.figures.all.requests_per_s if view.figures else -1.0,
+    "p99": lambda view: (view.figures.all.p99_ms if view.figures else None) or -1.0,
+    "errors": lambda view: error_share(view.figures.all) if view.figures else -1.0,
+    "revision": lambda view: view.serving or view.revision,
+}
+"""What the list can be sorted by."""
 
 
 def waits(view: DeploymentView) -> bool:
@@ -83,7 +94,7 @@ def device_text(view: DeploymentView) -> str:
     if gpus := device.get("gpus"):
         return f"GPU {', '.join(map(str, gpus))}"
     cores = device.get("cpu_cores", 0)
-    return f"{cores} core{'' if cores == 1 else 's'}" if cores else "CPU"
+    return plural(cores, "core") if cores else "CPU"
 
 
 def charts_of(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
@@ -104,7 +115,11 @@ def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
         ("Errors", percent(share) if all_.requests_per_s else NONE, f"{figure(all_.errors_per_s)} per second"),
         ("Queue", figure(all_.pending), f"waiting, {ms_text(all_.queue_ms)} each" if all_.queue_ms else "waiting"),
         ("Batch size", figure(all_.batch_size) if all_.batch_size else NONE, "on average"),
-        ("CPU", figure(point.cpu_cores), f"cores busy{f', {all_.instances:g} instances' if all_.instances else ''}"),
+        (
+            "CPU",
+            figure(round(point.cpu_cores, 2)),
+            f"cores busy, {plural(round(all_.instances), 'instance')}" if all_.instances else "cores busy",
+        ),
         ("Memory", size_text(point.memory_bytes), "of all processes"),
     ]
     if point.gpu_utilization is not None:

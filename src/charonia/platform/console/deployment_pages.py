@@ -31,18 +31,28 @@ HISTORY_S = 600.0
 
 LOG_LINES = 300
 
+SORTED_MAX = 1000
+"""Deployments, by name, that are sorted by another column."""
+
 FormNumber = Annotated[Number, Form()]
 
 
 @router.get("")
-def show_all(visit: OnPage, offset: Number = 0) -> Response:
-    """List deployments."""
-    found, total = visit.platform.deployments.reads.list(visit.who, visit.project, limit=ROWS_MAX, offset=offset)
+def show_all(visit: OnPage, search: Text = "", sort: Text = "", offset: Number = 0) -> Response:
+    """List deployments, by name or by a column."""
+    key = shown.SORTS.get(sort.removeprefix("-"))
+    first, most = (0, SORTED_MAX) if key else (offset, ROWS_MAX)
+    reads = visit.platform.deployments.reads
+    found, total = reads.list(visit.who, visit.project, search=search, limit=most, offset=first)
+    if key:
+        found = sorted(found, key=key, reverse=sort.startswith("-"))[offset : offset + ROWS_MAX]
     with visit.platform.database.reading() as session:
-        has_models = bool(found) or session.scalar(select(ModelRow.id).limit(1)) is not None
+        has_models = bool(found or search) or session.scalar(select(ModelRow.id).limit(1)) is not None
     values = {
         "deployments": [shown.line(view) for view in found],
         "has_models": has_models,
+        "search": search,
+        "sort": sort,
         "pages": visit.pages(offset, total - offset),
     }
     return visit.show("deployments.html", values)
@@ -180,6 +190,8 @@ def remove(visit: OnPage, name: Text) -> Response:
 
 def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
+    recent = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
+    is_quiet = not any(point.all.requests_per_s for point in recent)
     keys = visit.platform.deployments.keys
     has_keys = view.spec.get("keys") and visit.is_deployer
     context = {
@@ -191,8 +203,12 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
         "keys": keys.list(visit.who, visit.project, name) if has_keys else (),
         "key_line": key_line,
         "secret": None,
+        "is_quiet": is_quiet,
     }
-    return page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
+    response = page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
+    if visit.request.headers.get("hx-target") == "quiet" and not is_quiet:
+        response.headers["HX-Trigger"] = "renew"  # charts take the place of the code
+    return response
 
 
 def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:
@@ -238,7 +254,7 @@ def _facts(view: DeploymentView) -> list[tuple[str, str]]:
         ("Device", shown.device_text(view) + (f", {memory} MiB of memory" if memory else "")),
         ("Replicas", view.scaling or str(replicas.get("min", 1))),
         ("API keys", "needed" if spec.get("keys") else "not needed"),
-        ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the newest"),
+        ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the latest"),
         ("gRPC", view.grpc or shown.NONE),
         ("Metrics", view.metrics or shown.NONE),
     ]

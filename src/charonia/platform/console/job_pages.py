@@ -1,7 +1,9 @@
 """The pages of jobs: all tasks of a project, and one with its log; measurements, which other pages start and offer."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Response
 from sqlalchemy import select
@@ -15,7 +17,7 @@ from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.jobs.commands import PerfJob, TuneJob
-from charonia.platform.models import records
+from charonia.platform.models import records, registry
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import ProjectRole
 from charonia.platform.tasks import queue
@@ -39,13 +41,16 @@ _HIDDEN = frozenset({"log"})
 
 
 @router.get(JOBS)
-def show_all(visit: OnPage, offset: Number = 0) -> Response:
+def show_all(visit: OnPage, state: Text = "", offset: Number = 0) -> Response:
     """List the tasks of a project, latest first."""
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
         query = select(TaskRow).where(TaskRow.project_id == project.id).order_by(TaskRow.id.desc())
+        if state:
+            query = query.where(TaskRow.state == state)
         rows = session.scalars(query.limit(ROWS_MAX + 1).offset(offset)).all()
-    values = {"jobs": [job(row) for row in rows[:ROWS_MAX]], "pages": visit.pages(offset, len(rows))}
+    found = [job(row) for row in rows[:ROWS_MAX]]
+    values = {"jobs": found, "state": state, "pages": visit.pages(offset, len(rows))}
     return visit.show("jobs.html", values)
 
 
@@ -92,8 +97,10 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
         row = session.get(TaskRow, number)
-    if row is None or row.project_id != project.id:
-        raise not_found(f"job {number} does not exist in project '{visit.project}'")
+        if row is None or row.project_id != project.id:
+            raise not_found(f"job {number} does not exist in project '{visit.project}'")
+        model = row.subject.rpartition("/")[0]
+        deployed = registry.names(registry.uses(session, project.id, model)) if row.kind == jobs.TUNE else ()
     folder = visit.platform.tasks.folder(number)
     files = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     results = [
@@ -111,8 +118,21 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
         "config": row.result.get("config", ""),
         "files": [name for name in files if name not in _HIDDEN],
         "results": results,
+        "settings": list(_settings(row.result.get("change") or {})),
+        "apply": visit.path("deployments", deployed[0], "change")
+        if deployed
+        else f"{visit.path('deployments', 'new')}?{urlencode({'model': model})}",
     }
     return visit.show("job.html", {"job": shown, "log": visit.task_log(number)}, block=block)
+
+
+def _settings(change: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that a search recommends, by their path in a deployment's file."""
+    for key, value in change.items():
+        if isinstance(value, Mapping) and value:
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value)
 
 
 @router.post("/p/{project}/deployments/{name}/measure")

@@ -12,9 +12,11 @@ from charonia.config import pbtxt
 from charonia.config.backends import Preset
 from charonia.config.json_form import from_json
 from charonia.core.errors import ServingError, invalid
+from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested, to_build
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import NewEnvironment
@@ -45,23 +47,26 @@ _OPEN = (ARRIVING, CHECKING)
 
 ENVIRONMENTS_MAX = 200
 
+README_BYTES_MAX = 256 * 1024
+"""Largest README that is shown."""
+
 Field = Annotated[Text, Form()]
 
 _FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "secret": "", "fixed": False}
 
 
 @router.get("")
-def show_all(visit: OnPage, search: Text = "", tag: Text = "", offset: Number = 0) -> Response:
+def show_all(visit: OnPage, search: Text = "", tag: Text = "", sort: Text = "", offset: Number = 0) -> Response:
     """List models."""
     with visit.platform.database.reading() as session:
-        page = registry.models(session, visit.who, visit.project, search=search, tag=tag, limit=ROWS_MAX, offset=offset)
+        chosen = {"search": search, "tag": tag, "sort": sort}
+        page = registry.models(session, visit.who, visit.project, **chosen, limit=ROWS_MAX, offset=offset)
     values = {
         "models": [_row(model) for model in page.models],
         "total": page.total,
         "tags": list(page.tags)[:12],
-        "search": search,
-        "tag": tag,
-        "pages": visit.pages(offset, page.total - offset, search=search, tag=tag),
+        **chosen,
+        "pages": visit.pages(offset, page.total - offset),
     }
     return visit.show("models.html", values)
 
@@ -95,13 +100,14 @@ def add(visit: OnPage, sent: Sent) -> Response:
 
 
 @router.get("/{name}")
-def show_newest(visit: OnPage, name: Text) -> Response:
-    return _show(visit, name)
+def show_newest(visit: OnPage, name: Text, against: Number = 0) -> Response:
+    return _show(visit, name, against=against)
 
 
 @router.get("/{name}/versions/{number}")
-def show_version(visit: OnPage, name: Text, number: Number) -> Response:
-    return _show(visit, name, number)
+def show_version(visit: OnPage, name: Text, number: Number, against: Number = 0) -> Response:
+    """Show a version, with its differences from the previous one or from `against`."""
+    return _show(visit, name, number, against=against)
 
 
 @router.post("/{name}/versions/{number}/about")
@@ -241,12 +247,17 @@ def _form(visit: Visit, way: str, form: Mapping[str, Any], *, status: int = 200,
     return visit.show("model_add.html", {"way": way, "ways": WAYS, "form": form, **values}, block=block, status=status)
 
 
-def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: int = 200, **values: Any) -> Response:
+def _show(
+    visit: Visit, name: str, number: int = 0, *, against: int = 0, block: str = "", status: int = 200, **values: Any
+) -> Response:
     with visit.platform.database.reading() as session:
         model = registry.model(session, visit.who, visit.project, name)
         number = number or (model.versions[0].number if model.versions else 0)
         version = registry.version(session, visit.who, visit.project, name, number) if number else None
-        before = next((each.number for each in model.versions if each.number < number and each.state == "ready"), 0)
+        others = [each.number for each in model.versions if each.number != number and each.state == "ready"]
+        before = (
+            against if against in others else next((each for each in others if each < number), max(others, default=0))
+        )
         former = registry.version(session, visit.who, visit.project, name, before) if before else None
         found = projects.find(session, visit.who, visit.project)
         ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
@@ -256,6 +267,8 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
         "links_text": "\n".join(f"{label} {address}" for label, address in model.links.items()),
         "versions": model.versions,
         "version": _version(version, former),
+        "others": others if version is not None and version.state == "ready" else [],
+        "readme": "" if version is None else _readme(visit, version),
         "deployments": model.deployments,
         "job": job,
         "saved": False,
@@ -265,7 +278,7 @@ def _show(visit: Visit, name: str, number: int = 0, *, block: str = "", status: 
     }
     response = visit.show("model.html", {**context, **values}, block=block, status=status)
     if visit.request.headers.get("hx-target") == "live" and (version is None or version.state not in _OPEN):
-        response.headers["HX-Refresh"] = "true"  # the check is over: the whole page changes
+        response.headers["HX-Trigger"] = "renew"  # the check is over: the whole page changes
     return response
 
 
@@ -291,7 +304,6 @@ def _version(version: VersionRecord | None, former: VersionRecord | None) -> dic
         return {"number": 0, "state": "", "runs_code": False, "is_open": False}
     report = version.report
     text = config_text(report)
-    old = config_text(former.report) if former is not None else ""
     problems = [part for part in (report.problem, report.hint) if part]
     return {
         "number": version.number,
@@ -311,9 +323,24 @@ def _version(version: VersionRecord | None, former: VersionRecord | None) -> dic
         "facts": list(_facts(report)),
         "config": text,
         "before": former.number if former is not None else 0,
-        "changes": difference(old, text) if text and old else [],
+        "changes": difference(_content(former), _content(version)) if former is not None else [],
         "files": [(file.path, {"size": file.size}) for file in version.files],
     }
+
+
+def _content(version: VersionRecord) -> str:
+    """Return the configuration of a version, and its files with their hashes, to compare them."""
+    files = [f"{file.path}  {size_text(file.size)}  {file.sha256[:12]}" for file in version.files]
+    return "\n".join((config_text(version.report), *files))
+
+
+def _readme(visit: Visit, version: VersionRecord) -> str:
+    """Return the README of a version, without the metadata that hubs keep in its head."""
+    found = [file for file in version.files if file.path.rpartition("/")[2].lower() == "readme.md"]
+    if not found or found[0].size > README_BYTES_MAX:
+        return ""
+    path = visit.platform.artifacts.fetch(Blob(found[0].sha256, found[0].size))
+    return re.sub(r"\A---\n.*?\n---\n", "", path.read_text(errors="replace").replace("\r\n", "\n"), flags=re.DOTALL)
 
 
 def _tensor(tensor: TensorRecord, max_batch_size: int) -> dict[str, Any]:

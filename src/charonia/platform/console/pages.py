@@ -15,6 +15,7 @@ from jinja2.runtime import Context
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.console import text
 from charonia.platform.console.assets import PREFIX, address
+from charonia.platform.console.deploy_form import by_field
 from charonia.platform.database.connection import now
 from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -56,6 +57,7 @@ class Visit:
         self.platform = platform
         self.who: Principal = who
         self.project = project
+        request.state.visit = self
 
     @property
     def is_deployer(self) -> bool:
@@ -98,19 +100,20 @@ class Visit:
             context["projects"] = [row.name for row in projects.visible(session, self.who)]
         return HTMLResponse(found.render(context), status)
 
-    def pages(self, offset: int, count: int, **query: object) -> dict[str, str]:
+    def query(self, **changes: object) -> str:
+        """Return the query of this address with changes; "" removes a parameter."""
+        found = {**self.request.query_params, **changes}
+        return "?" + urlencode({key: value for key, value in found.items() if value != ""})
+
+    def pages(self, offset: int, count: int) -> dict[str, str]:
         """Return the addresses of the previous and the next page of a list, "" for none.
 
         Args:
             count: Rows found from there on; one more than fit if there is a next page.
         """
-
-        def at(place: int) -> str:
-            return "?" + urlencode({**{key: found for key, found in query.items() if found}, "offset": place})
-
         return {
-            "before": at(max(0, offset - ROWS_MAX)) if offset else "",
-            "after": at(offset + ROWS_MAX) if count > ROWS_MAX else "",
+            "before": self.query(offset=max(0, offset - ROWS_MAX)) if offset else "",
+            "after": self.query(offset=offset + ROWS_MAX) if count > ROWS_MAX else "",
         }
 
     def _frame(self) -> dict[str, Any]:
@@ -119,7 +122,7 @@ class Visit:
             "who": self.who,
             "project": self.project,
             "place": (self.request.url.path.split("/") + [""] * 4)[3],
-            "here": self.request.url.path,
+            "here": self.request.url.path + self.query(),
             "visit": self,
         }
 
@@ -199,6 +202,7 @@ def _environment() -> Environment:
         "breakable": text.breakable,
         "date": text.date_text,
         "duration": text.duration_text,
+        "field": lambda problem: next(iter(by_field(problem))),
         "figure": text.figure,
         "kind": text.kind_of,
         "percent": text.percent,

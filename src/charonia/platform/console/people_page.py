@@ -1,18 +1,20 @@
-"""The pages of users and API keys, of the audit log, and to sign in; the redirect to the first page."""
+"""The pages of users, API keys, the API and the audit log, to sign in, and to jump; the redirect to the first page."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, FastAPI, Form, Response
 from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import RefusalKind, ServingError
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, plain_page, problems_of
+from charonia.platform.console.pages import INVALID, PLACES, ROWS_MAX, OnPage, Visit, plain_page, problems_of
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow, UserRow
+from charonia.platform.models import registry
 from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
@@ -20,6 +22,9 @@ from charonia.platform.people.login import LOGIN_PAGE, SIGN_ON_PATH, local_path
 from charonia.platform.people.projects import kept
 from charonia.platform.state import Here
 from charonia.platform.values import Number, Text
+
+FOUND_MAX = 12
+"""Models, and deployments, that a jump offers."""
 
 router = APIRouter()
 
@@ -192,6 +197,7 @@ DONE: Mapping[str, str] = {
     "create": "created",
     "delete": "deleted",
     "fire": "fired",
+    "follow": "follows a branch",
     "link": "got a link to sign in",
     "perf": "started: load test",
     "put": "entered",
@@ -205,8 +211,63 @@ DONE: Mapping[str, str] = {
     "traffic": "traffic changed",
     "try": "tried",
     "tune": "started: search for a configuration",
+    "unfollow": "no longer follows a branch",
 }
 """Past participles of the verbs of actions."""
+
+
+@router.get("/p/{project}/find")
+def find(visit: OnPage, search: Text = "") -> Response:
+    """List pages, deployments and models with a text in their names."""
+    with visit.platform.database.reading() as session:
+        models = registry.models(session, visit.who, visit.project, search=search, limit=FOUND_MAX).models
+    deployments, _ = visit.platform.deployments.reads.list(visit.who, visit.project, search=search, limit=FOUND_MAX)
+    found = [("Page", title, visit.path(key)) for key, title, _ in PLACES if search.lower() in title.lower()]
+    found += [("Deployment", each.name, visit.path("deployments", each.name)) for each in deployments]
+    found += [("Model", each.name, visit.path("models", each.name)) for each in models]
+    return visit.show("find.html", {"found": found}, block="found")
+
+
+@router.get("/p/{project}/api")
+def show_api(visit: OnPage) -> Response:
+    """Show the calls of the API."""
+    app: FastAPI = visit.request.app
+    return visit.show("api.html", {"groups": api_groups(app.openapi(), str(visit.request.base_url).rstrip("/"))})
+
+
+def api_groups(document: Mapping[str, Any], base: str) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the calls of an OpenAPI document by tag, or by the first part of their paths."""
+
+    def resolved(value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return document["components"]["schemas"][value["$ref"].rpartition("/")[2]] if "$ref" in value else value
+
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, call in methods.items():
+            body = resolved(
+                call.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            )
+            fields = [
+                {"name": each["name"], "place": each["in"], "required": each.get("required"), **_kind(each["schema"])}
+                for each in call.get("parameters", ())
+            ] + [
+                {"name": name, "place": "body", "required": name in body.get("required", ()), **_kind(resolved(schema))}
+                for name, schema in body.get("properties", {}).items()
+            ]
+            curl = f"curl -H 'Authorization: Bearer KEY' -X {method.upper()} '{base}{path}'"
+            if body:
+                named = {each["name"]: "…" for each in fields if each["place"] == "body" and each["required"]}
+                curl += f" \\\n  -H 'Content-Type: application/json' -d '{json.dumps(named, ensure_ascii=False)}'"
+            place = next(iter(call.get("tags", ())), re.sub(r"^/api/v1/(projects/{\w+}/)?", "", path).partition("/")[0])
+            shown = {"method": method.upper(), "path": path, "summary": call.get("summary", ""), "curl": curl}
+            shown |= {"about": call.get("description", ""), "fields": fields}
+            groups.setdefault(str(place).replace("_", " ").capitalize(), []).append(shown)
+    return list(groups.items())
+
+
+def _kind(schema: Mapping[str, Any]) -> dict[str, str]:
+    kinds = [each.get("type", "object") for each in schema.get("anyOf", (schema,))]
+    return {"type": " or ".join(map(str, kinds)), "about": schema.get("description", "")}
 
 
 @router.get("/p/{project}/audit")

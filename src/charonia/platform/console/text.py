@@ -1,5 +1,6 @@
 """Formats figures for people."""
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -93,6 +94,11 @@ def percent(share: float) -> str:
 
 def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return the key to sort names by: "v2" before "v10"."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name.lower()) if part]
 
 
 def breakable(name: str) -> Markup:

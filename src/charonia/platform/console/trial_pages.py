@@ -90,7 +90,7 @@ def _page(visit: Visit, name: str, number: int, *, status: int = 200, **values: 
         "version_try.html", {**context, **values}, block="form" if status != 200 else "", status=status
     )
     if visit.request.headers.get("hx-target") == "live" and trial.phase is not TrialPhase.STARTING:
-        response.headers["HX-Refresh"] = "true"  # the form of a server that has become ready needs its script
+        response.headers["HX-Trigger"] = "renew"  # the form of a server that has become ready needs its script
     return response
 
 

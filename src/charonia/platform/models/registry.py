@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Select, String, cast, func, or_, select
+from sqlalchemy import ColumnElement, Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError, conflict, invalid, not_found
@@ -134,6 +134,7 @@ def models(
     *,
     search: str = "",
     tag: str = "",
+    sort: str = "",
     limit: int = 50,
     offset: int = 0,
 ) -> ModelPage:
@@ -142,6 +143,7 @@ def models(
     Args:
         search: Part of the name, the owner, the description or a tag; "" for all.
         tag: A tag that they have, "" for any.
+        sort: "owner", "versions" or "changed" in place of the name; "-" before it for descending.
     """
     found = projects.find(session, who, project)
     query = select(ModelRow).where(ModelRow.project_id == found.id)
@@ -156,9 +158,22 @@ def models(
     if tag:
         query = query.where(cast(ModelRow.tags, String).contains(f'"{tag_text(tag)}"', autoescape=True))
     total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
-    rows = session.scalars(query.order_by(ModelRow.name).limit(limit).offset(offset)).all()
+    rows = session.scalars(query.order_by(*_order(sort)).limit(limit).offset(offset)).all()
     every = session.scalars(select(ModelRow.tags).where(ModelRow.project_id == found.id))
     return ModelPage(_summaries(session, project, rows), total, tag_counts(every))
+
+
+def _order(sort: str) -> Iterator[ColumnElement[Any]]:
+    keys: Mapping[str, ColumnElement[Any]]
+    keys = {"versions": func.count(), "changed": func.max(VersionRow.created)}
+    columns: Mapping[str, ColumnElement[Any]]
+    columns = {"name": func.lower(ModelRow.name), "owner": func.lower(ModelRow.owner)}
+    key, column = (found.get(sort.removeprefix("-")) for found in (keys, columns))
+    if key is not None:
+        column = select(key).where(VersionRow.model_id == ModelRow.id).scalar_subquery()
+    if column is not None:
+        yield column.desc() if sort.startswith("-") else column.asc()
+    yield ModelRow.name.asc()
 
 
 def model(session: Session, who: Principal, project: str, name: str) -> ModelRecord:

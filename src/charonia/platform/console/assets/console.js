@@ -111,6 +111,7 @@ document.addEventListener("click", async (event) => {
     const isOpen = document.getElementById("side").classList.toggle("open");
     menu.setAttribute("aria-expanded", String(isOpen));
   }
+  if (event.target.closest("[data-jump]")) openJump();
   const copy = event.target.closest("[data-copy]");
   if (copy) {
     try {
@@ -120,6 +121,46 @@ document.addEventListener("click", async (event) => {
       say(copy.dataset.copy);
     }
   }
+});
+
+// ---- Ctrl-K: jump to a page, a model or a deployment
+
+const jump = document.getElementById("jump");
+
+function openJump() {
+  jump.showModal();
+  htmx.trigger(jump.querySelector("input"), "opened");
+}
+
+document.addEventListener("keydown", (event) => {
+  if (!jump) return;
+  if (event.key === "k" && (event.ctrlKey || event.metaKey) && !sure.open) {
+    event.preventDefault();
+    jump.open ? jump.close() : openJump();
+  } else if (jump.open && ["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) {
+    const links = [...jump.querySelectorAll("a")];
+    const at = links.indexOf(document.activeElement);
+    if (event.key !== "Enter") links.at((at + (event.key === "ArrowDown" ? 1 : at < 0 ? 0 : -1)) % links.length)?.focus();
+    else if (at < 0) links[0]?.click();
+    else return;
+    event.preventDefault();
+  }
+});
+
+// ---- the form of a deployment: fields with problems are marked, and it is not sent before they are corrected
+
+document.addEventListener("htmx:load", () => {
+  const form = document.querySelector("form#form:has(#check)");
+  if (!form) return;
+  const fields = [...form.querySelectorAll("#check [data-field]")].map((line) => line.dataset.field);
+  for (const input of form.querySelectorAll("[name]:not([aria-describedby])")) input.toggleAttribute("aria-invalid", false);
+  for (const name of fields) form.elements.namedItem(name)?.setAttribute?.("aria-invalid", "true");
+  form.querySelector(".actions .primary").setAttribute("aria-disabled", String(form.querySelector("#check .notice.bad") !== null));
+});
+
+document.addEventListener("htmx:confirm", (event) => {
+  const { elt } = event.detail;
+  if (elt.querySelector?.(".actions [aria-disabled=true]") && !elt.elements?.namedItem("add")?.value) event.preventDefault();
 });
 
 document.addEventListener("change", (event) => {
@@ -139,9 +180,26 @@ function followEnd(root) {
 }
 document.addEventListener("htmx:load", (event) => followEnd(event.detail.elt));
 
-// Reloads the page when the deployment starts to run.
+// A page that has changed as a whole is loaded again, unless it has text that somebody typed.
+const typed = new Set();
+document.addEventListener("input", (event) => typed.add(event.target));
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.successful && event.detail.elt.matches("form")) typed.clear();
+});
+
+function renew() {
+  if (![...typed].some((input) => input.isConnected && input.closest("main") && input.value)) location.reload();
+  else if (!document.querySelector("[data-renew]")) {
+    const button = document.createElement("button");
+    button.dataset.renew = "";
+    button.textContent = "Load the page again";
+    button.addEventListener("click", () => location.reload());
+    say("This page has changed. Your entries are kept until you load it again.", true).append(button);
+  }
+}
+document.addEventListener("renew", renew);
 document.addEventListener("htmx:afterSwap", () => {
-  if (!ran && document.querySelector("[data-waits]") && document.querySelector("[data-runs]")) location.reload();
+  if (!ran && document.querySelector("[data-waits]") && document.querySelector("[data-runs]")) renew();
 });
 
 // An open <details> of a form stays open when the form is replaced.

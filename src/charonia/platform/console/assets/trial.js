@@ -20,6 +20,12 @@ async function begin() {
     place.replaceChildren(element("section", {}, element("p", { class: "empty" }, "No model is ready yet.")));
     return;
   }
+  if (place.dataset.code === "only") {
+    place.replaceChildren(...codeSection(models[0]).element.childNodes);
+    place.classList.add("code");
+    place.querySelector("h2").remove();
+    return;
+  }
   const body = element("div");
   const show = (at) => body.replaceChildren(element("h2", { class: "hidden" }, "Signature"), signatureSection(models[at]), ...trySections(models[at]).slice(0, place.dataset.code === "none" ? 1 : undefined));
   const picks = models.length > 1 ? [element("div", { class: "filters" }, choice("Model", models.map(({ name }) => name), 0, show))] : [];

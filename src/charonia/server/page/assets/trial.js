@@ -26,6 +26,7 @@ function trySections(model) {
     const inputs = await Promise.all(fields.map((field) => field.read()));
     return { inputs: inputs.filter((input) => input !== null), parameters: options.read() };
   };
+  changed();  // the code shows the values of the form from the beginning
   const send = element("button", { type: "submit", class: "primary" }, model.stream ? "Run and stream" : "Run");
   const stop = element("button", { type: "button", hidden: true }, "Stop");
   const form = element("form", { novalidate: true, autocomplete: "off" }, ...version.elements, ...fields.map((field) => field.element), options.element,
