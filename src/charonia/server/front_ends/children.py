@@ -168,6 +168,7 @@ class ErrorRecord(NamedTuple):
     message: str
     hint: str
     is_unexecuted: bool
+    retry_after_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
