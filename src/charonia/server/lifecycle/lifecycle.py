@@ -346,9 +346,10 @@ class Lifecycle:
     async def _look_for(self, name: str) -> Scan:
         """Scan for one model: among thousands, a scan of all would take longer than the load. Scan all without it.
 
-        With namespaces, scan all: which model a step of an ensemble means depends on every repository.
+        With namespaces, scan all: which model a step of an ensemble means depends on every repository. Where none could
+        be read so far, too: the server is live from then on.
         """
-        if self._options.has_namespaces:
+        if self._options.has_namespaces or self.unread:
             return await self._look(fingerprints=False)
         found = await asyncio.to_thread(self.sources.look_for, name)
         if not (found.models or found.ambiguous):
