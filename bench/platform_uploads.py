@@ -15,7 +15,7 @@ from statistics import median
 from examples.platform.process import PROJECT, running_platform
 
 from bench.models import MODELS
-from charonia.cli.models import RegistryOptions, add_version
+from charonia.cli.models import RegistryOptions, add_versions
 from charonia.cli.platform_access import PlatformAccess
 from charonia.platform.api_client import PlatformClient, path_of
 
@@ -36,7 +36,7 @@ def large_archive(path: Path) -> None:
 def added_s(client: PlatformClient, model: Path, name: str) -> float:
     """Add a model, and return the time until it is checked."""
     begin_s = time.monotonic()
-    add_version(client, RegistryOptions(source=str(model), name=name, access=PlatformAccess(project=PROJECT)))
+    add_versions(client, RegistryOptions(source=str(model), name=name, access=PlatformAccess(project=PROJECT)))
     return time.monotonic() - begin_s
 
 
@@ -57,7 +57,7 @@ def main() -> None:
             alone = [added_s(client, model, f"alone-{number}") for number in range(ROUNDS)]
             given = RegistryOptions(source=str(archive), access=PlatformAccess(project=OTHER), waits=False)
             for number in range(count):
-                add_version(client, replace(given, name=f"large-{number}"))
+                add_versions(client, replace(given, name=f"large-{number}"))
             beside = [added_s(client, model, f"beside-{number}") for number in range(ROUNDS)]
             waiting = client.call("GET", path_of("projects", OTHER, "tasks"), query={"limit": 200})
             left = sum(task["state"] in ("waiting", "running") for task in waiting)

@@ -5,18 +5,19 @@ Exit status: 0 it serves, 1 it does not or was refused, 2 for invalid arguments.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.models import RegistryOptions, add_version, default_name
+from charonia.cli.models import RegistryOptions, add_versions, default_name, files_of
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
-from charonia.cli.values import by_version, integer, integers, number, one_of
+from charonia.cli.values import by_version, integer, integers, names, number, one_of
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.deployments.spec import REPLACE, STRATEGIES, changes, read_spec
+from charonia.platform.models.layout import repository_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class DeployOptions:
     model: str = ""
     name: str = ""
     model_name: str = ""
+    further: tuple[str, ...] = ()
     environment: str = ""
     cpu_cores: int | None = None
     gpus: tuple[int, ...] = ()
@@ -50,15 +52,18 @@ LINE = CommandLine(
     intro="""\
 usage: charonia deploy [OPTIONS] MODEL|PATH
 
-Deploy a model of the registry, in its latest version that is ready or in MODEL/VERSION; or add a file or folder to the
-registry and deploy that. If there is a deployment of the name, it gets the model and the options given here, and
-keeps the rest; the previous version serves until the new one is ready. --strategy says how the new one gets requests.
+Deploy a model of the registry, in its latest version that is ready or in MODEL/VERSION; or add a file, a folder or a
+repository to the registry and deploy that. The steps of an ensemble, and the models that the source of a Python model
+names in its calls, are deployed with it. If there is a deployment of the name, it gets the model and the options given
+here, and keeps the rest; the previous version serves until the new one is ready. --strategy says how the new one gets
+requests.
 """,
     groups={
         "Options": (
             Option("MODEL", "model", str, "MODEL|PATH", "NAME, NAME/VERSION, or a file or folder", default=""),
             Option("--name", "name", str, "NAME", "Name of the deployment; default: the name of the model"),
             Option("--model-name", "model_name", str, "NAME", "Name of the model in the registry, for a PATH"),
+            Option("--with", "further", names, "LIST", "More models of the pipeline, for calls that are not found"),
             Option("--environment", "environment", str, "NAME", "Its environment; default: the platform's Python"),
             Option("--cpu-cores", "cpu_cores", integer(0), "N", "Cores that its models may use, 0 for all", default=""),
             Option("--gpus", "gpus", integers(0), "LIST", "Numbers of its GPUs"),
@@ -93,7 +98,8 @@ def run(arguments: Sequence[str]) -> int:
 def _deploy(given: DeployOptions) -> int:
     client, project = connect(given.access), given.access.project
     is_file = Path(given.model).expanduser().exists()
-    model, version = _model(client, given, is_file=is_file)
+    models = _models(client, given, is_file=is_file)
+    model = models[0][0] if len(models) == 1 else default_name(given.model)
     name = given.name or re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")
     place = path_of("projects", project, "deployments", name)
     before = _there(client, place)
@@ -103,11 +109,12 @@ def _deploy(given: DeployOptions) -> int:
         "revision": before["revision"] if before else 0,
     }
     old = before["spec"] if before else None
-    spec = changed_spec(old, name, model, version, given)
+    spec = _with_models(old, name, models, given)
     if is_file and given.is_dry:
         # The platform cannot plan with a version that it does not have.
         made = changes(read_spec(old) if old else None, read_spec(spec))
-        print(f"{model}/{version}: would be added to the registry, from '{given.model}'")
+        for model, version in models:
+            print(f"{model}/{version}: would be added to the registry, from '{given.model}'")
         show_plan(name, {"changes": made, "problems": (), "is_new": not old}, is_dry=True)
         return 0
     plan = client.call("PUT", place, spec, query=query)
@@ -119,25 +126,49 @@ def _deploy(given: DeployOptions) -> int:
     return 0
 
 
-def _model(client: PlatformClient, given: DeployOptions, *, is_file: bool) -> tuple[str, int]:
-    """Return model and version, 0 for the latest; a file or folder is added to the registry before.
+def _models(client: PlatformClient, given: DeployOptions, *, is_file: bool) -> list[tuple[str, int]]:
+    """Return models and versions, 0 for the latest; a file or folder is added to the registry before.
 
-    A dry run adds none, and returns the version that would be added.
+    A dry run adds none, and returns the versions that would be added.
     """
     if is_file:
         if given.is_dry:
-            model = given.model_name or default_name(given.model)
-            found = _there(client, path_of("projects", given.access.project, "models", model))
-            return model, 1 + max((int(each["number"]) for each in found["versions"]), default=0) if found else 1
+            several = repository_models(list(files_of(Path(given.model).expanduser())))
+            models = list(several) or [given.model_name or default_name(given.model)]
+            return [(model, _next_number(client, given.access.project, model)) for model in models]
         wanted = RegistryOptions(source=given.model, name=given.model_name, notes=given.note, access=given.access)
-        return add_version(client, wanted, reuse=True)
+        return add_versions(client, wanted, reuse=True)
     name, slash, version = given.model.partition("/")
     if not name or (slash and not version.isdecimal()):
         raise invalid(
             f"expected NAME, NAME/VERSION or a file or folder, got '{given.model}'",
             hint="a file or folder of that name does not exist on this machine",
         )
-    return name, int(version) if slash else 0
+    return [(name, int(version) if slash else 0)]
+
+
+def _next_number(client: PlatformClient, project: str, model: str) -> int:
+    found = _there(client, path_of("projects", project, "models", model))
+    return 1 + max((int(each["number"]) for each in found["versions"]), default=0) if found else 1
+
+
+def _with_models(
+    before: Mapping[str, Any] | None, name: str, models: Sequence[tuple[str, int]], given: DeployOptions
+) -> dict[str, Any]:
+    """Return the specification of a deployment with these models, and those that --with names."""
+    plain = replace(given, instances=None, instances_max=None, max_batch_size=None, max_queue_delay_us=None, traffic={})
+    if len(models) > 1 and plain != given:
+        raise invalid(
+            f"instances, batches and traffic are for one model, got a repository with {len(models)}",
+            hint="deploy it without them, then name the model",
+        )
+    for model, version in models:
+        before = changed_spec(before, name, model, version, given)
+    present = {each["name"] for each in (before or {}).get("models", ())}
+    for model in given.further:
+        if model not in present:
+            before = changed_spec(before, name, model, 0, plain)
+    return dict(before or {})
 
 
 def _there(client: PlatformClient, place: str) -> Mapping[str, Any] | None:

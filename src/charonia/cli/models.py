@@ -27,7 +27,7 @@ from charonia.cli.platform_access import (
     table,
 )
 from charonia.cli.values import integer, one_of
-from charonia.core.errors import ServingError, invalid, not_found
+from charonia.core.errors import ServingError, internal, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.deployments.spec import CANARY, STRATEGIES
 from charonia.platform.models.git import is_git, parse_git
@@ -58,8 +58,8 @@ class RegistryOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
-def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool = False) -> tuple[str, int]:
-    """Add a version, optionally wait for its check, and return the model and the number.
+def add_versions(client: PlatformClient, given: RegistryOptions, *, reuse: bool = False) -> list[tuple[str, int]]:
+    """Add a version, or one of each model of a repository, optionally wait for the checks, and return them.
 
     Args:
         reuse: Whether a version that has the same files will do.
@@ -73,16 +73,26 @@ def add_version(client: PlatformClient, given: RegistryOptions, *, reuse: bool =
     added = client.call("POST", place, {"source": source, "notes": given.notes})
     model, number = str(added["model"]), int(added["number"])
     place = path_of("projects", project, "models", model, "versions", number)
+    if not given.waits:
+        return [(model, number)]
     try:
-        if given.waits:
-            follow(client, added["task"])
+        versions = follow(client, added["task"])["result"].get("versions")
     except ServingError:
         same = client.call("GET", place)["report"]["same_as"]
         if not (reuse and same):
             raise
         client.call("DELETE", place)
-        number = int(same)
-    return model, number
+        return [(model, int(same))]
+    problems = []
+    for each in versions or ():
+        try:
+            if each["task"]:
+                follow(client, each["task"])
+        except ServingError as error:
+            problems.append(error.message)
+    if problems:
+        raise internal("\n".join(problems))
+    return [(each["model"], each["number"]) for each in versions or [{"model": model, "number": number}]]
 
 
 def default_name(source: str) -> str:
@@ -158,8 +168,8 @@ def _show(client: PlatformClient, given: RegistryOptions) -> int:
 
 
 def _add(client: PlatformClient, given: RegistryOptions) -> int:
-    model, number = add_version(client, given)
-    print(f"{model}/{number}")
+    for model, number in add_versions(client, given):
+        print(f"{model}/{number}")
     return 0
 
 
@@ -206,6 +216,7 @@ def version_text(version: Mapping[str, Any]) -> list[str]:
         "size": size_text(version["size"]),
         "from": version["source"],
         "added": f"{moment(version['created'])} by {version['author']}",
+        "calls": ", ".join(report["calls"]),
         "runs code": "; ".join(report["code"]),
         "loads": report["load"],
         "needs": ", ".join(each["name"] for each in report["needs"]),
@@ -243,11 +254,12 @@ RESOURCE = Resource(
                      "Show a model with its versions, or a version with its signature.", "MODEL [VERSION]",
                      (Option("MODEL", "model", str, "MODEL", "NAME or NAME/VERSION", default=""),
                       Option("--model-version VERSION", "version", str, "VERSION", "One version with its signature"))),
-        "add": Verb("Add a version from a file, a folder, an object store, Git or MLflow", _add,
+        "add": Verb("Add models from a file, a folder, a repository, an object store, Git or MLflow", _add,
                     """\
 Add a version of a model: a file, a folder or an archive of this machine, which is sent; an address such as
 s3://bucket/path; git+https://HOST/PATH[@REF][#FOLDER], git+ssh:// or git@HOST:PATH for a Git repository; or
-models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does.""", "SOURCE",
+models:/NAME/VERSION of MLflow. The platform checks it, as `charonia config` does. Of a model repository, all models
+are added, under the names of their folders.""", "SOURCE",
                     (Option("SOURCE", "source", str, "SOURCE", "File, folder or URI of the model", default=""),
                      Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
                      Option("--notes", "notes", str, "TEXT", "Note on this version"),

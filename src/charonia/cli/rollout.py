@@ -52,6 +52,10 @@ def show_plan(name: str, plan: Mapping[str, Any], *, is_dry: bool) -> None:
         print(f"{name}: would be {done}" if is_dry else f"{name}: {done}, revision {plan['revision']}")
     for change in plan["changes"]:
         print(f"  {change}")
+    if plan.get("steps"):
+        print(f"  models that are called come along: {', '.join(plan['steps'])}")
+    for text in plan.get("missing", ()):
+        print(f"  missing: {text}")
     for problem in plan["problems"]:
         print(f"  does not fit: {problem}")
 

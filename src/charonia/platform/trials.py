@@ -19,7 +19,7 @@ from pathlib import Path
 from charonia.core.errors import ServingError, unavailable
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
-from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.deployments.workloads import Workloads, with_steps
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -232,7 +232,7 @@ class Trials:
         spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
         with self._database.reading() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-            named = self._workloads.named(session, found.id, spec)
+            named = self._workloads.named(session, found.id, with_steps(session, found.id, spec).spec)
         if named.runs_code:
             who.demand_code(project)
 

@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, add, settled
 from tests.platform.models.git_server import GitServer, git_server, ssh_server
+from tests.support.process import eventually
 
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.database.tables import DeploymentRow
@@ -254,6 +255,33 @@ def test_a_signed_push_makes_a_version_that_a_deployment_gets_as_a_canary(
     with platform.database.reading() as session:
         row = session.query(DeploymentRow).one()
     assert row.canaries["net"]["plan"]["version"] == 2
+
+
+def test_a_push_to_a_repository_reaches_the_models_that_the_deployment_has(
+    admin: TestClient, server: GitServer, platform: Platform
+) -> None:
+    platform.deployments.close()  # what is wanted is enough
+    config = b'backend: "identity"'
+    server.commit({f"{name}/config.pbtxt": config for name in ("a", "b", "c")})
+    path = follow(admin, server.address, deployment="pair", strategy="replace").json()["path"]
+    body = json.dumps({"ref": "refs/heads/main"}).encode()
+
+    def push() -> list[dict[str, Any]]:
+        task = admin.post(path, content=body, headers=signed(body, "github")).json()["task"]
+        assert eventually(lambda: bool(admin.get(f"/api/v1/tasks/{task}").json()["ended"]))
+        versions = admin.get(f"/api/v1/tasks/{task}").json()["result"]["versions"]
+        for each in versions:
+            assert settled(admin, each["model"], each["number"])["state"] == "ready"
+        return list(versions)
+
+    assert [each["model"] for each in push()] == ["a", "b", "c"]
+    spec = {"name": "pair", "models": [{"name": name, "versions": [1]} for name in ("a", "b")]}
+    assert admin.post("/api/v1/projects/default/deployments", json=spec).status_code == 201
+    server.commit({f"{name}/config.pbtxt": config + b" max_batch_size: 4" for name in ("a", "b", "c")})
+
+    assert [each["number"] for each in push()] == [2, 2, 2]
+    models = admin.get("/api/v1/projects/default/deployments/pair").json()["spec"]["models"]
+    assert {each["name"]: each["versions"] for each in models} == {"a": [2], "b": [2]}
 
 
 @pytest.mark.parametrize(

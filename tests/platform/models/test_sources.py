@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, add, add_files
+from tests.platform.models.git_server import git_server
 from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
 from tests.support.s3_server import S3, s3_server, virtual_hosts
 
@@ -76,6 +77,37 @@ def test_one_file_or_archive_of_an_object_store_becomes_a_version(admin: TestCli
 
     assert paths(add(admin, "file", kind="address", place=f"{s3.uri}/net.onnx")) == ["1/model.onnx"]
     assert paths(add(admin, "archive", kind="address", place=f"{s3.uri}/net.tgz")) == ["1/model.onnx"]
+
+
+def test_an_archive_at_a_presigned_address_comes_over_tls_and_its_signature_is_not_shown(
+    admin: TestClient, as_caller: Caller, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "model.onnx").write_bytes(b"weights")
+    with tarfile.open(folder / "m.tgz", "w:gz") as archive:
+        archive.add(folder / "model.onnx", "7/model.onnx")
+    with git_server(folder, monkeypatch) as server:
+        server.large["net.tgz"] = (folder / "m.tgz").read_bytes()
+        bare = f"{server.address.removeprefix('git+')}/info/lfs/net.tgz"
+        source: dict[str, Any] = {"kind": "address", "place": f"{bare}?X-Signature=sesame"}
+
+        version = add(admin, "net", **source)
+        foreign = add(admin, "a", as_caller("deployer"), **source)
+        asked = list(server.seen)
+        server.moved = "http://127.0.0.1:1/net.tgz"
+        moved = add(admin, "b", **source)
+        monkeypatch.delenv("SSL_CERT_FILE")
+        unknown = add(admin, "c", **source)
+
+    assert (version["state"], version["source"], paths(version)) == ("ready", bare, ["1/model.onnx"])
+    assert set(asked) == {"GET /group/models.git/info/lfs/net.tgz?X-Signature=sesame"}
+    for refused, problem in (
+        (foreign, "expected a cloud, or a server that the platform may read from"),
+        (moved, "expected a redirect to https://"),
+        (unknown, "certificate verify failed"),
+    ):
+        assert problem in refused["report"]["problem"]
+    assert "sesame" not in str([version, foreign, moved, unknown, admin.get("/api/v1/audit").text])
 
 
 def test_credentials_of_a_project_open_a_store_and_deployers_name_no_server_in_them(

@@ -17,7 +17,7 @@ from charonia.platform.console.deploy_form import (
     sent_of,
     text_of,
 )
-from charonia.platform.console.deployment_pages import as_file
+from charonia.platform.console.deployment_pages import as_file, numbers_of, pipelines_of
 from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
@@ -26,6 +26,7 @@ from charonia.platform.deployments.reads import ChangePlan
 from charonia.platform.deployments.spec import BESIDE, CANARY, REPLACE
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
+from charonia.platform.models import registry
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
@@ -86,7 +87,7 @@ def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0
         spec["models"] = [{**each, **(named if each["name"] == model else {})} for each in spec["models"]]
         spec["strategy"] = REPLACE
     plan = visit.platform.deployments.changes.plan(visit.who, visit.project, spec)
-    shown = _planned(plan, spec)
+    shown = {**_planned(plan, spec), "pipelines": pipelines_of(visit, spec)}
     return _form(visit, name, {**form_of(spec), "after": view.revision}, check=shown)
 
 
@@ -187,24 +188,28 @@ def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
 def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
     if not sent.get("model", ()):
         return _nothing()
+    shown = _nothing()
     try:
         value = document(sent)
+        shown["pipelines"] = pipelines_of(visit, value)
         if not value["name"]:
-            return {**_nothing(), "hints": ["Give it a name to see what will run."]}
+            return {**shown, "hints": ["Give it a name to see what will run."]}
         plan = visit.platform.deployments.changes.plan(visit.who, visit.project, value)
     except ServingError as error:
-        return {**_nothing(), "problems": error.message.splitlines()}
+        return {**shown, "problems": error.message.splitlines()}
     if not plan.is_new and not text_of(sent, "existing"):
-        return {**_nothing(), "taken": value["name"]}
-    return _planned(plan, value)
+        return {**shown, "taken": value["name"]}
+    return {**shown, **_planned(plan, value)}
 
 
 def _planned(plan: ChangePlan, spec: Mapping[str, Any]) -> dict[str, Any]:
+    steps = [f"Models that are called come along: {', '.join(plan.steps)}."] if plan.steps else []
     return {
         **_nothing(),
         "problems": plan.problems,
+        "missing": plan.missing,
         "changes": plan.changes,
-        "hints": _hints(spec),
+        "hints": [*steps, *_hints(spec)],
         "document": as_file(plan.spec),
     }
 
@@ -213,18 +218,13 @@ def _hints(spec: Mapping[str, Any]) -> list[str]:
     if spec.get("strategy", REPLACE) != REPLACE:
         return []
     several = [
-        model["name"] for model in spec.get("models", ()) if len(_numbers(model)) > 1 and not model.get("traffic")
+        model["name"] for model in spec.get("models", ()) if len(numbers_of(model)) > 1 and not model.get("traffic")
     ]
     return [f"All requests of '{name}' go to its latest version: enter weights to split them." for name in several]
 
 
 def _nothing() -> dict[str, Any]:
-    return {"problems": [], "changes": [], "hints": [], "document": "", "taken": ""}
-
-
-def _numbers(model: Mapping[str, Any]) -> list[int]:
-    versions = model.get("versions")
-    return list(versions) if isinstance(versions, list | tuple) else []
+    return {"problems": [], "missing": [], "changes": [], "hints": [], "document": "", "taken": "", "pipelines": []}
 
 
 def _form(
@@ -233,7 +233,10 @@ def _form(
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
         known = session.scalars(
-            select(ModelRow.name).where(ModelRow.project_id == project.id).order_by(ModelRow.name).limit(LISTED_MAX)
+            select(ModelRow.name)
+            .where(ModelRow.project_id == project.id, registry.IS_LISTED)
+            .order_by(ModelRow.name)
+            .limit(LISTED_MAX)
         ).all()
         environments = catalog.page(session, project, limit=LISTED_MAX)
         offered = _versions(session, project, [model["name"] for model in form["models"]])

@@ -22,6 +22,9 @@ from charonia.platform.deployments.figures import KeyFigures
 from charonia.platform.deployments.reads import DeploymentView, ServerKeyView
 from charonia.platform.deployments.servers import LOG_LINES_MAX
 from charonia.platform.deployments.spec import changes, read_spec
+from charonia.platform.models import registry
+from charonia.platform.models.pipeline import diagrams
+from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
@@ -157,7 +160,22 @@ def download_log(visit: OnPage, name: Text, search: Text = "", level: Text = "")
 def try_it(visit: OnPage, name: Text) -> Response:
     """Show the form to try the models."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    return page(visit, view, "try.html", "try", {})
+    tops = pipelines_of(visit, view.spec)
+    return page(visit, view, "try.html", "try", {"first": tops[0][0].name if tops else ""})
+
+
+def pipelines_of(visit: Visit, spec: Mapping[str, Any]) -> list[Any]:
+    """Return the diagrams of the pipelines of a specification. See `diagrams`."""
+    roots = {model["name"]: max(numbers_of(model), default=0) for model in spec.get("models", ())}
+    with visit.platform.database.reading() as session:
+        project = projects.find(session, visit.who, visit.project)
+        return diagrams(registry.pipeline(session, project.id, roots))
+
+
+def numbers_of(model: Mapping[str, Any]) -> list[int]:
+    """Return the versions of a model of a specification, none for the latest."""
+    versions = model.get("versions")
+    return list(versions) if isinstance(versions, list | tuple) else []
 
 
 @router.post("/{name}/rollback")

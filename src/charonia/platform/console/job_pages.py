@@ -115,6 +115,7 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
         **job(row),
         "levels": levels,
         "sentences": sentences,
+        "versions": row.result.get("versions", ()),
         "config": row.result.get("config", ""),
         "files": [name for name in files if name not in _HIDDEN],
         "results": results,

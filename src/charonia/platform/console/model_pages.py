@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Query, Response
+from fastapi.responses import RedirectResponse
 
 from charonia.config import pbtxt
 from charonia.config.backends import Preset
 from charonia.config.json_form import from_json
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested, to_build
@@ -22,9 +23,11 @@ from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.git import parse_git
+from charonia.platform.models.pipeline import as_one, diagrams
 from charonia.platform.models.records import (
     ARRIVING,
     CHECKING,
+    REFUSED,
     ModelSummary,
     TensorRecord,
     VersionRecord,
@@ -106,8 +109,19 @@ def show_newest(visit: OnPage, name: Text, against: Number = 0) -> Response:
 
 @router.get("/{name}/versions/{number}")
 def show_version(visit: OnPage, name: Text, number: Number, against: Number = 0) -> Response:
-    """Show a version, with its differences from the previous one or from `against`."""
-    return _show(visit, name, number, against=against)
+    """Show a version, with its differences from the previous one or from `against`.
+
+    A version that has become the versions of a repository's models leads to its job.
+    """
+    try:
+        return _show(visit, name, number, against=against)
+    except ServingError as error:
+        with visit.platform.database.reading() as session:
+            task = registry.newest_task(session, projects.find(session, visit.who, visit.project).id, name, number)
+        if error.code is not Code.NOT_FOUND or task is None:
+            raise
+        page = visit.path("jobs", task.id)
+        return go(page) if "hx-request" in visit.request.headers else RedirectResponse(page, 303)
 
 
 @router.post("/{name}/versions/{number}/about")
@@ -164,18 +178,19 @@ def check_again(visit: OnPage, name: Text, number: Number) -> Response:
 def deploy(visit: OnPage, name: Text, number: Number) -> Response:
     """Deploy a version with suitable settings; if its deployment already exists, show the form to edit it."""
     with visit.platform.database.reading() as session:
-        version = registry.version(session, visit.who, visit.project, name, number)
         found = projects.find(session, visit.who, visit.project)
+        registry.version(session, visit.who, visit.project, name, number)
+        report = as_one(registry.pipeline(session, found.id, {name: number}))
         environments = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
         model = registry.model(session, visit.who, visit.project, name)
     if model.deployments:
         return go(f"{visit.path('deployments', model.deployments[0], 'change')}?model={name}&version={number}")
     value = {
         "name": deployment_name(name),
-        "environment": suggested(version.report, environments),
+        "environment": suggested(report, environments),
         "models": [{"name": name, "versions": [number]}],
     }
-    preset = to_build(version.report, environments)
+    preset = to_build(report, environments)
     if preset is not None:
         return _build_and_deploy(visit, preset, {**value, "environment": preset.name})
     plan = visit.platform.deployments.changes.create(visit.who, visit.project, value)
@@ -252,7 +267,8 @@ def _show(
 ) -> Response:
     with visit.platform.database.reading() as session:
         model = registry.model(session, visit.who, visit.project, name)
-        number = number or (model.versions[0].number if model.versions else 0)
+        listed = [each for each in model.versions if each.size or each.state != REFUSED or each.number == number]
+        number = number or next((each.number for each in [*listed, *model.versions]), 0)
         version = registry.version(session, visit.who, visit.project, name, number) if number else None
         others = [each.number for each in model.versions if each.number != number and each.state == "ready"]
         before = (
@@ -261,19 +277,21 @@ def _show(
         former = registry.version(session, visit.who, visit.project, name, before) if before else None
         found = projects.find(session, visit.who, visit.project)
         ready = catalog.page(session, found, limit=ENVIRONMENTS_MAX)
+        models = registry.pipeline(session, found.id, {name: number})
         job = session.get(TaskRow, version.task) if version is not None and version.task else None
     context = {
         "model": model,
         "links_text": "\n".join(f"{label} {address}" for label, address in model.links.items()),
-        "versions": model.versions,
+        "versions": listed,
+        "pipelines": diagrams(models),
         "version": _version(version, former),
         "others": others if version is not None and version.state == "ready" else [],
         "readme": "" if version is None else _readme(visit, version),
         "deployments": model.deployments,
         "job": job,
         "saved": False,
-        "environment": suggested(version.report, ready) if version is not None else "",
-        "preset": to_build(version.report, ready) if version is not None and not model.deployments else None,
+        "environment": suggested(as_one(models), ready),
+        "preset": to_build(as_one(models), ready) if not model.deployments else None,
         "base": visit.path("models", name, "versions", number),
     }
     response = visit.show("model.html", {**context, **values}, block=block, status=status)
@@ -360,6 +378,7 @@ def _facts(report: VersionReport) -> Sequence[tuple[str, str]]:
     facts += [
         ("Needs", needs),
         ("Packages", ", ".join(report.requirements.split("\n"))),
+        ("Calls", ", ".join(report.calls)),
         ("Runs code", "; ".join(report.code)),
         ("Completed", "; ".join(report.inferred)),
         ("Left out", ", ".join(report.left_out)),

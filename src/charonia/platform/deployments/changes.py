@@ -6,7 +6,7 @@ from dataclasses import replace
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
+from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow
 from charonia.platform.deployments.reads import ChangePlan, find, revision_of, row_of
@@ -20,13 +20,16 @@ from charonia.platform.deployments.spec import (
     rolled_out,
     write_spec,
 )
-from charonia.platform.deployments.workloads import Named, Workloads
+from charonia.platform.deployments.workloads import Named, Workloads, with_steps
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget
 
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
+
+ATTEMPTS_MAX = 5
+"""Most attempts at a change that others, such as pushes of other models, overtake."""
 
 CLUSTERS = {"kubernetes": "kubernetes", "kserve": "kubernetes", "ray": "ray"}
 """Targets that need a cluster, and the option that configures it."""
@@ -64,18 +67,25 @@ class DeploymentChanges:
         """
         return self._put(who, project, *read_change(value), note=note, revision=revision)
 
-    def give(self, who: Principal, project: str, name: str, version: tuple[str, int], strategy: str) -> ChangePlan:
-        """Give a deployment a version, by model and number, of one of its models."""
+    def give(self, who: Principal, project: str, name: str, version: tuple[str, int], strategy: str) -> None:
+        """Give a deployment a version, by model and number, of a model that it has; else nothing changes."""
         model, number = version
-        with self._database.reading() as session:
-            _, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
-            spec = dict(latest.spec)
-        if model not in [each["name"] for each in spec["models"]]:
-            raise invalid(f"deployment '{name}': expected model '{model}' in it", hint="deploy one version yourself")
-        changed = {"versions": [number], "traffic": {}}
-        models = [{**each, **(changed if each["name"] == model else {})} for each in spec["models"]]
-        value = {**spec, "models": models, "strategy": strategy}
-        return self.change(who, project, value, note=f"version {number} of {model}, after a push")
+        for attempt in range(ATTEMPTS_MAX):
+            with self._database.reading() as session:
+                _, latest = find(session, who, project, name, ProjectRole.DEPLOYER)
+                spec = dict(latest.spec)
+            if model not in [each["name"] for each in spec["models"]]:
+                return
+            changed = {"versions": [number], "traffic": {}}
+            models = [{**each, **(changed if each["name"] == model else {})} for each in spec["models"]]
+            value = {**spec, "models": models, "strategy": strategy}
+            try:
+                self.change(who, project, value, note=f"version {number} of {model}, after a push")
+            except ServingError as error:
+                if error.code is not Code.ALREADY_EXISTS or attempt == ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                return
 
     def rollback(
         self, who: Principal, project: str, name: str, *, to: int = 0, revision: int | None = None
@@ -147,6 +157,8 @@ class DeploymentChanges:
             )
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
+            pipelines = with_steps(session, found.id, spec)
+            spec = pipelines.spec
             named = self._workloads.named(session, found.id, spec)
             row = row_of(session, found.id, spec.name)
             latest = None if row is None else revision_of(session, row.id, row.latest)
@@ -166,7 +178,15 @@ class DeploymentChanges:
         number = row.latest if row is not None else 0
         begun = [f"a canary plan moves requests to version {canaries[model]} of '{model}'" for model in canaries]
         ended = [f"the canary plan of '{model}' ends" for model in (row.canaries if row and changed else ())]
-        plan = ChangePlan([*changed, *ended, *begun], problems, number, write_spec(named.spec), is_new=row is None)
+        plan = ChangePlan(
+            [*changed, *ended, *begun],
+            problems,
+            number,
+            write_spec(named.spec),
+            is_new=row is None,
+            steps=pipelines.steps,
+            missing=pipelines.missing,
+        )
         return plan, named, found.id, canaries
 
     def _put(

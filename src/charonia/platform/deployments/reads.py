@@ -87,6 +87,8 @@ class ChangePlan:
         problems: Why it does not fit its target.
         revision: Number of the latest revision, including one created by the change; 0 without a deployment.
         spec: The complete specification, with numbers in place of "latest".
+        steps: Models that the change does not name and that its models call: they are deployed with them.
+        missing: Calls of models that the project does not have, a sentence each.
     """
 
     changes: Sequence[str]
@@ -94,6 +96,8 @@ class ChangePlan:
     revision: int
     spec: Mapping[str, Any]
     is_new: bool
+    steps: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from charonia.config import json_form, pbtxt
+from charonia.config.backends import ENSEMBLE
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import from_json
@@ -23,7 +24,7 @@ from charonia.platform.database.tables import (
     ServerKeyRow,
     VersionRow,
 )
-from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.deployments.spec import MODELS_MAX, DeployedModel, DeploymentSpec
 from charonia.platform.environments.builder import folder_of, python_of
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
@@ -60,6 +61,20 @@ class Named:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Pipelines:
+    """A specification with the models that its models call.
+
+    Attributes:
+        steps: Names of the models that were added.
+        missing: Calls of models that the project does not have, a sentence each.
+    """
+
+    spec: DeploymentSpec
+    steps: Sequence[str] = ()
+    missing: Sequence[str] = ()
+
+
 class Workloads:
     """Creates workloads."""
 
@@ -71,7 +86,7 @@ class Workloads:
     def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
         """Return the resources that a specification names."""
         problems: list[str] = []
-        rows = _models(session, project_id, spec)
+        rows = _models(session, project_id, [model.name for model in spec.models])
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
         environment = _environment(session, project_id, spec.environment, problems)
         variables = {**spec.variables}
@@ -182,8 +197,43 @@ def _environment(session: Session, project_id: int, name: str, problems: list[st
     return row
 
 
-def _models(session: Session, project_id: int, spec: DeploymentSpec) -> Mapping[str, Mapping[int, VersionRow]]:
-    names = [model.name for model in spec.models]
+def with_steps(session: Session, project_id: int, spec: DeploymentSpec) -> Pipelines:
+    """Return a specification with the latest versions of the models that its models call, and those that they call.
+
+    An ensemble without a step is refused. A Python model may do without a model, so its missing calls are only named.
+    """
+    found = {model.name: model for model in spec.models}
+    callers = dict[str, tuple[str, VersionRow]]()
+    missing, problems = list[str](), list[str]()
+    waiting = list(found)
+    while waiting:
+        rows = _models(session, project_id, waiting)
+        called = dict[str, tuple[str, VersionRow]]()
+        for name in waiting:
+            lacking = list[str]()
+            _, versions = _versions(found.get(name, DeployedModel(name)), rows.get(name), lacking)
+            if name in callers and lacking:
+                caller, version = callers[name]
+                text = (
+                    f"'{caller}' calls '{name}', which {'has no ready version' if name in rows else 'does not exist'}"
+                )
+                (problems if version.backend == ENSEMBLE else missing).append(text)
+                continue
+            if name in callers:
+                found[name] = DeployedModel(name)
+            for version in versions.values():
+                called |= {each: (name, version) for each in version.report.get("calls", ()) if each not in called}
+        waiting = [name for name in called if name not in found and name not in callers]
+        callers = {**called, **callers}
+    if problems:
+        raise invalid("\n".join(f"models: {text}" for text in problems), hint="add its repository: all its models")
+    if len(found) > MODELS_MAX:
+        raise invalid(f"models: expected at most {MODELS_MAX} with all that they call, got {len(found)}")
+    steps = [name for name in found if name in callers and name not in {model.name for model in spec.models}]
+    return Pipelines(replace(spec, models=tuple(found.values())), steps, missing)
+
+
+def _models(session: Session, project_id: int, names: Sequence[str]) -> Mapping[str, Mapping[int, VersionRow]]:
     found: dict[str, dict[int, VersionRow]] = {}
     query = (
         select(ModelRow.name, VersionRow)

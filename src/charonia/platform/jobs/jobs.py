@@ -13,7 +13,7 @@ from charonia.core.errors import internal, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
-from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.deployments.workloads import Workloads, with_steps
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, collect
 from charonia.platform.jobs.commands import (
     CSV_FILE,
@@ -67,7 +67,7 @@ def start_perf(session: Session, project: ProjectRow, deployment: str, job: Perf
 
 def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, who: Principal) -> TaskRow:
     """Add the task that searches the best configuration of a version of a model."""
-    if workloads.named(session, project.id, _trial(job)).runs_code:
+    if workloads.named(session, project.id, _trial(session, project.id, job)).runs_code:
         who.demand_code(project.name)
     return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, who.name)
 
@@ -128,7 +128,7 @@ def tune_handler(workloads: Workloads, database: Database, isolation: Isolation)
     def handle(run: TaskRun) -> Mapping[str, Any]:
         job = TuneJob(**run.arguments["job"])
         with database.reading() as session:
-            named = workloads.named(session, run.project_id, _trial(job))
+            named = workloads.named(session, run.project_id, _trial(session, run.project_id, job))
         run.progress(0.02, "fetching the files of the model")
         workloads.place(named)
         workload = workloads.workload("tune", 0, named)
@@ -170,8 +170,9 @@ def _collect(room: PrivateFolders, run: TaskRun, *names: str) -> None:
 _LOG = "the log has the reason"
 
 
-def _trial(job: TuneJob) -> DeploymentSpec:
+def _trial(session: Session, project_id: int, job: TuneJob) -> DeploymentSpec:
     if job.version < 1:
         raise invalid(f"version: expected the number of a version, got {job.version}")
     model = DeployedModel(job.model, versions=(job.version,))
-    return DeploymentSpec(name="tune", models=(model,), environment=job.environment)
+    spec = DeploymentSpec(name="tune", models=(model,), environment=job.environment)
+    return with_steps(session, project_id, spec).spec

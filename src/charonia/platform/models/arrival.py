@@ -26,7 +26,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
 from charonia.platform.models.code import trusting
-from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root
+from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root, repository_models
 from charonia.platform.models.records import (
     ADD,
     ARRIVING,
@@ -38,7 +38,7 @@ from charonia.platform.models.records import (
     AddedVersion,
     VersionReport,
 )
-from charonia.platform.models.registry import ModelDetails, collect_later, create
+from charonia.platform.models.registry import ModelDetails, collect_later, create, drop_attempt, drop_failed
 from charonia.platform.models.sources import (
     ANY,
     START_BYTES,
@@ -92,21 +92,8 @@ def add(
     session.execute(select(ProjectRow.id).where(ProjectRow.id == found.id).with_for_update())
     if source.kind == "upload":
         upload_rows.take(session, uploads, found, source.place)
-    query = select(ModelRow).where(ModelRow.project_id == found.id, ModelRow.name == name)
-    owner = session.scalar(query) or create(session, who, project, name, ModelDetails())
-    owner.last_number += 1
-    row = VersionRow(
-        model_id=owner.id,
-        number=owner.last_number,
-        state=ARRIVING,
-        source=source.shown if source.kind != "upload" else "upload",
-        notes=notes,
-        author=who.name,
-        created=now(),
-    )
-    session.add(row)
-    session.flush()
-    subject = f"{name}/{row.number}"
+    drop_failed(session, found.id)
+    row = _begin(session, who, found, name, source.shown if source.kind != "upload" else "upload", notes)
     arguments = {
         "version": row.id,
         "source": asdict(source),
@@ -114,10 +101,31 @@ def add(
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
         "roll": {**roll, "who": who.name, "project": project} if roll else {},
     }
-    task = queue.add(session, ADD, found.id, subject, arguments, who.name)
+    task = queue.add(session, ADD, found.id, f"{name}/{row.number}", arguments, who.name)
     detail = {**asdict(source), "place": source.shown}
-    audit.note(session, who, "version.add", f"{project}/{subject}", detail, project_id=found.id)
+    audit.note(session, who, "version.add", f"{project}/{name}/{row.number}", detail, project_id=found.id)
     return AddedVersion(name, row.number, task.id)
+
+
+def _begin(
+    session: Session, who: Principal, project: ProjectRow, name: str, source: str, notes: str = ""
+) -> VersionRow:
+    """Create a version without files, and its model if that does not exist."""
+    query = select(ModelRow).where(ModelRow.project_id == project.id, ModelRow.name == name)
+    owner = session.scalar(query) or create(session, who, project.name, name, ModelDetails())
+    owner.last_number += 1
+    row = VersionRow(
+        model_id=owner.id,
+        number=owner.last_number,
+        state=ARRIVING,
+        source=source,
+        notes=notes,
+        author=who.name,
+        created=now(),
+    )
+    session.add(row)
+    session.flush()
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +154,22 @@ class VersionTasks:
     def add(self, run: TaskRun) -> Mapping[str, Any]:
         """Import the files of a version, and check it. It may run again after the platform exited in the middle.
 
+        A repository becomes a version of each of its models; a task each checks them.
+
         Raises:
             CancelledTaskError: If it was cancelled.
         """
         with self._settling(run):
-            version, name = self._version(run)
-            if version.state == ARRIVING:
+            added = run.arguments.get("added")
+            version, name = (None, "") if added else self._version(run)
+            if version is not None and version.state == ARRIVING:
                 with self.store.adding():
-                    self._bring(run, version, name)
+                    added = self._bring(run, version, name)
                 if self.store.is_collection_due:
                     with self.database.transaction() as session:
                         collect_later(session, run.project_id)
             self._drop_uploads(run)
-            result = self._check(run)
+            result = {"versions": added} if added else self._check(run)
         return self._rolled_out(run, result)
 
     def check(self, run: TaskRun) -> Mapping[str, Any]:
@@ -168,10 +179,11 @@ class VersionTasks:
             CancelledTaskError: If it was cancelled.
         """
         with self._settling(run):
-            return self._check(run)
+            result = self._check(run)
+        return self._rolled_out(run, result)
 
     def _rolled_out(self, run: TaskRun, result: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Give a version that is ready to the deployment that waits for it. If this fails, the version stays ready."""
+        """Give a version that is ready to the deployment of its model. If this fails, the version stays ready."""
         roll = run.arguments.get("roll")
         if not roll or result.get("state") != READY:
             return result
@@ -185,12 +197,14 @@ class VersionTasks:
         """Remove files that belong to no version, and abandoned uploads."""
         with self.database.transaction() as session:
             given_up = upload_rows.give_up(session, self.uploads)
+            drop_failed(session, run.project_id)
         removed = self.store.collect(self._used)
         if removed is None:
             return {"postponed": True, "uploads": given_up}
         return {"files": removed[0], "bytes": removed[1], "uploads": given_up}
 
-    def _bring(self, run: TaskRun, version: VersionRow, name: str) -> None:
+    def _bring(self, run: TaskRun, version: VersionRow, name: str) -> list[dict[str, Any]]:
+        """Put the files into the store; return the versions of the models of a repository, none for one model."""
         source = VersionSource(**run.arguments["source"])
         pace = _Pace(run)
         with self.database.reading() as session:
@@ -207,17 +221,45 @@ class VersionTasks:
         reader = SourceReader(self.uploads, *within, hosts, is_admin, secret)
         with open_source(source, sent, reader) as (files, title), unpacked(files, *within) as inner:
             sizes = inner.sizes()
-            found = _arranged(inner, list(sizes), source.take)
-            pace.total = sum(sizes[path] for path in found.files.values())
+            several = repository_models(list(sizes))
+            if several:
+                self._demand_fit(version, name, several)
+            found = dict[str, Arrangement]()
+            for each, paths in (several or {name: list(sizes)}).items():
+                with _about(each if several else ""):
+                    found[each] = _arranged(inner, paths, source.take)
+            pace.total = sum(sizes[path] for each in found.values() for path in each.files.values())
             demand_room(self.store.local.folder, pace.total, what=f"model '{name}'")
-            run.log(f"{len(found.files)} files, {pace.total} bytes, from {title}")
-            blobs = {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(found.files.items())}
-        self._arrived(run, version.id, name, blobs, found, title)
+            run.log(f"{sum(len(each.files) for each in found.values())} files, {pace.total} bytes, from {title}")
+            blobs = {
+                each: {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(arranged.files.items())}
+                for each, arranged in found.items()
+            }
+        reports = dict[str, VersionReport]()
+        for each, arranged in found.items():
+            with _about(each if several else ""):
+                reports[each] = self._look(run, version.id, each, blobs[each], arranged)
+        if several:
+            return self._arrived_together(run, version.id, blobs, reports, title)
+        self._arrived(version.id, blobs[name], reports[name], title)
+        return []
 
-    def _arrived(
-        self, run: TaskRun, version_id: int, name: str, blobs: dict[str, Blob], found: Arrangement, title: str
-    ) -> None:
-        """Record the files of a version, which has none before this."""
+    def _demand_fit(self, version: VersionRow, name: str, models: Mapping[str, object]) -> None:
+        """Refuse a repository as a version of an existing model that it does not have."""
+        for each in models:
+            check_name("model", each)
+        with self.database.reading() as session:
+            others = select(VersionRow.id).where(VersionRow.model_id == version.model_id, VersionRow.digest != "")
+            if name not in models and session.scalar(others.limit(1)) is not None:
+                raise invalid(
+                    f"expected a version of model '{name}', got a repository with {', '.join(models)}",
+                    hint="leave out the name to add its models",
+                )
+
+    def _look(
+        self, run: TaskRun, version_id: int, name: str, blobs: dict[str, Blob], found: Arrangement
+    ) -> VersionReport:
+        """Return the report of the files of a model; add the configuration of a pickled estimator to them."""
         may_run_code = bool(run.arguments["may_run_code"])
         if CONFIG not in blobs and may_run_code and (config := trusting(blobs)) is not None:
             blobs[CONFIG] = self.store.add([render(config).encode()], what=CONFIG)
@@ -230,18 +272,49 @@ class VersionTasks:
                 f"the model is not known to be data: {'; '.join(report.code[:10])}",
                 hint="you need the permission to use models that run code",
             )
-        digest = manifest.digest(blobs)
+        return report
+
+    def _arrived(self, version_id: int, blobs: Mapping[str, Blob], report: VersionReport, title: str) -> None:
+        """Record the files of a version, which has none before this."""
         with self.database.transaction() as session:
             row = session.get_one(VersionRow, version_id)
-            same = select(VersionRow.number).where(VersionRow.model_id == row.model_id, VersionRow.digest == digest)
-            number = session.scalar(same.where(VersionRow.state != REFUSED).limit(1))
-            if number is None:
-                row.state, row.digest, row.files = CHECKING, digest, manifest.to_json(blobs)
-                row.size, row.source = manifest.size(blobs), title
-                row.backend, row.runs_code = report.backend, bool(report.code)
-            row.report = replace(report, same_as=number or 0).to_json()
-        if number is not None:
+            number = _same(session, row.model_id, blobs)
+            if not number:
+                _record(row, blobs, report, title)
+            row.report = replace(report, same_as=number).to_json()
+        if number:
             raise invalid(f"version {number} has the same files", hint="use that one")
+
+    def _arrived_together(
+        self,
+        run: TaskRun,
+        version_id: int,
+        blobs: Mapping[str, Mapping[str, Blob]],
+        reports: Mapping[str, VersionReport],
+        title: str,
+    ) -> list[dict[str, Any]]:
+        """Replace a version by one of each model of a repository, in one transaction; unchanged models keep theirs."""
+        added = []
+        with self.database.transaction() as session:
+            project = session.scalars(select(ProjectRow).where(ProjectRow.id == run.project_id).with_for_update()).one()
+            own = session.get_one(VersionRow, version_id)
+            who = Principal.of(own.author, [Grant(ProjectRole.DEPLOYER, project.name)])
+            for name, files in blobs.items():
+                owner = select(ModelRow.id).where(ModelRow.project_id == project.id, ModelRow.name == name)
+                number, task = _same(session, session.scalar(owner) or 0, files), 0
+                if not number:
+                    row = own if name == own.model.name else _begin(session, who, project, name, title, own.notes)
+                    _record(row, files, reports[name], title)
+                    number, subject = row.number, f"{name}/{row.number}"
+                    arguments = {key: run.arguments.get(key) for key in ("may_run_code", "roll")} | {"version": row.id}
+                    task = queue.add(session, CHECK, project.id, subject, arguments, who.name).id
+                    audit.note(session, who, "version.add", f"{project.name}/{subject}", project_id=project.id)
+                added.append({"model": name, "number": number, "task": task})
+            if own.state == ARRIVING:
+                drop_attempt(session, own)
+            record = session.get_one(TaskRow, run.id)
+            record.arguments = {**record.arguments, "added": added}  # if the platform exits now, this is done
+        return added
 
     def _check(self, run: TaskRun) -> Mapping[str, Any]:
         version, name = self._version(run)
@@ -370,6 +443,29 @@ class VersionTasks:
                 for files in session.scalars(select(VersionRow.files)).yield_per(100)
                 for entry in files.values()
             }
+
+
+def _same(session: Session, model_id: int, blobs: Mapping[str, Blob]) -> int:
+    """Return the number of the version of a model that has these files, 0 for none."""
+    same = select(VersionRow.number).where(VersionRow.model_id == model_id, VersionRow.state != REFUSED)
+    return session.scalar(same.where(VersionRow.digest == manifest.digest(blobs)).limit(1)) or 0
+
+
+def _record(row: VersionRow, blobs: Mapping[str, Blob], report: VersionReport, title: str) -> None:
+    row.state, row.digest, row.files = CHECKING, manifest.digest(blobs), manifest.to_json(blobs)
+    row.size, row.source, row.report = manifest.size(blobs), title, report.to_json()
+    row.backend, row.runs_code = report.backend, bool(report.code)
+
+
+@contextmanager
+def _about(model: str) -> Iterator[None]:
+    """Name the model of a repository in errors; "" for no repository."""
+    try:
+        yield
+    except ServingError as error:
+        if not model:
+            raise
+        raise ServingError(error.code, f"model '{model}': {error.message}", hint=error.hint) from error
 
 
 def version_handlers(work: VersionTasks) -> dict[str, Handler]:

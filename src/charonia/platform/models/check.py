@@ -34,6 +34,7 @@ from charonia.platform.models.code import (
     needed_package,
 )
 from charonia.platform.models.layout import CONFIG
+from charonia.platform.models.pipeline import SOURCE_CHARS_MAX, calls_of
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
 from charonia.platform.tasks.runner import TaskRun
 from charonia.python_command import python_module
@@ -223,6 +224,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore, trusted: Contai
         )
     backend = backend_of(name, files, config)
     package = needed_package(backend)
+    sources = [path for path in sorted(files) if path.endswith(".py") and files[path].size <= SOURCE_CHARS_MAX]
     needs = []
     if package is not None:
         is_here = importlib.util.find_spec(package.module) is not None
@@ -232,6 +234,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore, trusted: Contai
         config=to_json(config) if CONFIG in files else {},
         needs=needs,
         requirements=dependencies(read, files),
+        calls=calls_of(config, map(read, sources)),
         code=_code(name, files, config, store, read, trusted),
     )
 

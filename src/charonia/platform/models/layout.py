@@ -7,6 +7,8 @@ It recognises, with or without folders around it:
 - one file of a known form, such as resnet.onnx, with the files next to it
 - a SavedModel
 - a model written by MLflow, if one of its flavours is served
+
+`repository_models` divides a repository of several models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +26,9 @@ MLMODEL = "MLmodel"
 REQUIREMENTS = "requirements.txt"
 
 NAMES_IN_MESSAGE_MAX = 10
+
+MODELS_MAX = 100
+"""Most models of a repository that are added together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,29 @@ def model_root(paths: Sequence[str]) -> str:
             break
         root += f"{first[0]}/"
     return root
+
+
+def repository_models(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Return the files of each model of a repository, by the model's name; {} if they are not a repository."""
+    kept = [path for path in paths if is_content(path)]
+    root = model_root(kept)
+    inner = {path.removeprefix(root): path for path in kept}
+    tops = {path.split("/")[0] for path in inner}
+    own_names = {CONFIG, MLMODEL} | {entry.filename for entry in formats()}
+    if own_names & tops or any(map(_is_version, tops)) or form_of(root.rstrip("/") or "model", sorted(tops)):
+        return {}
+    found: dict[str, list[str]] = {}
+    for path, source in inner.items():
+        found.setdefault(path.split("/")[0], []).append(source)
+    models = {name: files for name, files in found.items() if _is_model_folder(f"{root}{name}/", files)}
+    if len(models) > MODELS_MAX:
+        raise invalid(f"repository: expected at most {MODELS_MAX} models, got {len(models)}")
+    return models
+
+
+def _is_model_folder(folder: str, files: Sequence[str]) -> bool:
+    inner = [path.removeprefix(folder).split("/") for path in files]
+    return any(path[0] == CONFIG or (len(path) > 1 and _is_version(path[0])) for path in inner)
 
 
 def arrange(

@@ -55,6 +55,7 @@ class VersionReport:
         inferred: Inferred values, a sentence each.
         max_batch_size: The largest batch, 0 for a model without batches.
         requirements: Python packages that it declares, a line each.
+        calls: Models that it calls: the steps of an ensemble, or constant names in the source of a Python model.
         code: Why loading it runs code that it contains, a phrase each; none for data.
         warnings: What `charonia doctor` and the check found, a sentence each.
         load: Whether it loads, "" if that was not tried.
@@ -73,6 +74,7 @@ class VersionReport:
     max_batch_size: int = 0
     needs: list[NeededPackageRecord] = field(default_factory=list)
     requirements: str = ""
+    calls: list[str] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     load: str = ""

@@ -21,6 +21,7 @@ from charonia.platform.database.tables import (
     VersionRow,
     copied,
 )
+from charonia.platform.models.pipeline import PipelineModel
 from charonia.platform.models.records import (
     ADD,
     ARRIVING,
@@ -104,6 +105,11 @@ def _named(entries: list[Any]) -> bool:
 VERSIONS_LISTED_MAX = 200
 """Most versions of a model that are listed, latest first."""
 
+FAILED_S_MAX = 3600.0
+"""An attempt to add a version that failed this long ago is removed. Lists of models leave it out from the start."""
+
+_FAILED = (VersionRow.state == REFUSED) & (VersionRow.digest == "")
+
 _SUMMARY = (
     VersionRow.model_id,
     VersionRow.number,
@@ -115,6 +121,10 @@ _SUMMARY = (
     VersionRow.runs_code,
     VersionRow.reason,
 )
+
+
+IS_LISTED = ~ModelRow.versions.any() | ModelRow.versions.any(~_FAILED)
+"""Whether a model has more than failed attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +156,7 @@ def models(
         sort: "owner", "versions" or "changed" in place of the name; "-" before it for descending.
     """
     found = projects.find(session, who, project)
-    query = select(ModelRow).where(ModelRow.project_id == found.id)
+    query = select(ModelRow).where(ModelRow.project_id == found.id, IS_LISTED)
     if search:
         places = (ModelRow.name, ModelRow.owner, ModelRow.description)
         query = query.where(
@@ -189,7 +199,7 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
     """Return a version of a model."""
     owner = find(session, projects.find(session, who, project), name)
     row = find_version(session, owner, number)
-    task = newest_task(session, owner, number)
+    task = newest_task(session, owner.project_id, owner.name, number)
     (state,) = _settled(session, owner, [_summary(row)])
     report = VersionReport.from_json(row.report | ({"problem": state.problem} if state.problem else {}))
     newest = _newest_ready(session, owner)
@@ -204,6 +214,25 @@ def version(session: Session, who: Principal, project: str, name: str, number: i
         task=task.id if task is not None else 0,
         deployments=names(u for u in uses(session, owner.project_id, name) if u.has(number, newest)),
     )
+
+
+def pipeline(session: Session, project_id: int, roots: Mapping[str, int]) -> dict[str, PipelineModel]:
+    """Return models by name, with all models that they call: the given versions, or the latest that is ready for 0."""
+    found: dict[str, PipelineModel] = {}
+    waiting = list(roots)
+    while waiting:
+        of_project = (ModelRow.project_id == project_id) & ModelRow.name.in_(waiting)
+        newest = select(ModelRow.name, func.max(VersionRow.number)).join(VersionRow.model)
+        newest = newest.where(of_project, VersionRow.state == READY).group_by(ModelRow.name)
+        numbers = dict(session.execute(newest).all()) | {n: v for n, v in roots.items() if v}
+        chosen = or_(*((ModelRow.name == name) & (VersionRow.number == numbers.get(name, 0)) for name in waiting))
+        rows = select(ModelRow.name, VersionRow.number, VersionRow.report).join(VersionRow.model)
+        found |= {name: PipelineModel(name) for name in waiting}
+        for name, number, report in session.execute(rows.where(of_project, chosen)):
+            found[name] = PipelineModel(name, number, VersionReport.from_json(report))
+        called = [each for name in waiting for each in found[name].report.calls]
+        waiting = [name for name in dict.fromkeys(called) if name not in found]
+    return found
 
 
 def compare(session: Session, who: Principal, project: str, name: str, before: int, after: int) -> VersionDifference:
@@ -247,7 +276,9 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     users = names(uses(session, found.id, name))
     if users:
         raise conflict(f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first")
-    busy = session.scalar(_tasks(row, "%").where(TaskRow.state.in_(("waiting", "running"))).limit(1))
+    busy = session.scalar(
+        _tasks(row.project_id, row.name, "%").where(TaskRow.state.in_(("waiting", "running"))).limit(1)
+    )
     if busy is not None:
         raise _on_its_way(busy)
     session.delete(row)
@@ -274,7 +305,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
             f"version {number} of '{name}' is deployed by {', '.join(users)}",
             hint="give these deployments another version first",
         )
-    task = newest_task(session, owner, number)
+    task = newest_task(session, owner.project_id, owner.name, number)
     if task is not None and task.state in ("waiting", "running"):
         raise _on_its_way(task)
     session.delete(row)
@@ -289,7 +320,7 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
     row = find_version(session, owner, number)
     if row.runs_code:
         who.demand_code(project)
-    task = newest_task(session, owner, number)
+    task = newest_task(session, owner.project_id, owner.name, number)
     if task is not None and task.state in ("waiting", "running"):
         raise _on_its_way(task)
     if not row.digest:
@@ -317,8 +348,8 @@ def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
     return row
 
 
-def newest_task(session: Session, owner: ModelRow, number: int) -> TaskRow | None:
-    return session.scalar(_tasks(owner, str(number)).order_by(TaskRow.id.desc()).limit(1))
+def newest_task(session: Session, project_id: int, name: str, number: int) -> TaskRow | None:
+    return session.scalar(_tasks(project_id, name, str(number)).order_by(TaskRow.id.desc()).limit(1))
 
 
 def collect_later(session: Session, project_id: int) -> None:
@@ -328,12 +359,28 @@ def collect_later(session: Session, project_id: int) -> None:
         queue.add(session, COLLECT, project_id, "files that no version has", {})
 
 
-def _tasks(owner: ModelRow, number: str) -> Select[TaskRow]:
-    query = select(TaskRow).where(TaskRow.project_id == owner.project_id, TaskRow.kind.in_((ADD, CHECK)))
-    subject = f"{owner.name}/{number}"
+def drop_failed(session: Session, project_id: int) -> None:
+    """Remove attempts to add a version that failed a while ago, with the models that have nothing else."""
+    query = select(VersionRow).join(VersionRow.model).where(ModelRow.project_id == project_id)
+    for row in session.scalars(query.where(VersionRow.digest == "", VersionRow.created < now() - FAILED_S_MAX)):
+        task = newest_task(session, project_id, row.model.name, row.number)
+        if task is None or task.ended:
+            drop_attempt(session, row)
+
+
+def drop_attempt(session: Session, row: VersionRow) -> None:
+    """Remove a version that has no files, and its model if that has nothing else."""
+    owner = row.model
+    owner.versions.remove(row)
+    if not (owner.versions or owner.description or owner.tags or owner.links or owner.follows):
+        session.delete(owner)
+
+
+def _tasks(project_id: int, name: str, number: str) -> Select[TaskRow]:
+    query = select(TaskRow).where(TaskRow.project_id == project_id, TaskRow.kind.in_((ADD, CHECK)))
     if number == "%":
-        return query.where(TaskRow.subject.startswith(f"{owner.name}/", autoescape=True))
-    return query.where(TaskRow.subject == subject)
+        return query.where(TaskRow.subject.startswith(f"{name}/", autoescape=True))
+    return query.where(TaskRow.subject == f"{name}/{number}")
 
 
 def _find(session: Session, project: ProjectRow, name: str) -> ModelRow | None:
@@ -353,7 +400,7 @@ def _summaries(session: Session, project: str, rows: Sequence[ModelRow]) -> list
             func.count().label("version_count"),
             func.max(VersionRow.number).label("newest"),
         )
-        .where(VersionRow.model_id.in_(ids))
+        .where(VersionRow.model_id.in_(ids), ~_FAILED)
         .group_by(VersionRow.model_id)
         .subquery()
     )
@@ -382,7 +429,7 @@ def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummar
     found = []
     for each in versions:
         if each.state in (ARRIVING, CHECKING):
-            task = newest_task(session, owner, each.number)
+            task = newest_task(session, owner.project_id, owner.name, each.number)
             if task is None or task.state in ("failed", "cancelled"):
                 reason = task.reason if task is not None else "its task was removed"
                 found.append(replace(each, state=REFUSED, problem=reason))

@@ -28,9 +28,10 @@ async function begin() {
   }
   const body = element("div");
   const show = (at) => body.replaceChildren(element("h2", { class: "hidden" }, "Signature"), signatureSection(models[at]), ...trySections(models[at]).slice(0, place.dataset.code === "none" ? 1 : undefined));
-  const picks = models.length > 1 ? [element("div", { class: "filters" }, choice("Model", models.map(({ name }) => name), 0, show))] : [];
+  const first = Math.max(0, models.findIndex(({ name }) => name === place.dataset.model));
+  const picks = models.length > 1 ? [element("div", { class: "filters" }, choice("Model", models.map(({ name }) => name), first, show))] : [];
   place.replaceChildren(...picks, body);
-  show(0);
+  show(first);
 }
 
 if (place) begin();
