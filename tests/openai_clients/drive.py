@@ -20,7 +20,8 @@ BASE_URL, MODEL = sys.argv[2:]
 KEY = "unused"
 ASKED = "Name a moon of Jupiter."
 LONG = "Count from one to twenty in words."  # its answer has more tokens than FEW
-MESSAGES: list[Any] = [{"role": "user", "content": ASKED}]
+MESSAGES: list[Any] = [{"role": "user", "content": LONG}]
+QUESTION: list[Any] = [{"role": "user", "content": ASKED}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris"]}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}}
 FEW, ENOUGH, MANY = 8, 60, 3000
@@ -91,7 +92,7 @@ class OpenaiSdk:
 
     def structured(self) -> None:
         answer = self.client.chat.completions.parse(
-            model=MODEL, messages=MESSAGES, response_format=Moon, max_tokens=ENOUGH
+            model=MODEL, messages=QUESTION, response_format=Moon, max_tokens=ENOUGH
         )
         expect(isinstance(answer.choices[0].message.parsed, Moon), answer)
 
@@ -160,7 +161,7 @@ class Langchain:
         self.model = model
 
     def chat(self) -> None:
-        answer = self.model().invoke(ASKED)
+        answer = self.model().invoke(LONG)
         expect(answer.content and answer.usage_metadata["output_tokens"] == FEW, answer)
 
     def stream(self) -> None:
@@ -234,7 +235,7 @@ class PydanticAi:
         self.agent = agent
 
     def chat(self) -> None:
-        answer = self.agent().run_sync(ASKED)
+        answer = self.agent().run_sync(LONG)
         expect(answer.output and answer.usage.output_tokens == FEW, answer)
 
     async def stream(self) -> None:
@@ -268,7 +269,7 @@ class Instructor:
         self.by_schema = instructor.from_openai(raw, mode=instructor.Mode.JSON_SCHEMA)
 
     def ask(self, client: Any, kind: Any, name: str = MODEL, **members: Any) -> Any:
-        members = {"max_tokens": ENOUGH, "messages": MESSAGES, **members}
+        members = {"max_tokens": ENOUGH, "messages": QUESTION, **members}
         return client.chat.completions.create(model=name, response_model=kind, max_retries=0, **members)
 
     def chat(self) -> None:
@@ -422,7 +423,7 @@ class Smolagents:
 
     def structured(self) -> None:
         form = {"type": "json_schema", "json_schema": {"name": "moon", "schema": Moon.model_json_schema()}}
-        answer = self.model(tokens=ENOUGH).generate(MESSAGES, response_format=form)
+        answer = self.model(tokens=ENOUGH).generate(QUESTION, response_format=form)
         expect(Moon.model_validate_json(answer.content), answer)
 
     def error(self) -> None:

@@ -342,9 +342,11 @@ def test_a_key_at_its_limit_is_refused_by_every_protocol(
             address = f"http://{server.http}/v2/models/whole/generate"
             return urllib.request.Request(address, b'{"text_input": "hello"}', headers)
 
-        assert urllib.request.urlopen(generate()).status == 200
+        with urllib.request.urlopen(generate()) as answered:
+            assert answered.status == 200
         with pytest.raises(urllib.error.HTTPError, match="429: Too Many Requests") as over_http:
             urllib.request.urlopen(generate())
+        over_http.value.close()
         grpc_key = {"x-api-key": "secret-of-the-grpc"}
         assert stub.infer("whole", [texts], headers=grpc_key)
         with pytest.raises(InferenceServerException, match="limit of 1 requests a minute") as over_grpc:
@@ -357,7 +359,8 @@ def test_a_key_at_its_limit_is_refused_by_every_protocol(
             assert int(headers["Retry-After"]) >= 1
         assert over_grpc.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
         assert over_tokens.value.code == "rate_limit_exceeded"
-        page = urllib.request.urlopen(f"http://{server.metrics}/metrics").read().decode()
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answered:
+            page = answered.read().decode()
         for name in names:
             assert f'charonia_key_requests_total{{key="{name}",result="ok"}} 1\n' in page
             assert f'charonia_key_requests_total{{key="{name}",result="refused"}} 1\n' in page
