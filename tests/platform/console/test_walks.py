@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Error, Locator, Page, expect
 from sqlalchemy import select
 from tests.platform.models.mlflow_server import mlflow_server
 from tests.platform.people.oidc_provider import CLIENT, SECRET, OidcProvider
@@ -24,6 +24,17 @@ pytestmark = [needed, pytest.mark.timeout(400)]
 
 SHIFT_MAX = 0.05
 WATCHED_MS = 4_000
+WATCH = """async () => {
+    if (!window.moved) {
+        window.moved = [];
+        const observer = new PerformanceObserver((list) => window.moved.push(...list.getEntries()));
+        observer.observe({ type: "layout-shift", buffered: true });
+        await new Promise((done) => setTimeout(done, 100));
+    }
+    return window.moved.map(({ value, sources }) =>
+        [value, sources.map(({ node }) => (node?.outerHTML ?? node?.textContent ?? "").slice(0, 90)).join(" | ")]);
+}"""
+"""Returns what has moved since the page was loaded, with how much of it."""
 READ_MS = 2_500
 
 CODE = """
@@ -484,12 +495,11 @@ def test_charts_stay_where_they_are_while_the_rest_of_the_page_arrives(page: Pag
 def shift(page: Page, address: str) -> tuple[float, list[str]]:
     """Return how much of a page has moved while it was shown, as browsers measure it, and what."""
     page.goto(address)
-    page.evaluate("""() => {
-        window.moved = [];
-        const observer = new PerformanceObserver((list) => window.moved.push(...list.getEntries()));
-        observer.observe({ type: "layout-shift", buffered: true });
-    }""")
+    page.evaluate(WATCH)
     page.wait_for_timeout(WATCHED_MS)
-    found = page.evaluate("""() => window.moved.map(({ value, sources }) =>
-        [value, sources.map(({ node }) => (node?.outerHTML ?? node?.textContent ?? "").slice(0, 90)).join(" | ")])""")
+    try:
+        found = page.evaluate(WATCH)
+    except Error:  # it is being loaded again, because it has changed as a whole
+        page.wait_for_load_state("networkidle")
+        found = page.evaluate(WATCH)
     return sum(value for value, _ in found), [f"{value:.3f} {text}" for value, text in found]
