@@ -2,6 +2,7 @@
 
 import pytest
 
+from charonia.core.request import Flow
 from charonia.server.scheduling.api import (
     BatchPolicy,
     Cancel,
@@ -366,6 +367,15 @@ def test_a_request_that_finds_the_queue_full_changes_nothing_for_those_in_it() -
     assert batcher.handle(Submit(3), 1 * MS) == [Drop(3, DropReason.QUEUE_FULL)]
     assert batcher.wake_at() == 5 * MS
     assert batcher.handle(Tick(), 5 * MS) == [Run(0, (1, 2), DELAY)]
+
+
+def test_the_delay_ends_later_when_the_oldest_request_makes_room_for_another_flow() -> None:
+    batcher = idle_batcher(BatchPolicy(4, delay_ns=5 * MS, limits=QueueLimits(size_max=1), adapt_delay=False))
+    batcher.handle(Submit(1, flow=Flow("a")), 0)
+
+    assert batcher.handle(Submit(2, flow=Flow("b", 3)), 1 * MS) == [Drop(1, DropReason.QUEUE_FULL)]
+    assert batcher.wake_at() == 6 * MS
+    assert batcher.handle(Tick(), 6 * MS) == [Run(0, (2,), DELAY)]
 
 
 def test_those_moved_back_by_their_timeout_count_as_waiting() -> None:

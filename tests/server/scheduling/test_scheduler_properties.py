@@ -234,6 +234,7 @@ class Model:
                     loser = next(one for one in level if one.request.id == self.dropped)
                 self.remove(loser)
                 commands.append(Drop(loser.request.id, DropReason.QUEUE_FULL))
+                commands += self.expected_runs(now_ns)
         return commands
 
     def wake_ns(self, now_ns: int) -> int | None:

@@ -371,6 +371,7 @@ class DynamicBatcher:
             loser = self._queue.over_limit(request.id)
             if loser is not None:
                 self._drop(loser, DropReason.QUEUE_FULL, commands)
+                self._send_due(now_ns, commands)  # without the oldest request of a batch, its delay ends later
 
     def _send_due(self, now_ns: int, commands: list[Command]) -> None:
         """Send batches until no slot is idle, no request waits, or the next batch may wait for more requests."""
