@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Page, Route, expect
 from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.page_models import write_page_models
 from tests.support.process import ServeProcess
@@ -99,6 +99,18 @@ def test_models_are_listed_with_their_state(page: Page, server: ServeProcess) ->
     expect(page.locator("nav a", has_text="broken").locator(".kind")).to_have_text("not available")
     expect(page.locator("nav a", has_text="story").locator(".kind")).to_have_text("python")
     expect(page.locator("#server")).to_contain_text("6 of 7 models ready")
+
+
+def test_a_model_that_has_just_been_loaded_has_no_requests_so_far(page: Page, server: ServeProcess) -> None:
+    def answer(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "seconds": 0.0})
+
+    page.route("**/explain", answer)
+    show(page, server, "numbers")
+
+    expect(page.locator(".live")).to_contain_text("0/s")
+    expect(page.locator(".live")).to_contain_text("none so far")
+    page.unroute("**/explain")
 
 
 def test_a_model_that_is_not_available_says_why(page: Page, server: ServeProcess) -> None:

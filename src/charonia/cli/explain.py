@@ -171,7 +171,7 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
         head += f", in the last {document['seconds']:.0f} s"
     if 0 < document["active_seconds"] < document["seconds"]:
         head += f", {document['active_seconds']:.0f} s of them with requests"
-    lines = [head, "", *_findings(document["findings"], columns)]
+    lines = [textwrap.fill(head, columns), "", *_findings(document["findings"], columns)]
     if document["requests"]["success"] or document["requests"]["failed"]:
         lines += ["", *_requests(document)]
         lines += _batches(document["batches"], is_dynamic=document["configuration"]["dynamic_batching"])
@@ -182,7 +182,8 @@ def explain_text(document: Mapping[str, Any], columns: int = COLUMNS_MAX) -> str
     labels = ["Traffic", *[""] * len(document.get("traffic", []))]
     lines += [_line(label, text) for label, text in zip(labels, document.get("traffic", []), strict=False)]
     lines += _processes(document.get("processes", []))
-    return "\n".join(lines)
+    folded = textwrap.TextWrapper(columns, subsequent_indent=" " * _LABEL)
+    return "\n".join(line if "\n" in line or len(line) <= columns else folded.fill(line) for line in lines)
 
 
 def _findings(findings: list[Mapping[str, Any]], columns: int) -> Iterator[str]:
@@ -207,7 +208,7 @@ def _requests(document: Mapping[str, Any]) -> Iterator[str]:
         most = f" (99% up to {_time(times['queue_p99'])})" if times["queue_p99"] is not None else ""
         yield _line(
             "Time",
-            f"{_time(times['request'])} a request: {_time(times['queue'])} in the queue{most}, {_time(at)} after it",
+            f"{_time(times['request'])} a request: {_time(times['queue'])} in the queue{most}, then {_time(at)}",
         )
 
 

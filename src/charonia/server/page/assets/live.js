@@ -23,13 +23,13 @@ function liveSection(model, stateOf) {
 }
 
 function rateText(now) {
-  return `${numberText(Number((now.requests.success / now.seconds).toPrecision(3)))}/s`;
+  return `${numberText(Number((now.requests.success / (now.seconds || 1)).toPrecision(3)))}/s`;  // 0 s: it has just been loaded
 }
 
 function liveTiles(model, now, stats, isPipeline) {
   const { requests, time_us: time, instances, batches } = now;
   const failed = Object.values(requests.failed).reduce((sum, count) => sum + count, 0);
-  const inTime = `in the last ${Math.round(now.seconds)} s`;
+  const inTime = now.seconds < 1 ? "so far" : `in the last ${Math.round(now.seconds)} s`;
   const waits = [`${requests.waiting.toLocaleString("en")} waiting`, ...(failed ? [`${failed.toLocaleString("en")} failed`] : [])].join(", ");
   const tiles = [tile("Requests", rateText(now), requests.success || failed || requests.waiting ? waits : `none ${inTime}`)];
   tiles.push(requests.success
