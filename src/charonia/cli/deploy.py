@@ -27,7 +27,7 @@ class DeployOptions:
     model: str = ""
     name: str = ""
     model_name: str = ""
-    further: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
     environment: str = ""
     cpu_cores: int | None = None
     gpus: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ requests.
             Option("MODEL", "model", str, "MODEL|PATH", "NAME, NAME/VERSION, or a file or folder", default=""),
             Option("--name", "name", str, "NAME", "Name of the deployment; default: the name of the model"),
             Option("--model-name", "model_name", str, "NAME", "Name of the model in the registry, for a PATH"),
-            Option("--with", "further", names, "LIST", "More models of the pipeline, for calls that are not found"),
+            Option("--with", "steps", names, "LIST", "More models of the pipeline, for calls that are not found"),
             Option("--environment", "environment", str, "NAME", "Its environment; default: the platform's Python"),
             Option("--cpu-cores", "cpu_cores", integer(0), "N", "Cores that its models may use, 0 for all", default=""),
             Option("--gpus", "gpus", integers(0), "LIST", "Numbers of its GPUs"),
@@ -165,7 +165,7 @@ def _with_models(
     for model, version in models:
         before = changed_spec(before, name, model, version, given)
     present = {each["name"] for each in (before or {}).get("models", ())}
-    for model in given.further:
+    for model in given.steps:
         if model not in present:
             before = changed_spec(before, name, model, 0, plain)
     return dict(before or {})

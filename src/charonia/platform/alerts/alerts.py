@@ -40,7 +40,7 @@ CONDITIONS = {
     "job_failed": "",
     "disk": "% of the platform's disk are free",
 }
-"""What a condition compares with its threshold, "" for nothing."""
+"""The figure that a condition compares with its threshold, "" if it has none."""
 
 FORMATS = ("json", "slack")
 
@@ -56,7 +56,7 @@ EVENTS_MAX = 200
 """Events of an alert that are kept, the latest."""
 
 ATTEMPTS_MAX = 5
-"""Times that an event is sent; after the first, each waits 4 times as long as the one before."""
+"""Attempts to send an event. Each pause between them is 4 times as long as the last."""
 
 RETRY_S = 10.0
 SENT_AT_ONCE = 20
@@ -78,7 +78,7 @@ class AlertRule:
 
     Attributes:
         deployment: Only this deployment, "" for all of the project.
-        threshold: What the figure of the condition is compared with.
+        threshold: Limit for the figure of the condition.
         for_s: How long the condition must hold, in seconds.
         url: Address of the webhook; "" if it is the value of the secret.
         secret: Name of a secret of the project: the webhook's address, or with `url` its bearer token.
@@ -190,7 +190,7 @@ class Alerts:
             audit.note(session, who, "alert.remove", f"{project}/{name}", project_id=found.id)
 
     def acknowledge(self, who: Principal, project: str, number: int) -> None:
-        """Record that somebody takes care of an event."""
+        """Acknowledge an event."""
         with self._database.transaction() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
             row = session.get(AlertEventRow, number)

@@ -82,5 +82,5 @@ def list_events(project: Text, here: Here, who: Caller, limit: Limit = 100) -> S
 
 @router.post("/alert-events/{number}/acknowledge", status_code=204)
 def acknowledge(project: Text, number: Number, here: Here, who: Caller) -> None:
-    """Record that somebody takes care of an event."""
+    """Acknowledge an event."""
     here.alerts.acknowledge(who, project, number)
