@@ -29,7 +29,7 @@ const called = ["Rome", "Oslo", "Bern"].flatMap((city) => [
 
 const features = {
   async chat() {
-    const answer = await generateText({ ...asked, model: provider(model), maxOutputTokens: 8 });
+    const answer = await generateText({ ...asked, model: provider(model), maxOutputTokens: 8, temperature: 0 });
     expect(answer.text && answer.usage.outputTokens === 8, answer.usage);
   },
   async stream() {

@@ -19,12 +19,13 @@ from pydantic import BaseModel
 BASE_URL, MODEL = sys.argv[2:]
 KEY = "unused"
 ASKED = "Name a moon of Jupiter."
-LONG = "Count from one to twenty in words."  # its answer has more tokens than FEW
+LONG = "Count from one to twenty in words."
 MESSAGES: list[Any] = [{"role": "user", "content": LONG}]
 QUESTION: list[Any] = [{"role": "user", "content": ASKED}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris"]}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}}
 FEW, ENOUGH, MANY = 8, 60, 3000
+GREEDY: dict[str, Any] = {"temperature": 0}  # its answer to LONG always has more tokens than FEW
 
 
 def _called(city: str) -> list[Any]:
@@ -74,12 +75,12 @@ class OpenaiSdk:
         self.create = self.client.chat.completions.create
 
     def chat(self) -> None:
-        answer = self.create(model=MODEL, messages=MESSAGES, max_tokens=FEW)
+        answer = self.create(model=MODEL, messages=MESSAGES, max_tokens=FEW, **GREEDY)
         expect(answer.choices[0].message.content and answer.usage.completion_tokens == FEW, answer)
 
     def stream(self) -> None:
-        options = {"include_usage": True}
-        chunks = list(self.create(model=MODEL, messages=MESSAGES, max_tokens=FEW, stream=True, stream_options=options))
+        asked: Any = {"max_tokens": FEW, "stream": True, "stream_options": {"include_usage": True}, **GREEDY}
+        chunks = list(self.create(model=MODEL, messages=MESSAGES, **asked))
         expect("".join(each.choices[0].delta.content or "" for each in chunks if each.choices), chunks)
         expect(chunks[-1].usage.completion_tokens == FEW, chunks)
 
@@ -113,11 +114,11 @@ class OpenaiResponses:
         self.responses = openai.OpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0).responses
 
     def chat(self) -> None:
-        answer = self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, temperature=0)
+        answer = self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, **GREEDY)
         expect(answer.output_text and answer.status == "incomplete", answer)
 
     def stream(self) -> None:
-        events = list(self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, temperature=0, stream=True))
+        events = list(self.responses.create(model=MODEL, input=LONG, max_output_tokens=FEW, stream=True, **GREEDY))
         expect(events[-1].type == "response.incomplete" and events[-1].response.usage.output_tokens == FEW, events)
 
     def tools(self) -> None:
@@ -155,13 +156,13 @@ class Langchain:
     def __init__(self) -> None:
         from langchain_openai import ChatOpenAI
 
-        def model(name: str = MODEL, tokens: int = FEW) -> Any:
-            return ChatOpenAI(model=name, base_url=BASE_URL, api_key=KEY, max_tokens=tokens, max_retries=0)
+        def model(name: str = MODEL, tokens: int = FEW, **members: Any) -> Any:
+            return ChatOpenAI(model=name, base_url=BASE_URL, api_key=KEY, max_tokens=tokens, max_retries=0, **members)
 
         self.model = model
 
     def chat(self) -> None:
-        answer = self.model().invoke(LONG)
+        answer = self.model(**GREEDY).invoke(LONG)
         expect(answer.content and answer.usage_metadata["output_tokens"] == FEW, answer)
 
     def stream(self) -> None:
@@ -197,7 +198,7 @@ class Litellm:
         self.ask = ask
 
     def chat(self) -> None:
-        answer = self.ask()
+        answer = self.ask(**GREEDY)
         expect(answer.choices[0].message.content and answer.usage.completion_tokens == FEW, answer)
 
     def stream(self) -> None:
@@ -228,14 +229,14 @@ class PydanticAi:
         from pydantic_ai.models.openai import OpenAIChatModel
         from pydantic_ai.providers.openai import OpenAIProvider
 
-        def agent(name: str = MODEL, tokens: int = FEW, **members: Any) -> Any:
+        def agent(name: str = MODEL, tokens: int = FEW, sampling: dict[str, Any] | None = None, **members: Any) -> Any:
             model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=BASE_URL, api_key=KEY))
-            return Agent(model, model_settings={"max_tokens": tokens}, retries=0, **members)
+            return Agent(model, model_settings={"max_tokens": tokens, **(sampling or {})}, retries=0, **members)
 
         self.agent = agent
 
     def chat(self) -> None:
-        answer = self.agent().run_sync(LONG)
+        answer = self.agent(sampling=GREEDY).run_sync(LONG)
         expect(answer.output and answer.usage.output_tokens == FEW, answer)
 
     async def stream(self) -> None:
@@ -443,6 +444,7 @@ class LlamaIndex:
         from llama_index.llms.openai_like import OpenAILike
 
         self.messages = [ChatMessage(role="user", content=ASKED)]
+        self.long = [ChatMessage(role="user", content=LONG)]
 
         def llm(name: str = MODEL, tokens: int = FEW, **members: Any) -> Any:
             return OpenAILike(
@@ -453,7 +455,7 @@ class LlamaIndex:
         self.llm = llm
 
     def chat(self) -> None:
-        answer = self.llm().chat(self.messages)
+        answer = self.llm(**GREEDY).chat(self.long)
         expect(answer.message.content and answer.raw.usage.completion_tokens == FEW, answer)
 
     def stream(self) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
-from tests.process.test_guarded_server import ask, child, is_ready
+from tests.process.test_guarded_server import ask, kill_engine
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
@@ -48,22 +47,8 @@ def client(server: ServeProcess) -> Iterator[grpcclient.InferenceServerClient]:
         yield made
 
 
-def kill_engine(server: ServeProcess, client: grpcclient.InferenceServerClient) -> None:
-    """Kill the engine and return when the next one answers, over the client's front end, too."""
-    engine = child(server, "engine")
-    engine.send_signal(signal.SIGKILL)
-    assert eventually(lambda: not engine.is_running() and child(server, "engine") != engine)
-    assert eventually(lambda: is_ready(server))
-    assert eventually(client.is_server_ready)
-
-
 def ready(client: grpcclient.InferenceServerClient) -> set[str]:
-    try:
-        index = client.get_model_repository_index(as_json=True)
-    except InferenceServerException as error:
-        if error.status() != "StatusCode.UNAVAILABLE":
-            raise
-        return set()  # this front end has only now noticed that the engine was killed
+    index = client.get_model_repository_index(as_json=True)
     return {model["name"] for model in index["models"] if model.get("state") == "READY"}
 
 
@@ -92,7 +77,7 @@ def test_models_settings_and_regions_are_as_before(
         client.register_system_shared_memory("region", key, 64)
 
         for _ in range(2):  # the second one gets what the first one got
-            kill_engine(server, client)
+            kill_engine(server)
 
             assert eventually(lambda: ready(client) == {"second", "overridden", "sent", "counter"}), ready(client)
             assert client.get_model_config("overridden", as_json=True)["config"]["max_batch_size"] == 3
@@ -115,9 +100,9 @@ def test_a_region_that_is_unregistered_stays_so(server: ServeProcess, client: gr
     region = shm.create_shared_memory_region("region", key, 64)
     try:
         client.register_system_shared_memory("region", key, 64)
-        kill_engine(server, client)
+        kill_engine(server)
         client.unregister_system_shared_memory("region")
-        kill_engine(server, client)
+        kill_engine(server)
     finally:
         shm.destroy_shared_memory_region(region)
 
@@ -130,7 +115,7 @@ def test_a_sequence_that_was_open_ends_with_an_error_that_names_it(
     server: ServeProcess, client: grpcclient.InferenceServerClient
 ) -> None:
     client.infer("counter", [sent()], sequence_id=41, sequence_start=True)
-    kill_engine(server, client)
+    kill_engine(server)
 
     with pytest.raises(InferenceServerException, match="sequence 41 of model 'counter' was lost"):
         client.infer("counter", [sent()], sequence_id=41)

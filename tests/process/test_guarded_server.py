@@ -21,6 +21,7 @@ BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}
 ).encode()
 INFER = "/v2/models/{}/infer"
+BACK = "the engine is back"
 
 
 @pytest.fixture
@@ -62,6 +63,17 @@ def child(server: ServeProcess, name: str) -> psutil.Process:
 
     assert eventually(look), server.log
     return found[0]
+
+
+def kill_engine(server: ServeProcess, name: str = "engine", front_ends: int = 2) -> None:
+    """Kill the engine and return when every front end has the next one: until it notices, it may still say "ready"."""
+    engine = child(server, name)
+    back = server.log.count(BACK)
+    engine.kill()
+    wait_until_ended(engine)
+    assert server.logs(BACK, back + front_ends), server.log
+    assert child(server, name) != engine
+    assert is_ready(server)
 
 
 def ask(address: str, method: str, path: str, body: bytes | None = None) -> tuple[int, str, dict[str, str]]:

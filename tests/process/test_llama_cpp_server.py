@@ -239,7 +239,7 @@ def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) ->
 
 
 def test_openai_requests_are_answered_in_the_clients_words(server: ServeProcess) -> None:
-    asked = {"model": "mine", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    asked = {"model": "mine", "messages": user("hi"), "max_tokens": 2, "temperature": 0}
     chat = {"text_input": json.dumps(asked), "parameters": {"openai": "chat/completions"}}
     answer = post(server, chat)
     document = json.loads(answer["text_output"])

@@ -1,7 +1,6 @@
 """Traffic between versions on real servers: both protocols, load, killed engines, canary plans, keys, the command."""
 
 import json
-import signal
 import threading
 import time
 from collections import Counter
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.process.test_guarded_server import ask, child, is_ready
+from tests.process.test_guarded_server import ask, kill_engine
 from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape, eventually, wait_until_ended
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 from charonia.client.async_client import AsyncClient
 from charonia.client.sync_client import Client
@@ -343,13 +342,7 @@ def test_an_engine_that_follows_a_killed_one_has_the_traffic_and_the_canary(repo
         client.traffic.update("echo", {"action": "pause"})
         before: Any = client.traffic.get("echo")
         for state in ("paused", "rolled_back"):  # the second one gets what the first one got
-            engine = child(server, "engine")
-            engine.send_signal(signal.SIGKILL)
-            wait_until_ended(engine)
-            assert child(server, "engine") != engine
-            assert eventually(lambda: is_ready(server))
-            assert eventually(client.server_ready)
-
+            kill_engine(server)
             after: Any = client.traffic.get("echo")
             assert after["canary"]["state"] == state
             assert [after["sticky"], after["shadow"]] == [before["sticky"], before["shadow"]]

@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
-from tests.process.test_guarded_server import ask, child, is_ready
+from tests.process.test_guarded_server import ask, child, is_ready, kill_engine
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
@@ -323,10 +323,7 @@ def test_other_arguments_have_other_models_and_a_crash_keeps_them(server: ServeP
     assert done.returncode == 0, done.stderr
     assert _ready_models(server) == {"echo"}
 
-    engine = child(server, "engine_2")
-    engine.send_signal(signal.SIGKILL)
-    assert eventually(lambda: not engine.is_running())
-    assert eventually(lambda: is_ready(server))
+    kill_engine(server, "engine_2")
     assert _ready_models(server) == {"echo"}
     # Without arguments, those of the upgrade before hold.
     assert upgrade(server).returncode == 0
