@@ -1,6 +1,7 @@
-"""`charonia perf --llm`, AIPerf and vLLM's bench on a server of exact times: prompts, sessions of turns, and a trace.
+r"""`charonia perf --llm` beside other tools, on a server of exact times: prompts, sessions of turns, and a trace.
 
-python -m bench.language_tools --tokenizer FOLDER --aiperf ENVIRONMENT/bin/aiperf --vllm ENVIRONMENT/bin/python
+python -m bench.language_tools --tokenizer FOLDER --aiperf ENVIRONMENT/bin/aiperf \
+    --guidellm ENVIRONMENT/bin/guidellm --vllm ENVIRONMENT/bin/python
 
 The server sends the first token of a stream after 300 ms and one each 20 ms, 32 in all. Each tool runs each load that
 it has, in turn; medians of the times, and requests/s.
@@ -55,9 +56,9 @@ class Exact:
                 length = head.partition("content-length:")[2].partition("\r\n")[0]
                 body = await reader.readexactly(int(length or 0))
                 if not head.startswith("post"):
-                    is_list = head.startswith("get /v1/models ")
+                    is_known = head.startswith(("get /v1/models ", "get /health "))
                     text = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
-                    writer.write(b"HTTP/1.1 %b\r\n" % (b"200 OK" if is_list else b"404 Not Found"))
+                    writer.write(b"HTTP/1.1 %b\r\n" % (b"200 OK" if is_known else b"404 Not Found"))
                     writer.write(b"Content-Type: application/json\r\n")
                     writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(text), text))
                     continue
@@ -157,6 +158,28 @@ def aiperf(given: argparse.Namespace, load: str, url: str, folder: Path) -> Time
     return first, between, report["request_throughput"]["avg"]
 
 
+def guidellm(given: argparse.Namespace, load: str, url: str, folder: Path) -> Times:
+    """Run GuideLLM."""
+    command = [given.guidellm, "run", "--backend", f"kind=openai_http,target={url},model={MODEL}"]
+    command += ["--profile", f"kind=concurrent,streams={STREAMS}", "--disable-console"]
+    command += [
+        "--constraint",
+        f"kind=max_requests,count={REQUESTS}",
+        "--data",
+        f"kind=json_file,path={folder}/vllm.jsonl",
+    ]
+    command += ["--output", f"kind=json,path={folder}/guidellm.json"]
+    done = subprocess.run(command, check=False, timeout=RUN_TIMEOUT_S, capture_output=True, text=True)
+    try:
+        found = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    except OSError:
+        raise SystemExit(f"GuideLLM wrote no result:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}") from None
+    first, between = (
+        found[f"{name}_ms"]["successful"]["median"] for name in ("time_to_first_token", "inter_token_latency")
+    )
+    return first, between, found["requests_per_second"]["successful"]["mean"]
+
+
 VLLM = """
 import argparse, sys
 from vllm.benchmarks import serve
@@ -194,18 +217,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", required=True, help="folder with tokenizer.json and its configuration")
     parser.add_argument("--aiperf", help="the program")
+    parser.add_argument("--guidellm", help="the program")
     parser.add_argument("--vllm", help="a Python with vLLM")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=LOADS)
     given = parser.parse_args()
-    tools = [charonia, *([aiperf] if given.aiperf else ()), *([vllm] if given.vllm else ())]
+    tools = [charonia, *(tool for tool in (aiperf, guidellm, vllm) if getattr(given, tool.__name__))]
     record: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
     url = f"http://{HOST}:{Exact().port}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_loads(folder)
         for load in given.loads:
-            able = [tool for tool in tools if tool is not vllm or load == "prompts"]
+            able = [tool for tool in tools if load == "prompts" or tool in (charonia, aiperf)]
             runs: dict[str, list[Times]] = {tool.__name__: [] for tool in able}
             for number in range(given.rounds):
                 for tool in able[:: 1 if number % 2 == 0 else -1]:

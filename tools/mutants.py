@@ -3,11 +3,13 @@
     python tools/mutants.py                          a sample over the files of src/charonia changed since HEAD~1
     python tools/mutants.py --base main --count 60   ... changed since main, more of it
     python tools/mutants.py src/charonia/core/metadata.py --seed 7
+    python tools/mutants.py --pure --count 400 --budget 20000     ... over the pure core
 
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
-statement. The tests of the file's folder run against a copy of the sources that has the fault; the sources themselves
-are never touched. An undetected fault is printed as `file:line`, the original code and the changed code: it needs a
-test, or makes no difference. The same seed and sources give the same sample.
+statement. The tests that reach its line, as a run under coverage has shown, run against a copy of the sources that has
+the fault: those of the file's folder, then the others. The sources themselves are never touched. An undetected fault is
+printed as `file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed
+and sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -15,7 +17,6 @@ all files and drops neither statements nor returned values; each brings some 30 
 
 import argparse
 import ast
-import copy
 import os
 import random
 import shutil
@@ -27,7 +28,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+
+import coverage
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src", "charonia")
@@ -57,12 +61,13 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 UNTOUCHED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
-TIMES_LONGER_MAX, SECONDS_MORE = 3, 20.0
+LIMIT_S = 300.0
+"""Seconds after which tests with a fault are taken to hang."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A file with one change in it: `before` has become `after`, and `source` is the whole file with it."""
+    """A change of a file: `before` has become `after`, and `source` is the whole file with it."""
 
     path: Path
     line: int
@@ -76,28 +81,37 @@ class Fault:
 
 def faults_of(path: Path, source: str) -> list[Fault]:
     """Return every possible fault of a file."""
-    tree = ast.parse(source)
+    starts = [0, *accumulate(len(line) for line in source.encode().splitlines(keepends=True))]
     found = []
-    for parent, field, index, node in list(_places(tree)):
-        for changed in _changes(node):
-            _put(parent, field, index, changed)
-            text = ast.unparse(ast.fix_missing_locations(tree))
-            found.append(Fault(path, node.lineno, _first_line(node), _first_line(changed), text))
-        _put(parent, field, index, node)
+    for node in _places(ast.parse(source)):
+        for part, changed in _changes(node):
+            text = ast.unparse(ast.fix_missing_locations(changed))
+            put = f"({text})" if isinstance(changed, ast.expr) else text
+            found.append(
+                Fault(path, node.lineno, _first_line(node), text.split("\n")[0], _put(source, starts, part, put))
+            )
     return found
 
 
-def _places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.expr | ast.stmt]]:
-    """Yield parent, field, index in the field and node of everything that may be changed, top down."""
+def _put(source: str, starts: list[int], node: ast.expr | ast.stmt, text: str) -> str:
+    """Return the source with another text in place of a node."""
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    data = source.encode()
+    start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+    return (data[:start] + text.encode() + data[end:]).decode()
+
+
+def _places(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """Yield everything that may be changed, top down."""
     for field, value in ast.iter_fields(node):
         if field in UNTOUCHED_FIELDS:
             continue
-        children = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
-        for index, child in children:
+        for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or _is_for_readers(child):
                 continue
             if isinstance(child, ast.expr | ast.stmt):
-                yield node, field, index, child
+                yield child
             yield from _places(child)
 
 
@@ -110,8 +124,17 @@ def _is_for_readers(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
-    """Yield the faulty variants of a node."""
+def _changes(node: ast.expr | ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.expr | ast.stmt]]:
+    """Yield the part of a node that changes and what it becomes, for each of its faults."""
+    if isinstance(node, ast.If | ast.While):
+        if not isinstance(node.test, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Constant):
+            yield node.test, ast.UnaryOp(ast.Not(), node.test)
+    else:
+        for changed in _variants(node):
+            yield node, changed
+
+
+def _variants(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
     match node:
         case ast.Compare(left, ops, comparators):
             for index, op in enumerate(ops):
@@ -130,10 +153,6 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
             yield ast.Constant(value - 1)
         case ast.Return(value) if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
             yield ast.Return(ast.Constant(None))
-        case ast.If() | ast.While() if not isinstance(node.test, ast.Compare | ast.UnaryOp | ast.BoolOp | ast.Constant):
-            changed = copy.copy(node)
-            changed.test = ast.UnaryOp(ast.Not(), node.test)
-            yield changed
         case ast.AugAssign(target, op, value):
             if type(op) in ARITHMETIC:
                 yield ast.AugAssign(target, ARITHMETIC[type(op)](), value)
@@ -144,23 +163,28 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
             yield ast.Pass()
 
 
-def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:
-    siblings = getattr(parent, field)
-    setattr(parent, field, node if index is None else [*siblings[:index], node, *siblings[index + 1 :]])
-
-
 def _first_line(node: ast.AST) -> str:
-    return ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).splitlines()[0]
+    return ast.unparse(node).split("\n")[0]
 
 
-def tests_of(path: Path) -> Path | None:
+def tests_of(path: Path) -> Path:
     """Return the folder of tests for a source file: that of its folder, or of the nearest folder above that has one."""
     parts = path.parent.relative_to(PACKAGE).parts
-    for end in range(len(parts), 0, -1):
-        tests = Path("tests", *parts[:end])
-        if (ROOT / tests).is_dir():
-            return tests
-    return None
+    ends = range(len(parts), 0, -1)
+    return next((tests for end in ends if (ROOT / (tests := Path("tests", *parts[:end]))).is_dir()), Path("tests"))
+
+
+def files_of(tests: Path) -> list[str]:
+    """Return the files of tests in a folder."""
+    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py"))
+
+
+def pure_files() -> list[Path]:
+    """Return the modules of the pure core."""
+    sys.path.insert(0, str(ROOT))
+    from tests.arch.test_imports import PURE
+
+    return [path.relative_to(ROOT) for path in PURE]
 
 
 def changed_files(base: str) -> list[Path]:
@@ -170,14 +194,56 @@ def changed_files(base: str) -> list[Path]:
     return [Path(name) for name in names if name.endswith(".py")]
 
 
-def run_tests(tests: Path, fault: Fault | None, limit_s: float | None) -> int | None:
-    """Run a folder of tests, with a fault in the sources; return pytest's status, None after a timeout."""
+class Reach:
+    """Which tests reach each line, by a run of the tests of some folders under coverage.
+
+    Args:
+        data: File of coverage.py with a context for each test; it is made where it is missing.
+    """
+
+    def __init__(self, folders: Sequence[Path], data: Path) -> None:
+        if not data.exists():
+            config = data.with_suffix(".toml")
+            config.write_text('[tool.coverage.run]\ndynamic_context = "test_function"\n', encoding="utf-8")
+            command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", f"--data-file={data}"]
+            files = [str(file) for folder in folders for file in files_of(folder)]
+            command += [f"--source={PACKAGE}", "-m", "pytest", "-n", "0", *files]
+            if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode != 0:
+                raise SystemExit("the tests fail as they are")
+        self._data = coverage.CoverageData(str(data))
+        self._data.read()
+
+    @cache  # noqa: B019  # there is one for a run
+    def _lines(self, path: Path) -> dict[int, list[str]]:
+        return self._data.contexts_by_lineno(str(ROOT / path))
+
+    def tests(self, fault: Fault) -> tuple[list[str], list[str]]:
+        """Return the tests that reach a fault: those of its own folder, and the others."""
+        own = files_of(tests_of(fault.path))
+        contexts = self._lines(fault.path).get(fault.line, [])
+        if "" in contexts:  # it runs when the module is imported
+            return own, []
+        found = sorted(map(_node_id, contexts))
+        near = [each for each in found if each.split("::")[0] in own]
+        return near, [each for each in found if each not in near]
+
+
+def _node_id(context: str) -> str:
+    """Return tests/core/test_bytes.py::test_empty for tests.core.test_bytes.test_empty."""
+    parts = context.split(".")
+    end = next(index for index, part in enumerate(parts, 1) if Path(ROOT, *parts[:index]).with_suffix(".py").is_file())
+    return "::".join([str(Path(*parts[:end]).with_suffix(".py")), *parts[end:]])
+
+
+def run_tests(tests: Sequence[str], fault: Fault, limit_s: float) -> int | None:
+    """Run tests with a fault in the sources; return pytest's status, None after a timeout."""
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
-        shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE))
-        if fault is not None:
-            Path(folder, fault.path).write_text(fault.source, encoding="utf-8")
+        shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE), copy_function=os.link)
+        changed = Path(folder, fault.path)
+        changed.unlink()
+        changed.write_text(fault.source, encoding="utf-8")
         paths = {"PYTHONPATH": str(Path(folder, "src")), "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "examples"))}
-        command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", str(tests)]
+        command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -197,49 +263,40 @@ def run_tests(tests: Path, fault: Fault | None, limit_s: float | None) -> int | 
                 process.wait()
 
 
-@cache
-def seconds_of(tests: Path) -> float:
-    """Return how long a folder of tests takes without a fault; exit if they fail."""
-    begin = time.monotonic()
-    if run_tests(tests, None, None) != 0:
-        raise SystemExit(f"{tests} fails as it is")
-    return time.monotonic() - begin
-
-
-def survives(fault: Fault, end_s: float) -> bool | None:
+def survives(fault: Fault, reach: Reach, end_s: float) -> bool | None:
     """Whether no test detects a fault; None when the time is over."""
-    tests = tests_of(fault.path)
-    if tests is None or time.monotonic() > end_s:
+    if time.monotonic() > end_s:
         return None
-    return run_tests(tests, fault, seconds_of(tests) * TIMES_LONGER_MAX + SECONDS_MORE) == 0
+    detected = any(tests and run_tests(tests, fault, LIMIT_S) != 0 for tests in reach.tests(fault))
+    if not detected:
+        print(fault, flush=True)
+    return not detected
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as a program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="files under src/charonia, instead of the changed ones")
+    parser.add_argument("--pure", action="store_true", help="the modules of the pure core, instead of the changed ones")
     parser.add_argument("--base", default="HEAD~1", help="commit to compare with (default: %(default)s)")
     parser.add_argument("--count", type=int, default=20, help="limit of faults to try (default: %(default)s)")
     parser.add_argument(
         "--budget", type=float, default=600, help="seconds after which no more faults are tried (default: %(default)s)"
     )
+    parser.add_argument("--reach", type=Path, help="keep in this file which tests reach each line, for later runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="faults tried concurrently (default: %(default)s)")
     options = parser.parse_args(arguments)
-    end_s = time.monotonic() + options.budget
-    files = [path.resolve().relative_to(ROOT) for path in options.files] or changed_files(options.base)
-    tested = [path for path in files if tests_of(path) is not None]
-    for path in sorted(set(files) - set(tested)):
-        print(f"{path}: no folder of tests corresponds to its folder")
-    faults = [fault for path in tested for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
+    files = [path.resolve().relative_to(ROOT) for path in options.files]
+    if options.pure:
+        files = pure_files()
+    files = files or changed_files(options.base)
+    faults = [fault for path in files for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
-    for tests in sorted({str(tests_of(fault.path)) for fault in sample}):
-        print(f"{tests}: {seconds_of(Path(tests)):.0f} s as it is")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(lambda fault: survives(fault, end_s), sample))
-    for fault, outcome in zip(sample, outcomes, strict=True):
-        if outcome:
-            print(fault)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
+        reach = Reach(sorted({tests_of(path) for path in files}), options.reach or Path(folder, "reach"))
+        end_s = time.monotonic() + options.budget
+        outcomes = list(pool.map(lambda fault: survives(fault, reach, end_s), sample))
     tried = sum(outcome is not None for outcome in outcomes)
     print(f"{tried} of {len(faults)} possible faults tried with seed {options.seed}: {outcomes.count(False)} detected")
     return 0
