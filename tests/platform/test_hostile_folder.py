@@ -136,7 +136,7 @@ def test_a_platform_and_its_processes_import_nothing_from_there(
         environment = owner.send("POST", f"{PROJECT}/environments", {"name": "small", "requirements": "absent==1"})
         built = owner.run(environment["task"])
         owner.deploy("POST", "", 1)
-        load = {"deployment": "echo", "model": "echo", "concurrency": "1"}
+        load = {"deployment": "echo", "model": "echo", "concurrency": "1", "requests": 100}
         measured = owner.run(owner.send("POST", f"{PROJECT}/jobs/perf", load)["id"])
         owner.add_version(2)
         owner.deploy("PUT", "/echo", 2)

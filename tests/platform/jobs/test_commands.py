@@ -16,7 +16,13 @@ from charonia.tools.report.quantities import clock
 
 
 @pytest.mark.parametrize(
-    "job", [PerfJob("m"), PerfJob("m", "4", "grpc", 2), PerfJob("m", "1:8", is_language_model=True)]
+    "job",
+    [
+        PerfJob("m"),
+        PerfJob("m", "4", "grpc", 2),
+        PerfJob("m", "1:8", is_language_model=True),
+        PerfJob("m", "4", requests=9),
+    ],
 )
 def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
     name, *arguments = job.command("http://127.0.0.1:9000", str(tmp_path))
@@ -39,6 +45,12 @@ def test_tune_understands_its_command(tmp_path: Path) -> None:
 def test_levels_that_cannot_be_are_refused(concurrency: str) -> None:
     with pytest.raises(ServingError, match="concurrency: expected"):
         PerfJob("m", concurrency)
+
+
+@pytest.mark.parametrize(("concurrency", "requests"), [("4", -1), ("1:8", 9)])
+def test_requests_are_those_of_a_single_level(concurrency: str, requests: int) -> None:
+    with pytest.raises(ServingError, match="expected"):
+        PerfJob("m", concurrency, requests=requests)
 
 
 def test_all_problems_of_a_search_are_reported_at_once() -> None:

@@ -18,6 +18,7 @@ MINUTES_MAX = 240.0
 CONCURRENCY_MAX = 1024
 LEVELS_MAX = 32
 BATCH_SIZE_MAX = 2**20
+REQUESTS_MAX = 10**9
 BUDGET_MS_MAX = 1e9
 
 _RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
@@ -34,6 +35,7 @@ class PerfJob:
     Attributes:
         concurrency: Requests in flight: a number, or START:END[:STEP], a level each.
         protocol: `http` or `grpc`.
+        requests: Requests of the only level, 0 for as many as precise figures need.
     """
 
     model: str
@@ -41,6 +43,7 @@ class PerfJob:
     protocol: str = "http"
     batch_size: int = 1
     is_language_model: bool = False
+    requests: int = 0
 
     def __post_init__(self) -> None:
         problems = []
@@ -53,10 +56,14 @@ class PerfJob:
                 problems.append(f"concurrency: expected 1 to {CONCURRENCY_MAX}, ascending, got '{self.concurrency}'")
             elif self.level_count > LEVELS_MAX:
                 problems.append(f"concurrency: expected at most {LEVELS_MAX} levels, got '{self.concurrency}'")
+            elif self.requests and self.level_count > 1:
+                problems.append(f"concurrency: expected a single level with requests, got '{self.concurrency}'")
         if self.protocol not in ("http", "grpc"):
             problems.append(f"protocol: expected http or grpc, got '{self.protocol}'")
         if not 1 <= self.batch_size <= BATCH_SIZE_MAX:
             problems.append(f"batch_size: expected 1 to {BATCH_SIZE_MAX}, got {self.batch_size}")
+        if not 0 <= self.requests <= REQUESTS_MAX:
+            problems.append(f"requests: expected 0 to {REQUESTS_MAX}, got {self.requests}")
         if problems:
             raise invalid("\n".join(problems))
 
@@ -77,7 +84,8 @@ class PerfJob:
         return [
             *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
             *("-i", self.protocol, "-b", str(self.batch_size)),
-            *("--concurrency-range", self.concurrency, "--measurement-mode", "adaptive", "--no-progress", "-v"),
+            *("--concurrency-range", self.concurrency, "--no-progress", "-v"),
+            *(("--request-count", str(self.requests)) if self.requests else ("--measurement-mode", "adaptive")),
             *("--csv", f"{folder}/{CSV_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
             *(["--llm"] if self.is_language_model else []),
         ]

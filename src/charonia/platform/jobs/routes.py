@@ -26,6 +26,7 @@ class MeasureRequest(RequestBody):
     protocol: Text = Field("http", description="`http` or `grpc`.")
     batch_size: Number = Field(1, description="Items of a request.")
     is_language_model: bool = Field(False, description="Whether times to tokens are measured.")
+    requests: Number = Field(0, description="Requests of the only level, 0 for as many as precise figures need.")
 
 
 class SearchRequest(RequestBody):
