@@ -1,5 +1,6 @@
 # make demo       build a repository of real models, serve it, send real inputs, print what came back
 # make platform-demo  start the platform, add two real models, deploy them, replace one by a canary plan, roll back; Ctrl-C ends it
+# make platform-story  a team's day with the platform, in Chromium: a pipeline from an object store, a service from Git, a canary, an alert, a rollback
 # make test-fast  the tests that need neither processes nor files of models, in an environment of 330 MB: for the inner loop
 # make test       all tests; test-server, test-tools, test-platform and test-client run those of one tower
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
@@ -47,11 +48,15 @@ TORCH ?= torch==2.13.0
 
 # make platform-demo DEMO_ARGS=--once ends after the story.
 DEMO_ARGS ?=
+STORY_ARGS ?=
 
-.PHONY: demo platform-demo test-fast test test-server test-tools test-platform test-client check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
+.PHONY: demo platform-demo platform-story test-fast test test-server test-tools test-platform test-client check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
+
+platform-story: $(READY)
+	$(BIN)/python -m examples.platform.story $(STORY_ARGS)
 
 platform-demo: $(PLATFORM_DEMO_READY)
 	$(dir $(PLATFORM_DEMO_READY))bin/python -m examples.platform.demo $(DEMO_ARGS)

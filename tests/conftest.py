@@ -36,7 +36,8 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 # fmt: off
 SLOWEST_FILES = [
     "test_described_api.py", "test_ocr_example.py", "test_pytorch_conformance.py", "test_stories.py",
-    "test_page.py", "test_hostile_folder.py", "test_platform_demo.py", "test_sentence_encoder_example.py",
+    "test_page.py", "test_hostile_folder.py", "test_platform_demo.py", "test_platform_story.py",
+    "test_sentence_encoder_example.py",
     "test_tensorflow.py", "test_environments.py", "test_replicas.py", "test_platform_commands.py",
     "test_upgrade.py", "test_balancers.py", "test_demo.py", "test_from_other_servers.py",
     "test_llama_cpp_server.py", "test_traffic_served.py", "test_tune_command.py", "test_openai_served.py",

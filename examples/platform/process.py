@@ -85,12 +85,12 @@ def until(look: Callable[[], Any], what: str, timeout_s: float) -> Any:
 
 
 @contextmanager
-def running_platform(data: Path, port: int) -> Iterator[Platform]:
-    """Start a platform, port 0 for a free one, and wait until it answers; end it in order on exit.
+def running_platform(data: Path, port: int, *options: str) -> Iterator[Platform]:
+    """Start a platform with options, port 0 for a free one, and wait until it answers; end it in order on exit.
 
     The servers of its deployments outlive it: remove them first.
     """
-    command = [sys.executable, "-m", "charonia", "platform", f"--data={data}", f"--port={port}"]
+    command = [sys.executable, "-m", "charonia", "platform", f"--data={data}", f"--port={port}", *options]
     # In its own session: Ctrl-C reaches this program only, which then stops the platform.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

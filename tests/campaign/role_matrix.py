@@ -89,6 +89,7 @@ CALLS: Mapping[str, Call] = {
     f"GET {P}{M}/versions/{{number}}/difference": Call(Least.VIEWER, 404),
     f"GET {P}{M}/versions/{{number}}/files/{{path}}": Call(Least.VIEWER, 404),
     f"GET {P}{M}/found": Call(Least.VIEWER, 200),
+    f"GET {P}/follows": Call(Least.VIEWER, 200),
     f"GET {P}{M}/follow": Call(Least.VIEWER, 404),
     f"PUT {P}{M}/follow": Call(Least.DEPLOYER, 404, {"place": "git@h.org:g/r.git", "hook": "missing"}),
     f"DELETE {P}{M}/follow": Call(Least.DEPLOYER, 404),

@@ -130,6 +130,7 @@ def value_of(stranger: Stranger, path: str, name: str) -> str:
             "deployments": DEPLOYMENT,
             "environments": ENVIRONMENT,
             "models": MODEL,
+            "branches": MODEL,
             "keys": KEY,
             "alerts": KEY,
             "secrets": SECRET,

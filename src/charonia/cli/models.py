@@ -51,6 +51,7 @@ class RegistryOptions:
     mlflow: str = ""
     secret: str = ""
     hook: str = ""
+    every_s: int = 0
     deployment: str = ""
     strategy: str = CANARY
     is_there: bool = False
@@ -174,14 +175,16 @@ def _add(client: PlatformClient, given: RegistryOptions) -> int:
 
 
 def _follow(client: PlatformClient, given: RegistryOptions) -> int:
-    if not (given.source and given.hook):
-        raise invalid("expected the address of a Git repository and --hook")
+    if not (given.source and (given.hook or given.every_s)):
+        raise invalid("expected the address of a Git repository, and --hook or --every")
     place = path_of("projects", given.access.project, "models", given.name or default_name(given.source), "follow")
-    wanted = {name: getattr(given, name) for name in ("secret", "hook", "deployment", "strategy")}
+    wanted = {name: getattr(given, name) for name in ("secret", "hook", "every_s", "deployment", "strategy")}
     found = client.call("PUT", place, {"place": given.source, **wanted})
-    print(
-        f"{given.source}: add a webhook for pushes, JSON, with the value of secret '{given.hook}', to {found['path']}"
-    )
+    if given.every_s:
+        print(f"{given.source}: polled every {given.every_s} s")
+    if given.hook:
+        hook = f"add a webhook for pushes, JSON, with the value of secret '{given.hook}', to {found['path']}"
+        print(f"{given.source}: {hook}")
     return 0
 
 
@@ -270,12 +273,13 @@ are added, under the names of their folders.""", "SOURCE",
                             "Secret of the project: the store's credentials, a token, a deploy key"),
                      flag("--on-server", "is_there", True, "SOURCE is a folder of the platform's machine"),
                      flag("--no-wait", "waits", False, "Do not wait for the check"))),
-        "follow": Verb("Add a version after each push to a Git repository", _follow, """\
-Let a model follow a branch of a Git repository: a webhook of GitHub, GitLab or Gitea adds a version after each push,
-with your permissions of today, and --deployment gets it when it is ready.""", "SOURCE",
+        "follow": Verb("Add a version after each new commit of a Git repository", _follow, """\
+Let a model follow a branch of a Git repository: a webhook of GitHub, GitLab or Gitea, or polling, adds a version after
+each new commit, with your permissions of today, and --deployment gets it when it is ready.""", "SOURCE",
                        (Option("SOURCE", "source", str, "SOURCE", "Address of the branch and folder", default=""),
                         Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
                         Option("--hook", "hook", str, "NAME", "Secret of the project that the webhook is signed with"),
+                        Option("--every", "every_s", integer(60, 86400), "SECONDS", "Interval of polls"),
                         Option("--secret", "secret", str, "NAME",
                                "Secret of the project: the store's credentials, a token, a deploy key"),
                         Option("--deployment", "deployment", str, "NAME", "Deployment that gets new versions"),

@@ -38,6 +38,7 @@ from charonia.platform.jobs import jobs as measurements
 from charonia.platform.jobs import routes as jobs
 from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
+from charonia.platform.models.follow import Polls
 from charonia.platform.models.sources import AllowedHosts
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
@@ -284,7 +285,9 @@ def make_app(settings: PlatformSettings) -> FastAPI:
         platform.tasks.start()
         platform.deployments.start()
         platform.alerts.start()
+        platform.polls.start()
         yield
+        platform.polls.close()
         platform.alerts.close()
         platform.trials.close()
         platform.deployments.close()
@@ -357,16 +360,18 @@ def make_platform(settings: PlatformSettings) -> Platform:
             )
         ),
     }
+    tasks = TaskRunner(database, data / "tasks", handlers)
     return Platform(
         settings,
         database,
-        TaskRunner(database, data / "tasks", handlers),
+        tasks,
         artifacts,
         uploads,
         workloads,
         deployments,
         Trials(database, workloads, data / "trials", isolation),
         Alerts(database, workloads.secrets, hosts, deployments.collector.latest, data=data, page=settings.url),
+        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, tasks.wake),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

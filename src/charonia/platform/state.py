@@ -12,6 +12,7 @@ from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.models.follow import Polls
 from charonia.platform.people.oidc import Provider
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
@@ -32,6 +33,7 @@ class Platform:
     deployments: Deployments
     trials: Trials
     alerts: Alerts
+    polls: Polls
     provider: Provider | None = None
     clusters: Sequence[KubernetesTarget] = ()
 

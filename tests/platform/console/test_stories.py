@@ -392,6 +392,7 @@ PAGES = (
     "models/digits",
     "models/digits/versions/1/try",
     "models/add",
+    "models/branches",
     "models/add?from=store",
     "models/add?from=folder",
     "models/add?from=mlflow",

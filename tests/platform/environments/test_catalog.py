@@ -15,6 +15,7 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.tasks.runner import TaskRunner
@@ -39,6 +40,12 @@ elif arguments[1] == "list":
     print("iniconfig==2.0.0")
 """
 """What `uv` is replaced with: it notes its arguments, and its environments are the Python of the tests."""
+
+
+ABSENT_INDEX = """\
+elif arguments[1] == "install" and __import__("os").environ.get("UV_TORCH_BACKEND"):
+    sys.exit("error: Failed to fetch: https://download.pytorch.org/whl/cpu/iniconfig/")
+elif arguments[1] == "install":"""
 
 
 class Environments:
@@ -118,6 +125,35 @@ def test_an_environment_is_built_from_packages_and_this_release(environments: En
     assert lines == ["iniconfig", builder.own_requirement(["torch"])]
     assert environments.python("reader") == environments.folder / "1" / row.digest / "bin" / "python"
     assert "import iniconfig: " in environments.log("reader")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "variable", "line", "is_small"),
+    [
+        *(("", "", "torch", True), ("nvidia0", "", "torch", False), ("nvidiactl", "", "torch", True)),
+        *(("", "UV_INDEX", "torch", False), ("", "", "--extra-index-url https://h.org", False)),
+    ],
+)
+def test_pytorch_is_for_cpus_where_there_is_no_gpu_and_no_index_is_chosen(
+    tmp_path: Path, gpu: str, variable: str, line: str, is_small: bool
+) -> None:
+    (tmp_path / (gpu or "null")).touch()
+
+    found = builder.for_cpus({variable: "x"} if variable else {}, read_requirements(line), tmp_path)
+
+    assert found == ({"UV_TORCH_BACKEND": "cpu"} if is_small and sys.platform == "linux" else {})
+
+
+def test_without_the_index_of_pytorch_the_usual_one_is_used(
+    environments: Environments, uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "for_cpus", lambda *_: {"UV_TORCH_BACKEND": "cpu"})
+    program = uv.parent / "bin" / "uv"
+    program.write_text(program.read_text().replace('elif arguments[1] == "install":', ABSENT_INDEX))
+    environments.add("reader", "iniconfig")
+
+    assert environments.when_built("reader").state == "ready"
+    assert len([line for line in uv.read_text().splitlines() if '"install"' in line]) == 2
 
 
 def test_the_python_of_the_platform_is_its_own_and_others_are_found_by_uv(environments: Environments, uv: Path) -> None:

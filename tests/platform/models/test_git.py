@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, add, settled
-from tests.platform.models.git_server import GitServer, git_server, ssh_server
+from tests.support.git_server import GitServer, git_server, ssh_server
 from tests.support.process import eventually
 
 from charonia.core.errors import ServingError, invalid
@@ -282,6 +282,56 @@ def test_a_push_to_a_repository_reaches_the_models_that_the_deployment_has(
     assert [each["number"] for each in push()] == [2, 2, 2]
     models = admin.get("/api/v1/projects/default/deployments/pair").json()["spec"]["models"]
     assert {each["name"]: each["versions"] for each in models} == {"a": [2], "b": [2]}
+
+
+@pytest.mark.parametrize("ref", ["", "@main", "@v1"])
+def test_a_poll_adds_a_version_of_a_new_commit_and_says_why_it_fails(
+    admin: TestClient, server: GitServer, platform: Platform, ref: str
+) -> None:
+    server.commit(NET)
+    server.git("tag", "-a", "-m", "v1", "v1")
+    place = f"{server.address}{ref}#nets/net"
+    assert admin.put(f"{MODELS}/net/follow", json={"place": place, "every_s": 60}).status_code == 200
+
+    def after(now_s: float) -> dict[str, Any]:
+        platform.polls.step(now_s)
+        found: dict[str, Any] = admin.get("/api/v1/projects/default/follows").json()["net"]
+        return found
+
+    first = after(1e10)
+    assert (first["added"], first["commit"], first["problem"]) == (1, server.git("rev-parse", "main"), "")
+    assert settled(admin, "net", 1)["state"] == "ready"
+    requests = len(server.seen)
+    commit = server.commit({**NET, "nets/net/1/model.onnx": b"two"})
+    server.git("tag", "-f", "-a", "-m", "v1", "v1")
+    assert after(1e10 + 59) == first
+    assert len(server.seen) == requests
+
+    second = after(1e10 + 60)
+    assert (second["added"], second["commit"]) == (2, commit)
+    assert settled(admin, "net", 2)["source"] == f"{server.address}@{commit}#nets/net"
+    assert after(1e10 + 120)["added"] == 2
+    server.authorization = "Basic sesame"
+    assert "terminal prompts disabled" in after(1e10 + 180)["problem"]
+
+
+def test_a_branch_that_does_not_exist_and_an_interval_out_of_bounds(
+    admin: TestClient, server: GitServer, platform: Platform
+) -> None:
+    server.commit(NET)
+    wanted = {"place": f"{server.address}@other", "every_s": 60}
+    for changes, problem in (
+        ({"every_s": 59}, "every_s: expected 60 to 86400"),
+        ({"every_s": 0}, "`every_s` for polls"),
+    ):
+        assert problem in admin.put(f"{MODELS}/net/follow", json={**wanted, **changes}).json()["error"]
+
+    path = admin.put(f"{MODELS}/net/follow", json=wanted).json()["path"]
+    platform.polls.step(1e10)
+
+    assert "no such branch or tag" in admin.get(f"{MODELS}/net/follow").json()["problem"]
+    body = json.dumps({"ref": "refs/heads/other"}).encode()
+    assert admin.post(path, content=body, headers=signed(body, "github", "")).status_code == 403
 
 
 @pytest.mark.parametrize(

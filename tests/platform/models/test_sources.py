@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import MODELS, add, add_files
-from tests.platform.models.git_server import git_server
 from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
+from tests.support.git_server import git_server
 from tests.support.s3_server import S3, s3_server, virtual_hosts
 
 from charonia.platform.artifacts import blobs

@@ -199,7 +199,7 @@ def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
         return {**shown, "problems": error.message.splitlines()}
     if not plan.is_new and not text_of(sent, "existing"):
         return {**shown, "taken": value["name"]}
-    return {**shown, **_planned(plan, value)}
+    return {**_planned(plan, value), "pipelines": shown["pipelines"]}
 
 
 def _planned(plan: ChangePlan, spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import NewEnvironment
-from charonia.platform.models import arrival, registry
+from charonia.platform.models import arrival, follow, registry
 from charonia.platform.models.git import parse_git
 from charonia.platform.models.pipeline import as_one, diagrams
 from charonia.platform.models.records import (
@@ -56,6 +56,12 @@ README_BYTES_MAX = 256 * 1024
 Field = Annotated[Text, Form()]
 
 _FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "secret": "", "fixed": False}
+
+_FOLLOW = {
+    **dict.fromkeys(("name", "place", "secret", "hook", "deployment"), ""),
+    "every_s": "300",
+    "strategy": "canary",
+}
 
 
 @router.get("")
@@ -100,6 +106,43 @@ def add(visit: OnPage, sent: Sent) -> Response:
         return _form(visit, way, form, status=INVALID, problems={field: _whole(error)})
     visit.platform.tasks.wake()
     return go(visit.path("models", added.model, "versions", added.number))
+
+
+@router.get("/branches")
+def show_branches(visit: OnPage) -> Response:
+    return _branches(visit)
+
+
+@router.post("/branches")
+def follow_branch(visit: OnPage, sent: Sent) -> Response:
+    """Let a model follow a branch."""
+    form = {name: text_of(sent, name) for name in _FOLLOW}
+    try:
+        wanted = {**form, "every_s": int(form["every_s"])}
+        name = wanted.pop("name") or name_of(form["place"], "git")
+        with visit.platform.database.transaction() as session:
+            chosen = follow.Follow(**wanted)  # type: ignore[arg-type]
+            follow.put(session, visit.platform.workloads.secrets, visit.who, visit.project, str(name), chosen)
+    except (ServingError, ValueError) as error:
+        return _branches(visit, status=INVALID, form=form, problem=str(error))
+    return _branches(visit)
+
+
+@router.post("/branches/{name}/remove")
+def unfollow_branch(visit: OnPage, name: Text) -> Response:
+    """Let a model follow no branch."""
+    with visit.platform.database.transaction() as session:
+        follow.remove(session, visit.who, visit.project, name)
+    return _branches(visit)
+
+
+def _branches(visit: Visit, *, status: int = 200, form: Mapping[str, str] = _FOLLOW, problem: str = "") -> Response:
+    with visit.platform.database.reading() as session:
+        found = follow.every(session, visit.who, visit.project)
+    values = {"follows": found, "form": form, "problem": problem}
+    return visit.show(
+        "branches.html", values, block="branches" if visit.request.method == "POST" else "", status=status
+    )
 
 
 @router.get("/{name}")

@@ -26,6 +26,11 @@ REASON_LINES_MAX = 8
 
 IMPORT_S_MAX = 300.0
 
+_PYTORCH_INDEX = "download.pytorch.org"
+_INDEX_VARIABLES = frozenset(
+    {"UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"}
+)
+
 _TRIAL = Path(__file__).parent / "import_trial.py"
 
 
@@ -120,7 +125,18 @@ def _make(
     command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
     command.append("--compile-bytecode")  # servers only read the environment
     said = deque[str](maxlen=REASON_LINES_MAX)
-    if run.run(confined(*command), timeout_s=BUILD_S_MAX, on_line=said.append, **inside):
+    small = for_cpus(inside["environment"], wanted, Path("/dev"))
+    status = run.run(
+        confined(*command),
+        timeout_s=BUILD_S_MAX,
+        on_line=said.append,
+        **{**inside, "environment": inside["environment"] | small},
+    )
+    if status and small and any(_PYTORCH_INDEX in line for line in said):
+        run.progress(0.1, f"{_PYTORCH_INDEX} cannot be reached: PyTorch from the usual index, for GPUs too")
+        said.clear()
+        status = run.run(confined(*command), timeout_s=BUILD_S_MAX, on_line=said.append, **inside)
+    if status:
         raise invalid("\n".join(["the packages cannot be installed:", *said]), hint="the log has everything")
     run.progress(0.8, "importing the installed packages")
     trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
@@ -137,6 +153,13 @@ def _make(
         "size": sum(path.lstat().st_size for path in folder.rglob("*")),
     }
     _record(folder).write_text(json.dumps(content), encoding="utf-8")
+
+
+def for_cpus(variables: Mapping[str, str], wanted: Requirements, devices: Path) -> dict[str, str]:
+    """Return the variable for a PyTorch without CUDA, a tenth of the size: without a GPU, unless indexes are chosen."""
+    is_chosen = not _INDEX_VARIABLES.isdisjoint(variables) or any("index-url" in line for line in wanted.lines)
+    has_gpu = any(devices.glob("nvidia[0-9]*"))
+    return {} if is_chosen or has_gpu or sys.platform != "linux" else {"UV_TORCH_BACKEND": "cpu"}
 
 
 def _record(folder: Path) -> Path:

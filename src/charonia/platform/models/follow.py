@@ -1,6 +1,7 @@
-"""Models that follow a branch: a signed push makes a version, and a deployment gets it if the model says so.
+"""Models that follow a branch: a new commit makes a version, and a deployment gets it if the model says so.
 
-A push is only a sign: the platform fetches the address that the model follows, and nothing that the push names.
+The platform hears of commits by signed pushes, and by polling. A push is only a sign: the platform fetches the address
+that the model follows, and nothing that the push names.
 
 Source: the documentation of webhooks of GitHub, GitLab and Gitea.
 """
@@ -8,26 +9,43 @@ Source: the documentation of webhooks of GitHub, GitLab and Gitea.
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import String, cast, select
+from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import RefusalKind, ServingError, invalid, not_found
+from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
+from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import arrival, registry
-from charonia.platform.models.git import parse_git
+from charonia.platform.models.git import latest_commit, parse_git
 from charonia.platform.models.records import ADD, AddedVersion
-from charonia.platform.models.sources import VersionSource
+from charonia.platform.models.sources import ANY, AllowedHosts, VersionSource
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.values import check_name
 
+_log = logging.getLogger(__name__)
+
 HOOK_SECRET_CHARS_MIN = 16
+
+EVERY_S_MIN = 60
+EVERY_S_MAX = 86_400
+
+LOOK_S = 10.0
+"""Interval between checks which models are due."""
+
+POLLS_AT_ONCE = 20
+"""Most branches that are polled in one check."""
 
 Strategy = Literal["replace", "beside", "canary"]
 
@@ -41,20 +59,30 @@ class Follow:
     Attributes:
         place: Address of a Git repository with a branch or tag; none for the default branch.
         secret: Secret of the project with the repository's token or key, "" for none.
-        hook: Secret of the project that the host signs its calls with.
+        hook: Secret of the project that the host signs its calls with, "" for no calls.
+        every_s: Interval of polls in seconds, 0 for none.
         deployment: Deployment that gets new versions, "" for none.
         strategy: How they get requests.
         author: Name of the caller who has set it up, with whose permissions versions are added.
         path: Path that the host calls.
+        looked: When the branch was polled, or a push came, in seconds since the epoch; 0 for never.
+        commit: The commit at the last poll.
+        added: The last version that was added.
+        problem: Why the last poll failed, "" if it did not.
     """
 
     place: str
-    hook: str
+    hook: str = ""
+    every_s: int = 0
     secret: str = ""
     deployment: str = ""
     strategy: Strategy = "canary"
     author: str = ""
     path: str = ""
+    looked: float = 0.0
+    commit: str = ""
+    added: int = 0
+    problem: str = ""
 
 
 def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str, name: str, wanted: Follow) -> Follow:
@@ -63,10 +91,16 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
     VersionSource("git", wanted.place, secret=wanted.secret).check()
     if wanted.deployment:
         check_name("deployment", wanted.deployment)
-    for each in (wanted.hook, wanted.secret):
-        value = secrets.value(session, found.id, each) if each or each is wanted.hook else ""
-        if each is wanted.hook and len(value.strip()) < HOOK_SECRET_CHARS_MIN:
-            raise invalid(f"secret '{each}': expected at least {HOOK_SECRET_CHARS_MIN} characters to sign calls with")
+    if not (wanted.hook or wanted.every_s):
+        raise invalid("expected `hook`, a secret that calls of the host are signed with, or `every_s` for polls")
+    if wanted.every_s and not EVERY_S_MIN <= wanted.every_s <= EVERY_S_MAX:
+        raise invalid(f"every_s: expected {EVERY_S_MIN} to {EVERY_S_MAX} seconds, or 0, got {wanted.every_s}")
+    if wanted.secret:
+        secrets.value(session, found.id, wanted.secret)
+    if wanted.hook and len(secrets.value(session, found.id, wanted.hook).strip()) < HOOK_SECRET_CHARS_MIN:
+        raise invalid(
+            f"secret '{wanted.hook}': expected at least {HOOK_SECRET_CHARS_MIN} characters to sign calls with"
+        )
     owner = _owner(session, found.id, name) or registry.create(session, who, project, name, registry.ModelDetails())
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
     may = {
@@ -84,6 +118,13 @@ def get(session: Session, who: Principal, project: str, name: str) -> Follow:
     if not owner.follows:
         raise not_found(f"model '{name}' follows no branch")
     return Follow(**owner.follows["follow"])
+
+
+def every(session: Session, who: Principal, project: str) -> Sequence[tuple[str, Follow]]:
+    """Return the models of a project that follow a branch, by name, and what they follow."""
+    found = projects.find(session, who, project)
+    rows = session.scalars(_following().where(ModelRow.project_id == found.id))
+    return [(row.name, Follow(**row.follows["follow"])) for row in rows]
 
 
 def remove(session: Session, who: Principal, project: str, name: str) -> None:
@@ -141,6 +182,8 @@ def received(
     if found is None or owner is None or not owner.follows:
         raise _refused()
     follow = Follow(**owner.follows["follow"])
+    if not follow.hook:
+        raise _refused()
     try:
         secret = secrets.value(session, found.id, follow.hook).strip()
     except ServingError:  # it was removed
@@ -149,16 +192,125 @@ def received(
         raise _refused()
     if not is_push(headers, body, parse_git(follow.place).ref):
         return None
+    return _add(session, uploads, found, owner, "after a push", looked=time.time())
+
+
+def _add(
+    session: Session, uploads: UploadFolder, project: ProjectRow, owner: ModelRow, notes: str, **seen: Any
+) -> AddedVersion:
+    """Add a version of what a model follows, and record what was seen. A version that waits already will do."""
+    follow = Follow(**owner.follows["follow"])
     source = VersionSource("git", follow.place, secret=follow.secret)
-    waiting = select(TaskRow).where(TaskRow.project_id == found.id, TaskRow.kind == ADD, TaskRow.state == "waiting")
+    waiting = select(TaskRow).where(TaskRow.project_id == project.id, TaskRow.kind == ADD, TaskRow.state == "waiting")
     for task in session.scalars(waiting):
-        if task.subject.startswith(f"{name}/") and task.arguments.get("source") == asdict(source):
-            return AddedVersion(name, int(task.subject.rpartition("/")[2]), task.id)
-    grants = [Grant(ProjectRole.DEPLOYER, project, bool(owner.follows["may_run_code"]))]
+        if task.subject.startswith(f"{owner.name}/") and task.arguments.get("source") == asdict(source):
+            return AddedVersion(owner.name, int(task.subject.rpartition("/")[2]), task.id)
+    grants = [Grant(ProjectRole.DEPLOYER, project.name, bool(owner.follows["may_run_code"]))]
     grants += [Grant(ProjectRole.ADMIN)] if owner.follows["may_read_folders"] else []
     who = Principal.of(follow.author, grants)
     roll = {"deployment": follow.deployment, "strategy": follow.strategy} if follow.deployment else {}
-    return arrival.add(session, uploads, who, project, name, source, "after a push", roll)
+    added = arrival.add(session, uploads, who, project.name, owner.name, source, notes, roll)
+    _record(owner, added=added.number, problem="", **seen)
+    return added
+
+
+def _record(owner: ModelRow, **seen: Any) -> None:
+    owner.follows = {**owner.follows, "follow": asdict(replace(Follow(**owner.follows["follow"]), **seen))}
+
+
+class Polls:
+    """Polls the branches of models, in a thread.
+
+    Args:
+        wake: Called after a version was added.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        store: ArtifactStore,
+        uploads: UploadFolder,
+        secrets: ProjectSecrets,
+        hosts: AllowedHosts,
+        isolation: Isolation,
+        wake: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._uploads = uploads
+        self._secrets = secrets
+        self._hosts = hosts
+        self._isolation = isolation
+        self._wake = wake
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="polls", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the poll in progress."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self, now_s: float) -> None:
+        """Poll the branches that are due. Several platforms over one database poll each one time."""
+        due = [number for number, follow in self._all() if _is_due(follow, now_s)][:POLLS_AT_ONCE]
+        for number in due:
+            if self._closing.is_set():
+                return
+            with self._database.transaction() as session:
+                row = session.scalar(_following().where(ModelRow.id == number).with_for_update(of=ModelRow))
+                if row is None or not _is_due(Follow(**row.follows["follow"]), now_s):
+                    continue
+                _record(row, looked=now_s)
+                follow, project_id = Follow(**row.follows["follow"]), row.project_id
+                may_name_any = bool(row.follows["may_read_folders"])
+            self._poll(number, follow, project_id, may_name_any=may_name_any)
+
+    def _all(self) -> Sequence[tuple[int, Follow]]:
+        with self._database.reading() as session:
+            return [(row.id, Follow(**row.follows["follow"])) for row in session.scalars(_following())]
+
+    def _poll(self, number: int, follow: Follow, project_id: int, *, may_name_any: bool) -> None:
+        """Add a version if the commit has changed, and record a failure."""
+        try:
+            address = parse_git(follow.place)
+            AllowedHosts((ANY,) if may_name_any else self._hosts.entries).check(address.url)
+            with self._database.reading() as session:
+                secret = self._secrets.value(session, project_id, follow.secret) if follow.secret else ""
+            with self._store.local.scratch() as folder:
+                commit = latest_commit(address, secret, folder, self._isolation)
+            with self._database.transaction() as session:
+                row = session.scalar(_following().where(ModelRow.id == number).with_for_update(of=ModelRow))
+                if row is None or row.follows["follow"]["place"] != follow.place:
+                    return
+                if commit != follow.commit:
+                    _add(session, self._uploads, row.project, row, f"commit {commit[:12]}", commit=commit)
+                _record(row, commit=commit, problem="")
+            self._wake()
+        except ServingError as error:
+            with self._database.transaction() as session:
+                row = session.scalar(_following().where(ModelRow.id == number))
+                if row is not None:
+                    _record(row, problem=error.message)
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self.step(time.time())
+            except Exception:
+                _log.exception("polls of branches: a check has failed")
+
+
+def _is_due(follow: Follow, now_s: float) -> bool:
+    return bool(follow.every_s) and now_s - follow.looked >= follow.every_s
+
+
+def _following() -> Any:
+    query = select(ModelRow).where(cast(ModelRow.follows, String) != "{}").order_by(ModelRow.name)
+    return query.options(joinedload(ModelRow.project))
 
 
 def _owner(session: Session, project_id: int, name: str) -> ModelRow | None:

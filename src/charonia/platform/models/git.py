@@ -31,6 +31,9 @@ from charonia.platform.models import lfs
 FETCH_S_MAX = 1800.0
 """Time limit for all commands of one fetch."""
 
+LOOK_S_MAX = 60.0
+"""Time limit for a look at the commit of a branch."""
+
 FETCHED_BYTES_MAX = 32 * 2**30
 """Most bytes that git writes, and that the files of a commit have."""
 
@@ -157,6 +160,18 @@ def parse_git(text: str) -> GitAddress:
     return GitAddress(text, scheme, parts["host"], port, remote, parts["ref"] or "", folder)
 
 
+def latest_commit(address: GitAddress, secret: str, scratch: Path, isolation: Isolation) -> str:
+    """Return the commit of a branch or tag, without fetching it. Arguments and errors as for `checkout`."""
+    names = [f"refs/heads/{address.ref}", f"refs/tags/{address.ref}^{{}}", f"refs/tags/{address.ref}"]
+    with _git(address, secret, scratch, isolation, lambda: None, LOOK_S_MAX) as git:
+        lines = git.run("ls-remote", address.remote, *(names if address.ref else ["HEAD"])).decode().splitlines()
+    found = {name: commit for commit, _, name in (line.partition("\t") for line in lines)}
+    commit = next((found[name] for name in (*names, "HEAD") if name in found), "")
+    if not commit:
+        raise not_found(f"'{address.text}': the repository has no such branch or tag")
+    return commit
+
+
 @contextmanager
 def checkout(
     address: GitAddress,
@@ -179,11 +194,7 @@ def checkout(
         TooLargeError: The commit has too many files or bytes.
         StorageFullError: The disk is full.
     """
-    if shutil.which("git") is None:
-        raise unavailable("git is not installed on the platform's machine", hint="install git, and ssh for git+ssh://")
-    with isolation.room(None) as room:
-        end_s = time.monotonic() + FETCH_S_MAX
-        git = _Git(address, scratch, room, isolation, check, _access(address, secret, room), end_s)
+    with _git(address, secret, scratch, isolation, check, FETCH_S_MAX) as git:
         git.run("init", "--quiet", "--template=")
         (scratch / "git" / "info").mkdir(exist_ok=True)
         (scratch / "git" / "info" / "attributes").write_text(f"* {' '.join(f'!{name}' for name in _UNSET)}\n")
@@ -199,6 +210,22 @@ def checkout(
             git.demand(sum(pointer.size for pointer in absent.values()))
             lfs.fetch(git.lfs_server(), absent, allow, git.check_time)
     yield found, commit
+
+
+@contextmanager
+def _git(
+    address: GitAddress,
+    secret: str,
+    scratch: Path,
+    isolation: Isolation,
+    check: Callable[[], None],
+    limit_s: float,
+) -> Iterator["_Git"]:
+    if shutil.which("git") is None:
+        raise unavailable("git is not installed on the platform's machine", hint="install git, and ssh for git+ssh://")
+    with isolation.room(None) as room:
+        access, end_s = _access(address, secret, room), time.monotonic() + limit_s
+        yield _Git(address, scratch, room, isolation, check, access, end_s)
 
 
 def _access(address: GitAddress, secret: str, room: PrivateFolders) -> dict[str, str]:
@@ -287,7 +314,7 @@ class _Git:
         """Raise if the work is cancelled or takes too long."""
         self.check()
         if time.monotonic() > self.end_s:
-            raise unavailable(f"'{self.address.text}': git has not ended after {FETCH_S_MAX:g} s")
+            raise unavailable(f"'{self.address.text}': git has not ended in time")
 
     def _run(self, *command: str) -> bytes:
         """Return the output of a command."""

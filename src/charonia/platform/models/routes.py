@@ -84,7 +84,8 @@ class FollowBody(RequestBody):
     """What a model follows."""
 
     place: Text = Field(max_length=PLACE_CHARS_MAX, description="git+https://host/group/repo.git@BRANCH#FOLDER")
-    hook: Text = Field(description="Secret that the host of the repository signs its calls with.")
+    hook: Text = Field("", description="Secret that the host of the repository signs its calls with, empty for none.")
+    every_s: Number = Field(0, description="Interval of polls in seconds, from a minute to a day; 0 for none.")
     secret: Text = Field("", description="Secret with the token or key of the repository.")
     deployment: Text = Field("", description="Deployment that gets new versions, empty for none.")
     strategy: follow.Strategy = Field("canary", description="How they get requests.")
@@ -173,9 +174,16 @@ def get_follow(project: Text, model: Text, who: Caller, here: Here) -> follow.Fo
         return follow.get(session, who, project, model)
 
 
+@router.get("/follows")
+def list_follows(project: Text, who: Caller, here: Here) -> Mapping[str, follow.Follow]:
+    """Return the branches that models follow, by model."""
+    with here.database.reading() as session:
+        return dict(follow.every(session, who, project))
+
+
 @router.put("/models/{model}/follow")
 def put_follow(project: Text, model: Text, body: FollowBody, who: Caller, here: Here) -> follow.Follow:
-    """Let a model follow a branch: a push adds a version, with the permissions of the caller of today."""
+    """Let a model follow a branch: a new commit adds a version, with the permissions of the caller of today."""
     with here.database.transaction() as session:
         wanted = follow.Follow(**body.model_dump())
         return follow.put(session, here.workloads.secrets, who, project, model, wanted)
