@@ -5,6 +5,7 @@ models replace here. They hold a scheduler up until as many requests have arrive
 TRITONSERVER_BACKLOG_DELAY_SCHEDULER say, so that batches do not depend on time.
 """
 
+import asyncio
 import os
 import re
 import sys
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.main import main
+from charonia.server.grpc.calls import UnaryCall
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.scheduling.api import Command, Event, Scheduler, SlotIdle, Submit
 
 HOLDS = ("TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
+
+DELAY = "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC"
 
 SEQUENCE = """
 import json, time
@@ -136,6 +140,8 @@ def main_of_suites(arguments: list[str]) -> int:
     held = sum(int(os.environ.get(name, 0)) for name in HOLDS)
     if held:
         hold(held)
+    if seconds := int(os.environ.get(DELAY, 0)):
+        delay_calls(seconds)
     if not any(argument.startswith("--backend-directory") for argument in arguments):
         arguments = [*arguments, f"--backend-directory={BACKENDS}"]
     return main(["serve", *arguments])
@@ -150,6 +156,16 @@ def hold(requests: int) -> None:
         self.observed = lambda scheduler: Held(scheduler, requests)
 
     setattr(Backends, "__init__", held)  # noqa: B010
+
+
+def delay_calls(seconds: int) -> None:
+    """Answer calls over gRPC later."""
+    begin = UnaryCall._begin
+
+    def delayed(self: UnaryCall, message: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, begin, self, bytes(message))
+
+    setattr(UnaryCall, "_begin", delayed)  # noqa: B010
 
 
 def prepare(repository: Path) -> None:

@@ -78,6 +78,15 @@ KNOWN: dict[str, str] = {
     "L0_parameters InferenceParametersTest.test_headers": "gRPC metadata of a request",
     "L0_parameters InferenceParametersTest.test_grpc_header_forward_*": "gRPC metadata of a request",
     "L0_shared_memory TestSharedMemoryUnregister.*_during_inference_*": "unregistering a region of shared memory",
+    "L0_client_timeout ClientNonInferTimeoutTest.test_grpc_register_cuda_shared_memory": "needs a GPU",
+    "L0_lifecycle LifeCycleTest.test_parse_error_modelfail*": "one of several versions fails to load",
+    "L0_lifecycle LifeCycleTest.test_parse_error_no_model_config": "readiness of the server",
+    "L0_lifecycle LifeCycleTest.test_multiple_model_repository_polling": "readiness of the server",
+    "L0_lifecycle LifeCycleTest.*_control_startup_models": "needs a GPU: models of TensorRT",
+    "L0_lifecycle LifeCycleTest.test_model_repository_index": "needs a GPU: models of TensorRT",
+    "L0_lifecycle LifeCycleTest.test_dynamic_model_modify": "needs a GPU: models of TensorRT",
+    "L0_lifecycle LifeCycleTest.test_dynamic_file_delete": "needs a GPU: models of TensorRT",
+    "L0_lifecycle LifeCycleTest.test_parse_error_model_no_version": "needs a GPU: models of TensorRT",
     "L0_trace TraceEndpointTest.*": "trace settings: `trace_file`",
     "L0_logging TestLogFormat.test_format[[]default]": "log: the table of models",
     "L0_logging TestLogFormat.test_format[[]ISO8601]": "log: the table of models",
@@ -204,6 +213,39 @@ exit() {
 """
 """Read by bash before a script: a step that fails, such as one with a client in C++, does not end the script early."""
 
+CLIENT = """
+import sys
+import numpy as np
+import tritonclient.grpc, tritonclient.http
+given = sys.argv[1:]
+timeout_s = int(given[given.index("-t") + 1]) / 1e6
+module = tritonclient.grpc if "grpc" in given else tritonclient.http
+options = {} if module is tritonclient.grpc else {"network_timeout": timeout_s, "connection_timeout": timeout_s}
+client = module.InferenceServerClient("localhost:8001" if module is tritonclient.grpc else "localhost:8000", **options)
+tensor = module.InferInput("INPUT0", [1, 8], "INT32")
+tensor.set_data_from_numpy(np.zeros((1, 8), np.int32))
+model, limit = "custom_identity_int32", {"client_timeout": timeout_s} if module is tritonclient.grpc else {}
+calls = [lambda: client.infer(model, [tensor], **limit)]
+if "-p" in given:
+    plain = "is_server_live is_server_ready get_server_metadata get_model_repository_index get_trace_settings"
+    plain += " get_log_settings get_system_shared_memory_status get_cuda_shared_memory_status"
+    plain += " unregister_system_shared_memory unregister_cuda_shared_memory get_inference_statistics"
+    calls = [lambda name=name: getattr(client, name)(**limit) for name in plain.split()]
+    of_model = "is_model_ready get_model_metadata get_model_config unload_model load_model"
+    calls += [lambda name=name: getattr(client, name)(model, **limit) for name in of_model.split()]
+    calls += [lambda: client.update_log_settings({}, **limit)]
+    calls += [lambda: client.register_system_shared_memory("none", "/none", 1, **limit)]
+failed = 0
+for call in calls:
+    try:
+        call()
+    except Exception:
+        failed = 1
+        print("Stream has been closed" if "-s" in given else "Deadline Exceeded")
+sys.exit(failed)
+"""
+"""Stands for the client in C++ with which L0_client_timeout begins, and which it needs to continue."""
+
 ENTER = """
 set -e
 ip link set lo up
@@ -278,6 +320,10 @@ def prepare(checkout: Path, work: Path) -> None:
     decoupled = triton / "qa" / "L0_decoupled"
     if decoupled.exists():  # the suite has the same test for models of the Python backend
         shutil.copytree(decoupled / "models", decoupled / "python_models", dirs_exist_ok=True)
+    client = triton / "qa" / "clients" / "client_timeout_test"
+    client.parent.mkdir(exist_ok=True)
+    client.write_text(f"#!{sys.executable}\n{CLIENT}")
+    client.chmod(0o755)
     for name, text in STAND_INS.items():
         (triton / "backends" / name).mkdir()
         (triton / "backends" / name / "model.py").write_text(text)
