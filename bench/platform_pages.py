@@ -21,7 +21,7 @@ from examples.platform.process import Platform, running_platform
 
 from bench import platform_rows as rows
 from bench.machine import machine
-from charonia.platform.console import routes as console
+from charonia.platform.app import PAGES
 
 ROUNDS = 20
 IDLE_S = 30.0
@@ -77,12 +77,7 @@ def concrete(path: str, upload: Mapping[str, str]) -> str:
 
 def paths(openapi: Mapping[str, Any], upload: Mapping[str, str]) -> list[str]:
     """Return every page, and every GET of the API."""
-    pages = {
-        route.path
-        for module in vars(console).values()
-        for route in getattr(getattr(module, "router", None), "routes", ())
-        if "GET" in route.methods
-    }
+    pages = {route.path for module in PAGES for route in module.router.routes if "GET" in route.methods}
     calls = [path for path, methods in openapi["paths"].items() if "get" in methods]
     return [concrete(path, upload) for path in sorted(pages) + calls if not LEFT_OUT.search(path)] + list(LONGEST)
 

@@ -30,7 +30,7 @@ def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
     """A platform with its reconciler and tasks at work, and a client with the owner's key."""
     app = make_app(PlatformSettings(data, isolation="available", database=url))
     platform = app.state.platform
-    made = Deployments(platform.database, {"local": target}, platform.workloads)
+    made = Deployments(platform.database, {"local": target}, platform.workloads, platform.lease)
     object.__setattr__(platform, "deployments", made)
     with platform.database.transaction() as session:
         prepare_owner(session, data)

@@ -18,7 +18,7 @@ from tests.support.platform_models import add_version
 
 from charonia.platform.app import OPENAPI_PATH, make_app
 from charonia.platform.database.connection import Database
-from charonia.platform.people import sessions
+from charonia.platform.people import users
 from charonia.platform.people.calls import caller
 from charonia.platform.people.routes import KeyRequest
 from charonia.platform.serve import prepare_owner
@@ -130,11 +130,11 @@ def on_each(tmp_path: Path, database: Database) -> Iterator[TestClient]:
     with app.state.platform.database.transaction() as session:
         secret = prepare_owner(session, tmp_path)
     with app.state.platform.database.transaction() as session:
-        cookie = sessions.use_link(session, secret, "") or ""
+        cookie = users.use_link(session, secret, "") or ""
     add_version(app.state.platform.database, tmp_path, "echo", {"1/model.onnx": b"x"})
     client = TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
     client.headers["Authorization"] = f"Bearer {(tmp_path / 'owner.key').read_text().strip()}"
-    client.cookies.set(sessions.COOKIE, cookie)
+    client.cookies.set(users.COOKIE, cookie)
     yield client
     app.state.platform.database.close()
 

@@ -25,9 +25,21 @@ from charonia.platform.alerts.alerts import Alerts
 from charonia.platform.artifacts.blobs import StorageFullError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.artifacts.uploads import UploadFolder
-from charonia.platform.console import routes as console
+from charonia.platform.console import (
+    alert_pages,
+    assets,
+    deploy_pages,
+    deployment_pages,
+    environment_pages,
+    job_pages,
+    model_pages,
+    people_page,
+    traffic_pages,
+    trial_pages,
+)
 from charonia.platform.console.pages import Visit, plain_page, wants_page
 from charonia.platform.database.connection import Database, DatabaseFullError
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.deployments import routes as deployments
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
@@ -273,7 +285,20 @@ _log = logging.getLogger(__name__)
 BODY_BYTES_MAX = 16 * 2**20
 """Largest body of a call. Streamed bodies, such as pieces of an upload, are limited by their routes."""
 
-_ROUTERS = (login, people, models, environments, deployments, jobs, tasks, alerts, console)
+_ROUTERS = (login, people, models, environments, deployments, jobs, tasks, alerts)
+
+PAGES = (
+    assets,
+    alert_pages,
+    people_page,
+    environment_pages,
+    job_pages,
+    model_pages,
+    deploy_pages,  # before routes with a name in their address, so that "new" is not taken for one
+    deployment_pages,
+    traffic_pages,
+    trial_pages,
+)
 
 
 def make_app(settings: PlatformSettings) -> FastAPI:
@@ -283,15 +308,17 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         platform.tasks.start()
+        platform.lease.start()
         platform.deployments.start()
-        platform.alerts.start()
-        platform.polls.start()
+        platform.alerts.loop.start()
+        platform.polls.loop.start()
         yield
-        platform.polls.close()
-        platform.alerts.close()
+        platform.polls.loop.close()
+        platform.alerts.loop.close()
         platform.trials.close()
         platform.deployments.close()
         platform.tasks.close()
+        platform.lease.close()
         for cluster in platform.clusters:
             cluster.close()
         platform.database.close()
@@ -308,6 +335,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     app.state.platform = platform
     for each in _ROUTERS:
         app.include_router(each.router)
+    for page in PAGES:
+        app.include_router(page.router, include_in_schema=False)
     app.include_router(models.hooks)
     describe(app)
     app.add_middleware(RepeatedCalls, database=platform.database)
@@ -337,7 +366,6 @@ def make_platform(settings: PlatformSettings) -> Platform:
     for remark in isolation.check():
         _log.warning("isolation: %s", remark)
     local = LocalTarget(data / "deployments", settings.ports, isolation)
-    isolation.sweep(local.temporary_folders())
     targets: dict[str, DeploymentTarget] = {local.name: local}
     opens = (open_kubernetes, open_kserve) if settings.kubernetes.config else ()
     clusters = [each(settings.kubernetes, artifacts, data) for each in opens]
@@ -345,7 +373,9 @@ def make_platform(settings: PlatformSettings) -> Platform:
     if settings.ray.dashboard:
         ray = open_ray(settings.ray, artifacts, data)
         targets[ray.name] = ray
-    deployments = Deployments(database, targets, workloads)
+    lease = PlatformLease(database)
+    lease.on_taken.append(lambda: isolation.sweep(local.temporary_folders()))
+    deployments = Deployments(database, targets, workloads, lease)
     hosts = AllowedHosts(settings.store_hosts)
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
@@ -360,7 +390,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
             )
         ),
     }
-    tasks = TaskRunner(database, data / "tasks", handlers)
+    tasks = TaskRunner(database, data / "tasks", handlers, lease)
     return Platform(
         settings,
         database,
@@ -370,8 +400,14 @@ def make_platform(settings: PlatformSettings) -> Platform:
         workloads,
         deployments,
         Trials(database, workloads, data / "trials", isolation),
-        Alerts(database, workloads.secrets, hosts, deployments.collector.latest, data=data, page=settings.url),
-        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, tasks.wake),
+        Alerts(
+            *(database, workloads.secrets, hosts, deployments.collector.latest),
+            data=data,
+            page=settings.url,
+            has_turn=lease.is_held,
+        ),
+        lease,
+        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, tasks.wake, lease.is_held),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

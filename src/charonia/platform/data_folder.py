@@ -25,8 +25,12 @@ class LocalAccess(NamedTuple):
     key: str
 
 
-def claim(folder: Path) -> IO[str]:
-    """Create a data folder if it is missing, and lock it for this process until the returned file is closed."""
+def claim(folder: Path, *, is_shared: bool = False) -> IO[str]:
+    """Create a data folder if it is missing, and lock it for this process until the returned file is closed.
+
+    Args:
+        is_shared: Whether others may claim it, too.
+    """
     import fcntl  # here: where it is missing, on Windows, commands still reach a platform elsewhere
 
     try:
@@ -35,7 +39,7 @@ def claim(folder: Path) -> IO[str]:
     except OSError as error:
         raise invalid(f"--data: '{folder}' cannot be written: {error.strerror}") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise unavailable(
@@ -64,7 +68,7 @@ def local_access(folder: Path) -> LocalAccess | None:
 
     try:
         with (folder / LOCK_FILE).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # several platforms may share it
         return None  # it is not in use: another program may have the recorded address by now
     except BlockingIOError:
         pass

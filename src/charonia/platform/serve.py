@@ -27,7 +27,8 @@ FINISH_S = 5
 
 def serve(settings: PlatformSettings) -> None:
     """Run a platform until SIGTERM or SIGINT, and print a link that signs its owner in."""
-    with claim(settings.data), _listening(settings) as listener:
+    is_shared = settings.database.startswith("postgresql")
+    with claim(settings.data, is_shared=is_shared), _listening(settings) as listener:
         settings = replace(settings, port=listener.getsockname()[1])
         app = make_app(settings)
         config = uvicorn.Config(
@@ -51,7 +52,10 @@ def serve(settings: PlatformSettings) -> None:
             signal.signal(number, end)
         with app.state.platform.database.transaction() as session:
             secret = prepare_owner(session, settings.data)
-        announce(settings.data, settings.local_url)
+        if is_shared:
+            app.state.platform.lease.on_taken.append(lambda: announce(settings.data, settings.local_url))
+        else:
+            announce(settings.data, settings.local_url)
         print(f"Charonia platform at {settings.url}, data in {settings.data}")
         print(f"To sign in, open this once: {login.link(settings, secret)}", flush=True)
         gc.collect()

@@ -10,6 +10,7 @@ from charonia.platform.alerts.alerts import Alerts
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.models.follow import Polls
@@ -33,6 +34,7 @@ class Platform:
     deployments: Deployments
     trials: Trials
     alerts: Alerts
+    lease: PlatformLease
     polls: Polls
     provider: Provider | None = None
     clusters: Sequence[KubernetesTarget] = ()

@@ -405,6 +405,8 @@ PAGES = (
     "jobs/1",
     "audit",
     "people",
+    "alerts",
+    "api",
 )
 
 

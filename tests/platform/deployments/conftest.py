@@ -13,12 +13,12 @@ from tests.support.platform_models import add_version
 from charonia.core.errors import ServingError, unavailable
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import PlatformTable
+from charonia.platform.database.tables import GrantRow, PlatformTable, UserRow
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 
-ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)])
+ADA = Principal.of("Ada", [Grant(ProjectRole.ADMIN)], id="user local ada")
 
 
 class _LockedAtTimes(Database):
@@ -76,6 +76,9 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path, request.getfixturevalue("postgresql_url") if is_postgresql else "")
     for content in (b"one", b"two", b"three"):
         add_version(stage.database, tmp_path, "echo", {"config.pbtxt": b'backend: "identity"', "1/model": content})
+    with stage.database.transaction() as session:
+        grants = [GrantRow(role="admin", created=0.0)]
+        session.add(UserRow(issuer="local", subject="ada", name="Ada", grants=grants, created=0.0))
     yield stage
     stage.deployments.close()
     if is_postgresql:

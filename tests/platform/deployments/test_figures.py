@@ -1,9 +1,24 @@
 """Figures from metrics pages, and what is kept of them."""
 
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
+from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import DeploymentRow, ProjectRow
 from charonia.platform.deployments.collector import OTHERS_S, WATCHED_S, Collector
-from charonia.platform.deployments.figures import KeyFigures, Sample, point, quantile_s, read_page
+from charonia.platform.deployments.figures import (
+    Figures,
+    FiguresPoint,
+    KeyFigures,
+    Sample,
+    point,
+    quantile_s,
+    read_page,
+)
+from charonia.platform.deployments.history import FigureHistory
 
 PAGE = """
 # HELP nv_inference_request_success text
@@ -108,14 +123,47 @@ def test_a_page_without_models_is_read() -> None:
     assert read_page("nv_cpu_utilization 1\nrubbish\n") == Sample()
 
 
-def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[FigureHistory]:
+    database = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
+    database.migrate()
+    with database.transaction() as session:
+        session.add(ProjectRow(id=1, name="default", created=0.0))
+        session.add(DeploymentRow(id=1, project_id=1, name="reader", target="local", state="ready", created=0.0))
+    yield FigureHistory(database)
+    database.close()
+
+
+def test_a_month_of_figures_is_kept_in_a_bounded_number_of_rows(history: FigureHistory) -> None:
+    day_s, month_s = 86_400, 32 * 86_400
+    for at_s in range(0, month_s, 60):
+        if at_s % 3600 == 0 or at_s > month_s - day_s:
+            history.keep(float(at_s), may_write=True)
+        figures = Figures(requests_per_s=at_s % 3600 / 60, p50_ms=1.0, p99_ms=at_s % 3600 / 60, instances=2.0)
+        history.add(1, FiguresPoint(float(at_s), figures, {"m/1": figures}, 5e8, 0.5, None, None))
+    recent = [FiguresPoint(month_s - 30.0, Figures(7.0), {}, 5e8, 0.5, None, None)]
+
+    for since_s, step_s, count in ((30 * day_s, 3600, 700), (day_s, 300, 280), (3600, 60, 55)):
+        found = history.since(1, float(month_s - since_s), recent, float(month_s))
+        times = [point.time for point in found]
+        assert count < len(found) < count + 50
+        assert times == sorted(set(times))
+        assert {late - early for early, late in pairwise(times)} <= {60, 90, 300, step_s}
+        assert found[-1] == recent[-1]
+        assert found[3].versions["m/1"].instances == 2.0
+    hour = history.since(1, float(month_s - 20 * day_s), (), float(month_s))[0].all
+    assert (hour.requests_per_s, hour.p99_ms) == (29.5, 59.0)
+    assert history.was_busy(1)
+
+
+def test_deployments_that_somebody_watches_are_looked_at_more_often(history: FigureHistory) -> None:
     looks: list[str] = []
 
     def fetch(address: str) -> str:
         looks.append(address)
         return page()
 
-    collector = Collector(lambda: {1: ["one"], 2: ["two"], 3: []}, fetch)
+    collector = Collector(lambda: {1: ["one"], 2: ["two"], 3: []}, history, fetch)
     collector.since(1, 0.0)
 
     for second in range(61):
@@ -126,7 +174,7 @@ def test_deployments_that_somebody_watches_are_looked_at_more_often() -> None:
     assert WATCHED_S < OTHERS_S
 
 
-def test_a_page_that_does_not_answer_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_does_not_answer_leaves_a_gap(history: FigureHistory, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [page(), page(1), "", page(2), page(3)]
     times = iter(float(number) for number in range(100))
     monkeypatch.setattr("charonia.platform.deployments.collector.time.monotonic", lambda: next(times))
@@ -137,7 +185,7 @@ def test_a_page_that_does_not_answer_leaves_a_gap(monkeypatch: pytest.MonkeyPatc
             raise ConnectionRefusedError
         return text
 
-    collector = Collector(lambda: {1: ["one"]}, fetch)
+    collector = Collector(lambda: {1: ["one"]}, history, fetch)
     for number in range(5):
         collector.step(number * OTHERS_S)
     points = collector.since(1, 0.0)

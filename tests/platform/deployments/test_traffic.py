@@ -6,6 +6,7 @@ import pytest
 from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import ServingError, unavailable
+from charonia.platform.database.tables import DeploymentRow, UserRow
 
 PLAN = {"version": 2, "stable": 1}
 
@@ -116,6 +117,19 @@ def test_a_version_deployed_by_canary_gets_requests_when_it_is_ready(stage: Stag
     assert (again.changes, again.revision) == ([], 2)
     other = stage.deployments.changes.plan(ADA, "default", stage.spec(versions=[2]))
     assert other.changes[-1] == "the canary plan of 'echo' ends"
+
+
+def test_a_canary_of_somebody_who_is_no_longer_a_deployer_does_not_begin(stage: Stage, server: dict[str, Any]) -> None:
+    stage.deployments.changes.change(ADA, "default", stage.spec(versions=[3], strategy="canary"))
+    with stage.database.transaction() as session:
+        session.query(UserRow).one().grants[0].role = "viewer"
+
+    stage.pass_s(5)
+    stage.deployments.canaries.step()
+
+    assert server["asked"] == []
+    with stage.database.reading() as session:
+        assert session.query(DeploymentRow).one().canaries == {}
 
 
 def test_a_loaded_version_without_requests_gets_them_by_canary_without_a_revision(

@@ -53,7 +53,6 @@ def put_secret(client: TestClient, name: str, value: str) -> None:
         ("https://h.org:8443/g/r@feature/x#a/b/", "https://h.org:8443/g/r", "feature/x", "a/b", "b"),
         ("git+ssh://git@h:22/g/r.git@v1#f.py", "ssh://git@h:22/g/r.git", "v1", "f.py", "f.py"),
         ("git@h.org:g/r.git@v1", "git@h.org:g/r.git", "v1", "", "r"),
-        ("hf://org/SmolLM2-1.7B@main#sub", "https://huggingface.co/org/SmolLM2-1.7B", "main", "sub", "sub"),
     ],
 )
 def test_addresses(text: str, remote: str, ref: str, folder: str, name: str) -> None:
@@ -69,7 +68,6 @@ def test_addresses(text: str, remote: str, ref: str, folder: str, name: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
-        *("hf://model", "hf://../m", "hf://o/m/x"),
         *("git+http://h/r", "git+file:///r", "git+ext::sh", "git+https://u:hidden@h/r", "git+https://hidden@h/r"),
         *(
             "git+ssh://-oProxyCommand=x/r",
@@ -206,41 +204,6 @@ def test_files_of_git_lfs_come_with_the_token_from_servers_that_are_allowed(
     assert "expected an https:// address in the answer of its server, got none" in added("absent")["report"]["problem"]
 
 
-def test_a_language_model_of_the_hub_is_arranged_for_vllm(
-    admin: TestClient, as_caller: Callable[..., dict[str, str]], server: GitServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = b'{"architectures": ["LlamaForCausalLM"]}'
-    files = {"config.json": config, "model.safetensors": b"weights", "onnx/model.onnx": b"x", ".gitattributes": b""}
-    server.commit(files)
-    monkeypatch.setenv(git.HUB_VARIABLE, https_of(server).removesuffix("/group/models.git"))
-
-    version = add(admin, "net", kind="git", place="hf://group/models")
-
-    assert [file["path"] for file in version["files"]] == [
-        *("1/model.json", "1/model/config.json", "1/model/model.safetensors", "1/model/onnx/model.onnx")
-    ]
-    assert content(admin, version, "1/model.json") == b'{"model": "model"}'
-    assert version["report"]["backend"] == "vllm"
-    server.commit({**files, "config.json": config.replace(b"CausalLM", b"MaskedLM")})
-    refused = add(admin, "mask", kind="git", place="hf://group/models")
-    assert "a Hugging Face model, which cannot be served directly" in refused["report"]["problem"]
-
-
-@pytest.mark.parametrize(
-    ("url", "is_allowed"),
-    [("https://huggingface.co/", True), ("https://cdn-lfs.hf.co/x", True), ("https://cas-bridge.xethub.hf.co/x", True)]
-    + [
-        (url, False) for url in ("https://nothf.co/", "https://hf.co.example.org/", "https://a@hf.co/", "http://hf.co/")
-    ],
-)
-def test_the_hub_is_allowed_and_nothing_that_resembles_it(url: str, is_allowed: bool) -> None:
-    if is_allowed:
-        AllowedHosts().check(url)
-    else:
-        with pytest.raises(ServingError, match="expected a cloud"):
-            AllowedHosts().check(url)
-
-
 def refuse(url: str) -> None:
     raise invalid(f"refused: {url}")
 
@@ -350,6 +313,23 @@ def test_a_poll_adds_a_version_of_a_new_commit_and_says_why_it_fails(
     assert after(1e10 + 120)["added"] == 2
     server.authorization = "Basic sesame"
     assert "terminal prompts disabled" in after(1e10 + 180)["problem"]
+
+
+def test_a_branch_that_somebody_without_a_role_follows_adds_nothing(
+    admin: TestClient, server: GitServer, platform: Platform
+) -> None:
+    server.commit(NET)
+    role = {"role": "deployer", "project": "default"}
+    key = admin.post("/api/v1/keys", json={"name": "ci", "roles": [role]}).json()["key"]
+    wanted = {"place": f"{server.address}#nets/net", "every_s": 60}
+    headers = {"Authorization": f"Bearer {key}"}
+    assert admin.put(f"{MODELS}/net/follow", json=wanted, headers=headers).status_code == 200
+
+    assert admin.delete("/api/v1/keys/ci").status_code == 204
+    platform.polls.step(1e10)
+
+    found = admin.get(f"{MODELS}/net/follow").json()
+    assert (found["added"], found["problem"]) == (0, "'key ci' is no longer a deployer of project 'default'")
 
 
 def test_a_branch_that_does_not_exist_and_an_interval_out_of_bounds(

@@ -5,7 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from charonia.platform.app import make_app
-from charonia.platform.people import keys, sessions, users
+from charonia.platform.people import keys, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
@@ -22,7 +22,7 @@ def browser(anybody: TestClient, link: str) -> TestClient:
 
 def csrf(platform: Platform, browser: TestClient) -> str:
     with platform.database.reading() as session:
-        visitor = sessions.visitor(session, browser.cookies[sessions.COOKIE], "")
+        visitor = users.visitor(session, browser.cookies[users.COOKIE], "")
     assert visitor is not None
     return visitor.csrf
 
@@ -95,9 +95,9 @@ def test_a_link_that_has_expired_signs_nobody_in(
 def test_a_session_ends_after_its_time(
     anybody: TestClient, link: str, platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "SESSION_S", 0.0)
+    monkeypatch.setattr(users, "SESSION_S", 0.0)
     anybody.get(f"/login/link?token={link}")
-    anybody.cookies.set(sessions.COOKIE, "x")  # Max-Age=0 has removed it
+    anybody.cookies.set(users.COOKIE, "x")  # Max-Age=0 has removed it
 
     assert anybody.get("/api/v1/me").status_code == 401
 
@@ -119,16 +119,16 @@ def test_a_form_carries_the_token_in_a_field(browser: TestClient, platform: Plat
 
 
 def test_who_signs_out_is_out_also_with_the_cookie_of_before(browser: TestClient, platform: Platform) -> None:
-    cookie = browser.cookies[sessions.COOKIE]
+    cookie = browser.cookies[users.COOKIE]
     browser.post("/logout", headers={"X-CSRF-Token": csrf(platform, browser)})
-    browser.cookies.set(sessions.COOKIE, cookie)
+    browser.cookies.set(users.COOKIE, cookie)
 
     assert browser.get("/api/v1/me").status_code == 401
 
 
 def test_the_token_of_another_session_is_refused(browser: TestClient, platform: Platform) -> None:
     with platform.database.transaction() as session:
-        other = sessions.visitor(session, sessions.begin(session, users.owner(session), ""), "")
+        other = users.visitor(session, users.begin_session(session, users.owner(session), ""), "")
     assert other is not None
 
     response = browser.post("/api/v1/projects", json={"name": "vision"}, headers={"X-CSRF-Token": other.csrf})
@@ -144,7 +144,7 @@ def test_a_page_leads_a_browser_to_the_login_page(anybody: TestClient) -> None:
 def test_the_database_has_no_secret(admin: TestClient, link: str, platform: Platform) -> None:
     key = admin.headers["Authorization"].removeprefix("Bearer ")
     admin.get(f"/login/link?token={link}")
-    secrets = [key, link, admin.cookies[sessions.COOKIE]]
+    secrets = [key, link, admin.cookies[users.COOKIE]]
     files = list(platform.settings.data.glob("platform.sqlite*"))
 
     assert len(files) == 3  # with the log of changes

@@ -6,7 +6,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database
-from charonia.platform.people import audit, keys, projects, sessions, users
+from charonia.platform.people import audit, keys, projects, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 
 ROOT = Principal.of("root", [Grant(ProjectRole.ADMIN)])
@@ -19,12 +19,12 @@ def test_a_link_that_many_use_at_once_signs_in_one(database: Database) -> None:
 
     def use(_: int) -> str | None:
         with database.transaction() as session:
-            return sessions.use_link(session, link, "")
+            return users.use_link(session, link, "")
 
     with ThreadPoolExecutor(CALLERS) as pool:
         cookies = [cookie for cookie in pool.map(use, range(CALLERS)) if cookie is not None]
     with database.reading() as session:
-        [visitor] = [sessions.visitor(session, cookie, "") for cookie in cookies]
+        [visitor] = [users.visitor(session, cookie, "") for cookie in cookies]
     assert visitor is not None
     assert visitor.principal.everywhere is ProjectRole.ADMIN
 
@@ -48,10 +48,10 @@ def test_who_leaves_takes_roles_and_sessions_along(database: Database) -> None:
         projects.create(session, ROOT, "vision")
         ada = users.create(session, ROOT, "Ada")
         users.set_role(session, ROOT, ada.id, "vision", Grant(ProjectRole.ADMIN, "vision"))
-        cookie = sessions.begin(session, ada, "")
+        cookie = users.begin_session(session, ada, "")
         secret = keys.create(session, ROOT, "ci", [Grant(ProjectRole.VIEWER, "vision")])[1]
     with database.reading() as session:
-        visitor = sessions.visitor(session, cookie, "")
+        visitor = users.visitor(session, cookie, "")
         assert visitor is not None
         assert visitor.principal.roles == {"vision": ProjectRole.ADMIN}
         assert [key.name for key in keys.visible(session, visitor.principal)] == ["ci"]
@@ -60,7 +60,7 @@ def test_who_leaves_takes_roles_and_sessions_along(database: Database) -> None:
         users.remove(session, ROOT, ada.id)
         keys.revoke(session, ROOT, "ci")
     with database.reading() as session:
-        assert sessions.visitor(session, cookie, "") is None
+        assert users.visitor(session, cookie, "") is None
         assert keys.holder(session, secret, "") is None
 
 

@@ -176,6 +176,7 @@ def test_what_ends_the_platform_each_time_is_given_up(make: Make, database: Data
     with database.transaction() as session:
         task = queue.add(session, "deadly", tasks.project, "x", {})
         task.state, task.attempts = "running", module.ATTEMPTS_MAX
+    tasks.runner.close()
 
     again = make({"deadly": sleep})
 

@@ -7,7 +7,6 @@ tell each event one time: a row claims what fires, and an attempt is claimed bef
 import json
 import logging
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from sqlalchemy.orm import Session, joinedload
 from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 from charonia.platform.database.connection import Database, now
+from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, TaskRow
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.models.sources import ANY, AllowedHosts
@@ -96,13 +96,14 @@ class AlertRule:
 
 
 class Alerts:
-    """The alerts of a platform, checked in a thread.
+    """The alerts of a platform, checked in its loop.
 
     Args:
         latest: Returns the latest figures of a deployment.
         data: The data folder, whose disk is watched.
         page: Address of the platform for browsers.
         send: Makes a call; raises as `http_call`.
+        has_turn: Whether this platform checks them now.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Alerts:
         data: Path,
         page: str,
         send: Callable[..., HttpAnswer] = http_call,
+        has_turn: Callable[[], bool] = lambda: True,
     ) -> None:
         self._database = database
         self._secrets = secrets
@@ -124,16 +126,7 @@ class Alerts:
         self._page = page
         self._send = send
         self._since: dict[tuple[int, str], float] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.loop = RepeatedStep("alerts", lambda: self.step(time.time()), LOOK_S, has_turn)
 
     def list(self, who: Principal, project: str) -> Sequence[AlertRow]:
         with self._database.reading() as session:
@@ -363,15 +356,6 @@ class Alerts:
             "subject": event.subject, "message": event.message, "since": event.created, "url": page,
         }  # fmt: skip
         return json.dumps(content).encode()
-
-    def _run(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            try:
-                self.step(time.time())
-            except ServingError as error:
-                _log.warning("alerts: %s", error)
-            except Exception:
-                _log.exception("alerts: a check has failed")
 
 
 def open_count(session: Session, project_id: int) -> int:

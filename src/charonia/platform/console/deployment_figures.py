@@ -1,5 +1,6 @@
 """The figures of deployments as pages show them: a line of a list, tiles, charts. Pure."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:
         "batch": by_version(lambda one: one.batch_size),
         "instances": by_version(lambda one: one.instances or None),
         "memory": of_all(("all processes", lambda point: point.memory_bytes / _MB)),
-        "cpu": of_all(("busy", lambda point: point.cpu_cores)),
+        "cpu": of_all(("busy", lambda point: round(point.cpu_cores, 2))),
     }
     if has_gpu(points[-1] if points else None):
         found["gpu"] = of_all(("busiest", lambda point: _times(point.gpu_utilization, 100)))
@@ -166,11 +167,12 @@ def has_gpu(point: FiguresPoint | None) -> bool:
 
 
 def busiest(points: Sequence[FiguresPoint]) -> list[str]:
-    """Return the current versions, the busiest ones if there are many, by name."""
-    if not points:
-        return []
-    now = points[-1].versions
-    names = sorted(now, key=lambda name: (-now[name].requests_per_s, name))[:SERIES_MAX]
+    """Return the versions, also those that others have replaced; the busiest ones if there are many, by name."""
+    sums: dict[str, float] = defaultdict(float)
+    for point in points:
+        for name, figures in point.versions.items():
+            sums[name] += figures.requests_per_s
+    names = sorted(sums, key=lambda name: (-sums[name], name))[:SERIES_MAX]
     return sorted(names, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2] or 0)))
 
 

@@ -29,8 +29,13 @@ from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
 
-HISTORY_S = 600.0
-"""What charts show."""
+RANGES = (
+    ("10m", "10 min", 600.0),
+    ("1h", "1 hour", 3600.0),
+    ("24h", "24 hours", 86_400.0),
+    ("30d", "30 days", 2_592_000.0),
+)
+"""What charts show: key, title and seconds; the first by default."""
 
 LOG_LINES = 300
 
@@ -87,10 +92,13 @@ def remove_key(visit: OnPage, name: Text, key: Text) -> Response:
 
 
 @router.get("/{name}/figures")
-def figures(visit: OnPage, name: Text) -> dict[str, Any]:
+def figures(visit: OnPage, name: Text, range: Text = "") -> dict[str, Any]:
     """Return the data of the charts."""
-    points = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
-    return {"now": now(), **shown.charts(points)}
+    reads, seconds = visit.platform.deployments.reads, next((each[2] for each in RANGES if each[0] == range), 600.0)
+    since_s = now() - seconds
+    points = reads.figures(visit.who, visit.project, name, since_s)
+    marks = reads.marks(visit.who, visit.project, name, since_s)
+    return {"now": now(), "since": since_s, "marks": marks, **shown.charts(points)}
 
 
 @router.get("/{name}/revisions")
@@ -208,8 +216,7 @@ def remove(visit: OnPage, name: Text) -> Response:
 
 def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    recent = visit.platform.deployments.reads.figures(visit.who, visit.project, name, now() - HISTORY_S)
-    is_quiet = not any(point.all.requests_per_s for point in recent)
+    is_quiet = visit.platform.deployments.reads.is_quiet(visit.who, visit.project, name)
     keys = visit.platform.deployments.keys
     has_keys = view.spec.get("keys") and visit.is_deployer
     context = {
@@ -222,6 +229,8 @@ def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **
         "key_line": key_line,
         "secret": None,
         "is_quiet": is_quiet,
+        "ranges": RANGES,
+        "range": visit.request.query_params.get("range", RANGES[0][0]),
     }
     response = page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
     if visit.request.headers.get("hx-target") == "quiet" and not is_quiet:

@@ -179,6 +179,26 @@ class RevisionRow(PlatformTable):
     deployment: Mapped[DeploymentRow] = relationship(back_populates="revisions")
 
 
+class HistoryRow(PlatformTable):
+    """The figures of a deployment in an interval, which ended at `created`. See `deployments.history`."""
+
+    __tablename__ = "history"
+    __table_args__ = (Index("ix_history_deployment_id_step_created", "deployment_id", "step", "created"),)
+    deployment_id: Mapped[int] = mapped_column(ForeignKey("deployments.id", ondelete="CASCADE"))
+    step: Mapped[int]
+    """Length of the interval in seconds."""
+    is_busy: Mapped[bool]
+    data: Mapped[dict[str, Any]]
+
+
+class LeaseRow(PlatformTable):
+    """Which platform reconciles. There is one row. See `platform.lease`."""
+
+    __tablename__ = "lease"
+    holder: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
+    until: Mapped[float]
+
+
 class SecretRow(PlatformTable):
     """A secret of a project. See `people.secrets`."""
 

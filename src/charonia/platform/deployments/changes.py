@@ -218,7 +218,12 @@ class DeploymentChanges:
             if len(plan.changes) > len(canaries):
                 _add_revision(session, row, plan, note, who)
             begun = {
-                model: {"who": who.name, "revision": row.latest, "plan": {**strategy.plan, "version": version}}
+                model: {
+                    "who": who.name,
+                    "by": who.id,
+                    "revision": row.latest,
+                    "plan": {**strategy.plan, "version": version},
+                }
                 for model, version in canaries.items()
             }
             row.canaries = {**row.canaries, **begun}

@@ -1,7 +1,6 @@
-"""Polls the metrics pages of all deployments, and keeps their figures for an hour, in memory."""
+"""Polls the metrics pages of all deployments, and keeps their figures for an hour; `FigureHistory` has older ones."""
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -10,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from charonia.core.errors import ServingError
 from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.database.connection import now
+from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.deployments.figures import FiguresPoint, Sample, point, read_page
-
-_log = logging.getLogger(__name__)
+from charonia.platform.deployments.history import FigureHistory
 
 WATCHED_S = 5.0
 """Interval between polls of a watched deployment."""
@@ -51,28 +49,31 @@ class Collector:
 
     Args:
         pages: Returns the addresses of the metrics pages of its servers by the id of the deployment.
+        history: Where older figures are.
         fetch: Returns a page; raises OSError or ValueError.
+        may_write: Whether this platform writes the history.
     """
 
     def __init__(
-        self, pages: Callable[[], Mapping[int, Sequence[str]]], fetch: Callable[[str], str] | None = None
+        self,
+        pages: Callable[[], Mapping[int, Sequence[str]]],
+        history: FigureHistory,
+        fetch: Callable[[str], str] | None = None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pages = pages
+        self.history = history
         self._fetch = fetch or fetch_page
+        self._may_write = may_write
         self._series: dict[int, _Series] = {}
         self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="figures", daemon=True)
+        self._loop = RepeatedStep("figures", lambda: self.step(time.monotonic()), 1.0)
+        self.start = self._loop.start
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="figures")
-
-    def start(self) -> None:
-        self._thread.start()
 
     def close(self) -> None:
         """Stop."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.close()
         self._pool.shutdown(cancel_futures=True)
 
     def latest(self, deployment_id: int) -> FiguresPoint | None:
@@ -95,6 +96,7 @@ class Collector:
         with self._lock:
             for gone in self._series.keys() - pages.keys():
                 del self._series[gone]
+                self.history.forget(gone)
             due = []
             for key, found in pages.items():
                 series = self._series.setdefault(key, _Series())
@@ -102,32 +104,26 @@ class Collector:
                 if found and series.next_s <= monotonic_s:
                     is_watched = monotonic_s - series.asked_s < WATCHED_FOR_S
                     series.next_s = monotonic_s + (WATCHED_S if is_watched else OTHERS_S)
-                    due.append(series)
-        for _ in self._pool.map(self._look, due):
+                    due.append((key, series))
+        for _ in self._pool.map(lambda each: self._look(*each), due):
             pass
+        self.history.keep(now(), may_write=self._may_write())
 
-    def _look(self, series: _Series) -> None:
+    def _look(self, key: int, series: _Series) -> None:
         samples: dict[str, Sample] = {}
         for page in series.pages:
             with contextlib.suppress(*NO_ANSWER):  # the other pages count
                 samples[page] = read_page(self._fetch(page))
         at_s = time.monotonic()
         before, series.last = series.last, (at_s, samples) if samples else None
-        if before is not None and samples and at_s > before[0]:
+        # Servers that take the place of others have no interval yet: a gap, not zero.
+        if before is not None and before[1].keys() & samples.keys() and at_s > before[0]:
             found = point(before[1], samples, at_s - before[0], now())
             with self._lock:
                 series.points.append(found)
                 while series.points[0].time < found.time - KEPT_S:
                     series.points.popleft()
-
-    def _run(self) -> None:
-        while not self._closing.wait(1.0):
-            try:
-                self.step(time.monotonic())
-            except ServingError as error:
-                _log.warning("figures: %s", error)
-            except Exception:
-                _log.exception("figures: a poll has failed")
+            self.history.add(key, found)
 
 
 def fetch_page(address: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -219,6 +220,46 @@ def _key_figures(before: Samples, after: Samples, seconds: float) -> dict[str, K
         )
         for key, found in counts.items()
     }
+
+
+def merged(points: Sequence[FiguresPoint]) -> FiguresPoint:
+    """Return the figures of an interval: means, and the largest p99, at the time of its last point."""
+    last = points[-1]
+    names = dict.fromkeys(name for point in points for name in point.versions)
+    none = Figures()
+    return FiguresPoint(
+        time=last.time,
+        all=_mean([point.all for point in points]),
+        versions={name: _mean([point.versions.get(name, none) for point in points]) for name in names},
+        **{
+            name: _average([getattr(point, name) for point in points])
+            for name in ("memory_bytes", "cpu_cores", "gpu_utilization", "gpu_memory_bytes")
+        },
+    )
+
+
+_OF_REQUESTS = ("p50_ms", "queue_ms", "batch_size")
+_GAUGES = ("instances", "memory_bytes")
+"""Present in all points in which a version is loaded."""
+
+
+def _mean(found: Sequence[Figures]) -> Figures:
+    values: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in found) / len(found)
+        for name in ("requests_per_s", "errors_per_s", "waited", "pending", "busy")
+    }
+    loaded = [each for each in found if each.instances] or found
+    values |= {name: sum(getattr(each, name) for each in loaded) / len(loaded) for name in _GAUGES}
+    for name in _OF_REQUESTS:
+        known = [(getattr(each, name), each.requests_per_s) for each in found if getattr(each, name) is not None]
+        weight = sum(rate for _, rate in known)
+        values[name] = sum(value * rate for value, rate in known) / weight if weight else None
+    return Figures(**values, p99_ms=max((each.p99_ms for each in found if each.p99_ms is not None), default=None))
+
+
+def _average(values: Sequence[float | None]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def quantile_s(buckets: Mapping[float, float], share: float) -> float | None:

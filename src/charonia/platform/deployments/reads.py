@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import not_found
-from charonia.platform.database.connection import Database
+from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, RevisionRow, copied
 from charonia.platform.deployments.collector import Collector
 from charonia.platform.deployments.figures import FiguresPoint, KeyFigures
@@ -16,6 +16,9 @@ from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.people import projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import Replica
+
+MARKS_MAX = 50
+"""Most revisions that are marked in charts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +213,28 @@ class DeploymentReads:
         return changes(read_spec(one.spec), read_spec(other.spec))
 
     def figures(self, who: Principal, project: str, name: str, since_s: float = 0.0) -> Sequence[FiguresPoint]:
-        """Return the figures of a deployment after a time, for one hour at most; this increases their frequency."""
+        """Return the figures of a deployment after a time, 0 for the last hour; this increases their frequency."""
         with self._database.reading() as session:
             row, _ = find(session, who, project, name, ProjectRole.VIEWER)
-        return self._collector.since(row.id, since_s)
+        recent = self._collector.since(row.id, since_s)
+        return self._collector.history.since(row.id, since_s, recent, now()) if since_s else recent
+
+    def marks(self, who: Principal, project: str, name: str, since_s: float) -> Sequence[tuple[float, int]]:
+        """Return times and numbers of the revisions that were created after a time, the last `MARKS_MAX`."""
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+            query = select(RevisionRow.created, RevisionRow.number).where(
+                RevisionRow.deployment_id == row.id, RevisionRow.created > since_s
+            )
+            found = session.execute(query.order_by(RevisionRow.number.desc()).limit(MARKS_MAX))
+            return [(time_s, number) for time_s, number in found]
+
+    def is_quiet(self, who: Principal, project: str, name: str) -> bool:
+        """Whether a deployment has had no request in the time that figures are kept."""
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+        recent = self._collector.since(row.id, 0.0)
+        return not any(point.all.requests_per_s for point in recent) and not self._collector.history.was_busy(row.id)
 
 
 def find(

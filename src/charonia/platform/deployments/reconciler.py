@@ -1,7 +1,6 @@
 """Reconciles deployments: observes each one, decides (`reconcile.py`), acts, and records the result."""
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from sqlalchemy import delete, select, update
 
 from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
+from charonia.platform.database.lease import PlatformLease, RepeatedStep
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, copied
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
 from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
@@ -25,6 +25,9 @@ STEADY_S = 10.0
 
 MOVING_S = 0.3
 """Interval between observations of a deployment in transition."""
+
+SHARED_S = 2.0
+"""Interval between searches for changes that were made through another platform over the database."""
 
 ORPHANS_S = 60.0
 """Interval between searches for orphans, which run without a record."""
@@ -61,10 +64,15 @@ class _Looks:
 
 
 class Reconciler:
-    """Reconciles the deployments of a platform in a thread."""
+    """Reconciles the deployments of a platform, in a thread of the one that holds the lease."""
 
     def __init__(
-        self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads, scaler: Scaler
+        self,
+        database: Database,
+        targets: Mapping[str, DeploymentTarget],
+        workloads: Workloads,
+        scaler: Scaler,
+        lease: PlatformLease,
     ) -> None:
         self._database = database
         self._targets = targets
@@ -72,24 +80,19 @@ class Reconciler:
         self._scaler = scaler
         self._looks: dict[int, _Looks] = {}
         self._orphans_s = 0.0
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
+        self._pause_s_max = SHARED_S if lease.is_shared else STEADY_S
+        self._loop = RepeatedStep("reconciler", self._next, 1.0, lease.is_held)
+        self.wake = self._loop.wake
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="reconciler")
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop.start()
+        self.wake()
 
     def close(self) -> None:
         """Stop reconciling; deployments continue to run."""
-        self._closing.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.close()
         self._pool.shutdown(cancel_futures=True)
-
-    def wake(self) -> None:
-        self._wake.set()
 
     def step(self, now_s: float) -> float:
         """Process the deployments that are due, and return the time of the next step."""
@@ -105,17 +108,8 @@ class Reconciler:
         next_s = min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
         return max(next_s, now_s + MOVING_S)  # deployments that are due soon are processed together
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._wake.clear()
-            again_s = now() + 1.0
-            try:
-                again_s = self.step(now())
-            except ServingError as error:
-                _log.error("reconciler: %s", error)
-            except Exception:
-                _log.exception("reconciler: a step has failed")
-            self._wake.wait(max(0.01, again_s - now()))
+    def _next(self) -> float:
+        return min(max(0.01, self.step(now()) - now()), self._pause_s_max)
 
     def _is_due(self, row: _Written, now_s: float) -> bool:
         looks = self._looks.get(row.id)
@@ -219,6 +213,9 @@ class Reconciler:
                 return
             for number, reason in decision.outcomes.items():
                 own = RevisionRow.deployment_id == row.id
+                outdated = own & (RevisionRow.number < number) & (RevisionRow.state == "pending")
+                never = {"state": "failed", "reason": f"revision {number} followed before it was ready"}
+                session.execute(update(RevisionRow).where(outdated).values(never))
                 if not reason:
                     others = own & (RevisionRow.number != number) & (RevisionRow.state == "serving")
                     session.execute(update(RevisionRow).where(others).values(state="replaced"))

@@ -196,9 +196,11 @@ def get_figures(
     name: Text,
     here: Here,
     who: Caller,
-    since: Annotated[Time, Query(description="Only figures after this time, in seconds since the epoch.")] = 0.0,
+    since: Annotated[
+        Time, Query(description="Only figures after this time, in seconds since the epoch; 0 for the last hour.")
+    ] = 0.0,
 ) -> PointList:
-    """Return the figures of the last hour; requests for them raise their frequency to one every 5 s."""
+    """Return figures of up to 31 days; requests for them raise their frequency to one every 5 s."""
     return PointList(points=here.deployments.reads.figures(who, project, name, since))
 
 

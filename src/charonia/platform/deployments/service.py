@@ -1,7 +1,6 @@
 """Wires the parts that manage the deployments of a platform, and records the outcome of canary plans."""
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,14 +8,17 @@ from sqlalchemy import select
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database
+from charonia.platform.database.lease import PlatformLease, RepeatedStep
 from charonia.platform.database.tables import DeploymentRow, ProjectRow
 from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.collector import Collector
+from charonia.platform.deployments.history import FigureHistory
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.reconciler import Reconciler
 from charonia.platform.deployments.scaler import Scaler
 from charonia.platform.deployments.servers import UNDER_WAY, DeploymentServers, ServerKeys
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.people import keys
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget
 
@@ -39,23 +41,12 @@ class _Plan(NamedTuple):
 
 
 class Canaries:
-    """Polls the canary plans of deployments in a thread."""
+    """Polls the canary plans of deployments."""
 
     def __init__(self, database: Database, reads: DeploymentReads, servers: DeploymentServers) -> None:
         self._database = database
         self._reads = reads
         self._servers = servers
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="canaries", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop; plans continue."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
     def step(self) -> None:
         for plan in self._plans():
@@ -70,8 +61,9 @@ class Canaries:
                         self._forget(plan)
 
     def _look(self, plan: _Plan) -> None:
-        who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
         if plan.waiting:
+            with self._database.reading() as session:
+                who = keys.standing_deployer(session, plan.waiting.get("by", ""), plan.who, plan.project)
             view = self._reads.get(who, plan.project, plan.name)
             revision = plan.waiting["revision"]
             if view.serving == revision == view.wanted and view.state in ("ready", "degraded"):
@@ -80,6 +72,8 @@ class Canaries:
             elif view.wanted != revision:  # it has failed, or another one follows it
                 self._forget(plan)
             return
+        # The servers have carried it out: what is left is to record it.
+        who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
         traffic = self._servers.traffic(who, plan.project, plan.name, plan.model)
         canary = traffic.get("canary")
         if canary is not None and canary["state"] in UNDER_WAY:
@@ -109,30 +103,30 @@ class Canaries:
             if row is not None:
                 row.canaries = {model: kept for model, kept in row.canaries.items() if model != plan.model}
 
-    def _run(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            try:
-                self.step()
-            except ServingError as error:
-                _log.warning("canaries: %s", error)
-            except Exception:
-                _log.exception("canaries: a poll has failed")
-
 
 class Deployments:
     """The deployments of a platform."""
 
-    def __init__(self, database: Database, targets: Mapping[str, DeploymentTarget], workloads: Workloads) -> None:
+    def __init__(
+        self,
+        database: Database,
+        targets: Mapping[str, DeploymentTarget],
+        workloads: Workloads,
+        lease: PlatformLease | None = None,
+    ) -> None:
         self._database = database
         self._workloads = workloads
         self.targets = tuple(targets)
-        self.collector = Collector(self._metrics_pages)
-        self.reconciler = Reconciler(database, targets, workloads, Scaler(self.collector.since))
+        lease = lease or PlatformLease(database)
+        is_held = lease.is_held
+        self.collector = Collector(self._metrics_pages, FigureHistory(database), may_write=is_held)
+        self.reconciler = Reconciler(database, targets, workloads, Scaler(self.collector.since), lease)
         self.reads = DeploymentReads(database, self.collector)
         self.changes = DeploymentChanges(database, targets, workloads, self.reconciler.wake)
         self.keys = ServerKeys(database, targets, workloads, self.collector.latest)
         self.servers = DeploymentServers(database, targets, self.reads, self.changes)
         self.canaries = Canaries(database, self.reads, self.servers)
+        self._canaries = RepeatedStep("canaries", self.canaries.step, LOOK_S, is_held)
 
     def start(self) -> None:
         """Begin to reconcile, and to collect figures."""
@@ -140,13 +134,13 @@ class Deployments:
             self._workloads.sweep(session)
         self.reconciler.start()
         self.collector.start()
-        self.canaries.start()
+        self._canaries.start()
 
     def close(self) -> None:
         """Stop; deployments continue to run."""
         self.reconciler.close()
         self.collector.close()
-        self.canaries.close()
+        self._canaries.close()
 
     def _metrics_pages(self) -> Mapping[int, Sequence[str]]:
         with self._database.reading() as session:

@@ -130,6 +130,7 @@ class Isolation:
         # Two platforms of one machine share the folder of temporary files.
         self._prefix = f"{TEMPORARY_PREFIX}{hashlib.sha256(os.fsencode(self._data.resolve())).hexdigest()[:8]}-"
         self._mode = mode
+        self._own: set[Path] = set()
         self._readable = tuple(path.absolute() for path in readable)
         self._hidden = (*HIDDEN, str(Path.home()), *(str(path.absolute()) for path in (data, *hidden)))
         self._reserved, self._refused = reserved, tuple(refused)
@@ -158,9 +159,11 @@ class Isolation:
         self._rooms.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._rooms, ignore_cleanup_errors=True) as home:
             room = self.furnish(Path(home), project)
+            self._own |= {room.home, room.temporary}
             try:
                 yield room
             finally:
+                self._own -= {room.home, room.temporary}
                 shutil.rmtree(room.temporary, ignore_errors=True)
 
     def sweep(self, used: Collection[Path]) -> None:
@@ -169,8 +172,8 @@ class Isolation:
         Args:
             used: Temporary folders of processes that outlive the platform.
         """
-        left = [path for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*") if path not in used]
-        for path in (self._rooms, *left):
+        temporary = Path(tempfile.gettempdir()).glob(f"{self._prefix}*")
+        for path in {*temporary, *(self._rooms.iterdir() if self._rooms.is_dir() else ())} - self._own - set(used):
             shutil.rmtree(path, ignore_errors=True)
 
     def furnish(self, home: Path, project: int | None = 0) -> PrivateFolders:

@@ -26,15 +26,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
 from charonia.platform.models.code import trusting
-from charonia.platform.models.layout import (
-    CONFIG,
-    MLMODEL,
-    NETWORK,
-    Arrangement,
-    arrange,
-    model_root,
-    repository_models,
-)
+from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root, repository_models
 from charonia.platform.models.records import (
     ADD,
     ARRIVING,
@@ -57,7 +49,7 @@ from charonia.platform.models.sources import (
     open_source,
     unpacked,
 )
-from charonia.platform.people import audit, projects
+from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import Grant, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.tasks import queue
@@ -107,7 +99,7 @@ def add(
         "source": asdict(source),
         "may_run_code": permits(who.demand_code, project),
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
-        "roll": {**roll, "who": who.name, "project": project} if roll else {},
+        "roll": {**roll, "who": who.name, "by": who.id, "project": project} if roll else {},
     }
     task = queue.add(session, ADD, found.id, f"{name}/{row.number}", arguments, who.name)
     detail = {**asdict(source), "place": source.shown}
@@ -195,9 +187,9 @@ class VersionTasks:
         roll = run.arguments.get("roll")
         if not roll or result.get("state") != READY:
             return result
-        grant = Grant(ProjectRole.DEPLOYER, roll["project"], may_run_code=bool(run.arguments["may_run_code"]))
         _, name = self._version(run)
-        who = Principal.of(roll["who"], [grant])
+        with self.database.reading() as session:
+            who = keys.standing_deployer(session, roll.get("by", ""), roll["who"], roll["project"])
         self.roll_out(who, roll["project"], roll["deployment"], (name, int(result["version"])), roll["strategy"])
         return {**result, "deployment": roll["deployment"]}
 
@@ -241,7 +233,6 @@ class VersionTasks:
             run.log(f"{sum(len(each.files) for each in found.values())} files, {pace.total} bytes, from {title}")
             blobs = {
                 each: {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(arranged.files.items())}
-                | {path: self.store.add([content], what=path) for path, content in arranged.made.items()}
                 for each, arranged in found.items()
             }
         reports = dict[str, VersionReport]()
@@ -518,6 +509,4 @@ def _arranged(files: ArrivingFiles, paths: list[str], take: int) -> Arrangement:
         flavours = document.get("flavors") if isinstance(document, dict) else None
         if not isinstance(flavours, dict):
             raise invalid(f"{mlmodel}: expected flavors, there are none")
-    network = f"{model_root(paths)}{NETWORK}"
-    text = files.read(network, MLMODEL_BYTES_MAX).decode(errors="replace") if network in paths else ""
-    return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours, network=text)
+    return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours)

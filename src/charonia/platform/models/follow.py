@@ -9,8 +9,6 @@ Source: the documentation of webhooks of GitHub, GitLab and Gitea.
 import hashlib
 import hmac
 import json
-import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,18 +21,17 @@ from charonia.core.errors import RefusalKind, ServingError, invalid, not_found
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database
+from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.git import latest_commit, parse_git
 from charonia.platform.models.records import ADD, AddedVersion
 from charonia.platform.models.sources import ANY, AllowedHosts, VersionSource
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole, permits
+from charonia.platform.people import audit, keys, projects
+from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.values import check_name
-
-_log = logging.getLogger(__name__)
 
 HOOK_SECRET_CHARS_MIN = 16
 
@@ -63,7 +60,7 @@ class Follow:
         every_s: Interval of polls in seconds, 0 for none.
         deployment: Deployment that gets new versions, "" for none.
         strategy: How they get requests.
-        author: Name of the caller who has set it up, with whose permissions versions are added.
+        author: Name of the caller who has set it up, with whose present permissions versions are added.
         path: Path that the host calls.
         looked: When the branch was polled, or a push came, in seconds since the epoch; 0 for never.
         commit: The commit at the last poll.
@@ -103,11 +100,7 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
         )
     owner = _owner(session, found.id, name) or registry.create(session, who, project, name, registry.ModelDetails())
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
-    may = {
-        "may_run_code": permits(who.demand_code, project),
-        "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
-    }
-    owner.follows = {"follow": kept, **may}
+    owner.follows = {"follow": kept, "by": who.id}
     audit.note(session, who, "model.follow", f"{project}/{name}", kept, project_id=found.id)
     return Follow(**kept)
 
@@ -205,9 +198,7 @@ def _add(
     for task in session.scalars(waiting):
         if task.subject.startswith(f"{owner.name}/") and task.arguments.get("source") == asdict(source):
             return AddedVersion(owner.name, int(task.subject.rpartition("/")[2]), task.id)
-    grants = [Grant(ProjectRole.DEPLOYER, project.name, bool(owner.follows["may_run_code"]))]
-    grants += [Grant(ProjectRole.ADMIN)] if owner.follows["may_read_folders"] else []
-    who = Principal.of(follow.author, grants)
+    who = keys.standing_deployer(session, owner.follows.get("by", ""), follow.author, project.name)
     roll = {"deployment": follow.deployment, "strategy": follow.strategy} if follow.deployment else {}
     added = arrival.add(session, uploads, who, project.name, owner.name, source, notes, roll)
     _record(owner, added=added.number, problem="", **seen)
@@ -219,10 +210,11 @@ def _record(owner: ModelRow, **seen: Any) -> None:
 
 
 class Polls:
-    """Polls the branches of models, in a thread.
+    """Polls the branches of models.
 
     Args:
         wake: Called after a version was added.
+        has_turn: Whether this platform polls now.
     """
 
     def __init__(
@@ -234,6 +226,7 @@ class Polls:
         hosts: AllowedHosts,
         isolation: Isolation,
         wake: Callable[[], None],
+        has_turn: Callable[[], bool] = lambda: True,
     ) -> None:
         self._database = database
         self._store = store
@@ -242,23 +235,13 @@ class Polls:
         self._hosts = hosts
         self._isolation = isolation
         self._wake = wake
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="polls", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """End after the poll in progress."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self.loop = RepeatedStep("polls of branches", lambda: self.step(time.time()), LOOK_S, has_turn)
 
     def step(self, now_s: float) -> None:
         """Poll the branches that are due. Several platforms over one database poll each one time."""
         due = [number for number, follow in self._all() if _is_due(follow, now_s)][:POLLS_AT_ONCE]
         for number in due:
-            if self._closing.is_set():
+            if self.loop.is_closing:
                 return
             with self._database.transaction() as session:
                 row = session.scalar(_following().where(ModelRow.id == number).with_for_update(of=ModelRow))
@@ -266,19 +249,21 @@ class Polls:
                     continue
                 _record(row, looked=now_s)
                 follow, project_id = Follow(**row.follows["follow"]), row.project_id
-                may_name_any = bool(row.follows["may_read_folders"])
-            self._poll(number, follow, project_id, may_name_any=may_name_any)
+                by, project = row.follows.get("by", ""), row.project.name
+            self._poll(number, follow, project_id, project, by)
 
     def _all(self) -> Sequence[tuple[int, Follow]]:
         with self._database.reading() as session:
             return [(row.id, Follow(**row.follows["follow"])) for row in session.scalars(_following())]
 
-    def _poll(self, number: int, follow: Follow, project_id: int, *, may_name_any: bool) -> None:
+    def _poll(self, number: int, follow: Follow, project_id: int, project: str, by: str) -> None:
         """Add a version if the commit has changed, and record a failure."""
         try:
             address = parse_git(follow.place)
-            AllowedHosts((ANY,) if may_name_any else self._hosts.entries).check(address.url)
             with self._database.reading() as session:
+                who = keys.standing_deployer(session, by, follow.author, project)
+                may_name_any = permits(who.demand, ProjectRole.ADMIN)
+                AllowedHosts((ANY,) if may_name_any else self._hosts.entries).check(address.url)
                 secret = self._secrets.value(session, project_id, follow.secret) if follow.secret else ""
             with self._store.local.scratch() as folder:
                 commit = latest_commit(address, secret, folder, self._isolation)
@@ -295,13 +280,6 @@ class Polls:
                 row = session.scalar(_following().where(ModelRow.id == number))
                 if row is not None:
                     _record(row, problem=error.message)
-
-    def _run(self) -> None:
-        while not self._closing.wait(LOOK_S):
-            try:
-                self.step(time.time())
-            except Exception:
-                _log.exception("polls of branches: a check has failed")
 
 
 def _is_due(follow: Follow, now_s: float) -> bool:

@@ -69,6 +69,7 @@ class Principal:
         name: As the audit log has it: "key ci", "Ada Lovelace <ada@example.org>".
         everywhere: The role in all projects, None for none.
         may_run_code: Names of the projects in which a deployer may use models that contain code; "*" for all.
+        id: Identifies the key or user in records of later work: see `keys.standing`. "" for the platform.
     """
 
     name: str
@@ -76,9 +77,10 @@ class Principal:
     roles: Mapping[str, ProjectRole] = field(default_factory=dict)
     may_run_code: frozenset[str] = frozenset()
     address: str = ""
+    id: str = ""
 
     @classmethod
-    def of(cls, name: str, grants: Iterable[Grant], address: str = "") -> Self:
+    def of(cls, name: str, grants: Iterable[Grant], address: str = "", id: str = "") -> Self:
         """Return a principal with these roles."""
         grants = list(grants)
         return cls(
@@ -87,6 +89,7 @@ class Principal:
             {grant.project: grant.role for grant in sorted(grants, key=lambda g: g.role) if grant.project},
             frozenset(grant.project or "*" for grant in grants if grant.may_run_code),
             address,
+            id,
         )
 
     def grants(self) -> list[Grant]:

@@ -11,7 +11,7 @@ from charonia.core.errors import RefusalKind, ServingError
 from charonia.platform import repeats
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow
-from charonia.platform.people import keys, sessions
+from charonia.platform.people import keys, users
 from charonia.platform.people.access import NotPermittedError, Principal
 from charonia.platform.state import Here, Platform
 
@@ -42,7 +42,7 @@ def caller(
         str | None,
         Depends(
             APIKeyCookie(
-                name=sessions.COOKIE,
+                name=users.COOKIE,
                 scheme_name="session",
                 description=f"The session of a browser. Changes need its token, too, as {CSRF_HEADER}.",
                 auto_error=False,
@@ -61,7 +61,7 @@ def caller(
     visitor = None
     if cookie:
         with platform.database.reading() as session:
-            visitor = sessions.visitor(session, cookie, address)
+            visitor = users.visitor(session, cookie, address)
     if visitor is None:
         raise NotPermittedError(
             RefusalKind.UNAUTHENTICATED, "expected an API key as 'Authorization: Bearer KEY', or a signed-in browser"

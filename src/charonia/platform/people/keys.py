@@ -1,15 +1,16 @@
 """API keys, for programs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow
-from charonia.platform.people import audit
-from charonia.platform.people.access import Grant, Principal, digest_of, new_secret
+from charonia.platform.database.tables import GrantRow, KeyRow, ProjectRow, UserRow
+from charonia.platform.people import audit, users
+from charonia.platform.people.access import Grant, Principal, ProjectRole, digest_of, new_secret, permits
 from charonia.platform.people.projects import demand_all, kept, new_rows
 from charonia.platform.values import TIME_S_MAX, check_name
 
@@ -64,10 +65,35 @@ def revoke(session: Session, who: Principal, name: str) -> None:
 
 def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyRow] | None:
     """Return the owner of a key, None for one that is unknown or has expired."""
-    key = session.scalar(
-        select(KeyRow).where(KeyRow.digest == digest_of(secret), or_(KeyRow.expires == 0, KeyRow.expires > now()))
-    )
-    return None if key is None else (Principal.of(f"key {key.name}", kept(key.grants), address), key)
+    key = session.scalar(select(KeyRow).where(KeyRow.digest == digest_of(secret), _lives()))
+    return None if key is None else (principal(key, address), key)
+
+
+def principal(key: KeyRow, address: str = "") -> Principal:
+    """Return the caller that a key stands for."""
+    return Principal.of(f"key {key.name}", kept(key.grants), address, f"key {key.digest}")
+
+
+def standing(session: Session, id: str) -> Principal | None:
+    """Return a caller, by `Principal.id`, with the roles that it has now; None if the key or user is gone."""
+    kind, _, own = id.partition(" ")
+    if kind == "key":
+        key = session.scalar(select(KeyRow).where(KeyRow.digest == own, _lives()))
+        return None if key is None else principal(key)
+    user = session.scalar(select(UserRow).where(UserRow.issuer + " " + UserRow.subject == own))
+    return None if user is None else users.principal(user)
+
+
+def standing_deployer(session: Session, id: str, name: str, project: str) -> Principal:
+    """Return a caller who is still a deployer of a project, for work that was ordered earlier. Raises ServingError."""
+    who = standing(session, id)
+    if who is None or not permits(who.demand, ProjectRole.DEPLOYER, project):
+        raise invalid(f"'{name}' is no longer a deployer of project '{project}'", hint="let a deployer order it again")
+    return who
+
+
+def _lives() -> Any:
+    return or_(KeyRow.expires == 0, KeyRow.expires > now())
 
 
 def _administered(who: Principal) -> Select[KeyRow]:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from charonia.core.errors import Code, ServingError, invalid, not_found
-from charonia.platform.people import sessions, users
+from charonia.platform.people import users
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.oidc import CALLBACK_PATH, SIGN_IN_S, Provider
 from charonia.platform.settings import PlatformSettings
@@ -31,7 +31,7 @@ router = APIRouter(include_in_schema=False)
 def use_link(request: Request, platform: Here, token: Text = "") -> Response:
     """Sign in with a link, which works one time."""
     with platform.database.transaction() as session:
-        cookie = sessions.use_link(session, token, _address(request))
+        cookie = users.use_link(session, token, _address(request))
     return _not_signed_in("link") if cookie is None else _signed_in(platform.settings, cookie, "/")
 
 
@@ -67,7 +67,7 @@ def come_back(request: Request, platform: Here, code: Text = "", state: Text = "
         with platform.database.transaction() as session:
             is_admin = bool(who.email) and who.email.lower() in (a.lower() for a in platform.settings.oidc.admins)
             user = users.signed_in(session, who, is_admin=is_admin)
-            cookie = sessions.begin(session, user, _address(request))
+            cookie = users.begin_session(session, user, _address(request))
     except ServingError as error:
         return _explained(error)
     response = _signed_in(platform.settings, cookie, sent.next)
@@ -79,9 +79,9 @@ def come_back(request: Request, platform: Here, code: Text = "", state: Text = "
 def sign_out(request: Request, platform: Here, who: Caller) -> Response:
     """End the session of the browser."""
     with platform.database.transaction() as session:
-        sessions.end(session, request.cookies.get(sessions.COOKIE, ""))
+        users.end_session(session, request.cookies.get(users.COOKIE, ""))
     response = RedirectResponse(LOGIN_PAGE, 303)
-    response.delete_cookie(sessions.COOKIE)
+    response.delete_cookie(users.COOKIE)
     return response
 
 
@@ -105,9 +105,9 @@ def _signed_in(settings: PlatformSettings, cookie: str, path: str) -> Response:
     """Return the response that gives a browser its session, and redirects it to a page."""
     response = RedirectResponse(path, 303)
     response.set_cookie(
-        sessions.COOKIE,
+        users.COOKIE,
         cookie,
-        max_age=int(sessions.SESSION_S),
+        max_age=int(users.SESSION_S),
         httponly=True,
         samesite="lax",
         secure=settings.is_https,

@@ -1,13 +1,14 @@
-"""Users, who sign in with a link or through single sign-on."""
+"""Users, who sign in with a link or through single sign-on, and the sessions of their browsers."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import invalid, not_found
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import NAME_CHARS_MAX, LoginLinkRow, ProjectRow, UserRow
+from charonia.platform.database.tables import NAME_CHARS_MAX, LoginLinkRow, ProjectRow, SessionRow, UserRow
 from charonia.platform.people import audit
 from charonia.platform.people.access import Grant, Principal, ProjectRole, digest_of, new_secret
 from charonia.platform.people.oidc import Identity
@@ -28,7 +29,7 @@ LINK_S = 24 * 3600.0
 def principal(user: UserRow, address: str = "") -> Principal:
     """Return a user with their roles, as the audit log names them."""
     name = f"{user.name} <{user.email}>" if user.email else user.name
-    return Principal.of(name[:NAME_CHARS_MAX], kept(user.grants), address)
+    return Principal.of(name[:NAME_CHARS_MAX], kept(user.grants), address, f"user {user.issuer} {user.subject}")
 
 
 def owner(session: Session) -> UserRow:
@@ -125,3 +126,56 @@ def _get(session: Session, user_id: int) -> UserRow:
     if user is None:
         raise not_found(f"user {user_id} does not exist")
     return user
+
+
+COOKIE = "charonia_session"
+
+SESSION_S = 14 * 24 * 3600.0
+"""Time after which users must sign in again."""
+
+
+class Visitor(NamedTuple):
+    """A signed-in user of a browser.
+
+    Attributes:
+        csrf: Token that their forms must send with a change.
+    """
+
+    principal: Principal
+    csrf: str
+
+
+def begin_session(session: Session, user: UserRow, address: str) -> str:
+    """Start a session, and return the value of its cookie."""
+    session.execute(delete(SessionRow).where(SessionRow.expires <= now()))
+    secret = new_secret()
+    session.add(
+        SessionRow(
+            digest=digest_of(secret), user_id=user.id, csrf=new_secret(), expires=now() + SESSION_S, created=now()
+        )
+    )
+    audit.note(session, principal(user, address), "session.begin", principal(user).name)
+    return secret
+
+
+def use_link(session: Session, secret: str, address: str) -> str | None:
+    """Start the session that a link permits; return the value of its cookie, None if the link is no longer valid."""
+    session.execute(delete(LoginLinkRow).where(LoginLinkRow.expires <= now()))
+    user_id = session.scalar(
+        delete(LoginLinkRow).where(LoginLinkRow.digest == digest_of(secret)).returning(LoginLinkRow.user_id)
+    )
+    return None if user_id is None else begin_session(session, session.get_one(UserRow, user_id), address)
+
+
+def visitor(session: Session, cookie: str, address: str) -> Visitor | None:
+    """Return the user of a session cookie, None if the session has ended."""
+    found = session.scalar(
+        select(SessionRow)
+        .options(joinedload(SessionRow.user))
+        .where(SessionRow.digest == digest_of(cookie), SessionRow.expires > now())
+    )
+    return None if found is None else Visitor(principal(found.user, address), found.csrf)
+
+
+def end_session(session: Session, cookie: str) -> None:
+    session.execute(delete(SessionRow).where(SessionRow.digest == digest_of(cookie)))

@@ -18,6 +18,7 @@ from sqlalchemy import func, select, update
 from charonia.core.errors import ServingError, internal
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.platform.database.connection import Database, now
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.database.tables import TaskRow
 
 _log = logging.getLogger(__name__)
@@ -55,14 +56,15 @@ class TaskRun:
         subject: Its object, for display.
     """
 
-    def __init__(self, database: Database, task: TaskRow, folder: Path, closing: threading.Event) -> None:
+    def __init__(self, database: Database, task: TaskRow, folder: Path, is_over: Callable[[], bool]) -> None:
         self.id = task.id
+        self.attempt = task.attempts
         self.project_id = task.project_id
         self.subject = task.subject
         self.arguments: Mapping[str, Any] = task.arguments
         self.folder = folder
         self._database = database
-        self._closing = closing
+        self._is_over = is_over
         folder.mkdir(parents=True, exist_ok=True)
 
     def log(self, text: str) -> None:
@@ -82,12 +84,12 @@ class TaskRun:
             task = session.get_one(TaskRow, self.id)
             task.progress, task.doing = done, doing
             is_cancelled = task.is_cancelled
-        if is_cancelled or self._closing.is_set():
+        if is_cancelled or self._is_over():
             raise CancelledTaskError
 
     def check(self) -> None:
         """Raise `CancelledTaskError` if it was cancelled, or the platform exits."""
-        if self._closing.is_set():
+        if self._is_over():
             raise CancelledTaskError
         with self._database.reading() as session:
             if session.scalar(select(TaskRow.is_cancelled).where(TaskRow.id == self.id)):
@@ -159,9 +161,15 @@ Handler = Callable[[TaskRun], Mapping[str, Any]]
 
 
 class TaskRunner:
-    """Runs the tasks of a platform."""
+    """Runs the tasks of a platform, while it holds the lease.
 
-    def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
+    Args:
+        lease: The lease, which the caller starts after this; by default one that is started with it.
+    """
+
+    def __init__(
+        self, database: Database, folder: Path, handlers: Mapping[str, Handler], lease: PlatformLease | None = None
+    ) -> None:
         self._database = database
         self._folder = folder
         self._handlers = handlers
@@ -169,17 +177,15 @@ class TaskRunner:
         self._claiming = threading.Lock()
         self._turns: dict[int, int] = {}
         self._closing = threading.Event()
+        self._running: set[int] = set()
+        self._own_lease = PlatformLease(database) if lease is None else None
+        self._lease = lease or self._own_lease or PlatformLease(database)
+        self._lease.on_taken.append(self._take_over)
         self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
 
     def start(self) -> None:
-        """Start, beginning with the tasks that were running when the platform exited."""
-        with self._database.transaction() as session:
-            session.execute(
-                update(TaskRow)
-                .where(TaskRow.state == "running", TaskRow.attempts >= ATTEMPTS_MAX)
-                .values(state="failed", reason="the platform ended each time while it ran", ended=now())
-            )
-            session.execute(update(TaskRow).where(TaskRow.state == "running").values(state="waiting"))
+        if self._own_lease is not None:
+            self._own_lease.start()
         for thread in self._threads:
             thread.start()
 
@@ -191,6 +197,19 @@ class TaskRunner:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * END_S_MAX)
+        if self._own_lease is not None:
+            self._own_lease.close()
+
+    def _take_over(self) -> None:
+        """Queue the tasks that were running when another platform, or an earlier process of this one, exited."""
+        left = (TaskRow.state == "running") & TaskRow.id.not_in(self._running)
+        values = {"state": "failed", "reason": "the platform ended each time while it ran", "ended": now()}
+        with self._database.transaction(is_keyed=False) as session:
+            session.execute(update(TaskRow).where(left, TaskRow.attempts >= ATTEMPTS_MAX).values(values))
+            session.execute(update(TaskRow).where(left).values(state="waiting"))
+
+    def _is_over(self) -> bool:
+        return self._closing.is_set() or not self._lease.is_held()
 
     def wake(self) -> None:
         with self._wake:
@@ -204,14 +223,17 @@ class TaskRunner:
             run: TaskRun | None = None
             handler: Handler = _no_handler
             try:
-                run, handler = self._claim()
+                if self._lease.is_held():
+                    run, handler = self._claim()
             except ServingError as error:
                 _log.error("tasks: %s", error)
             if run is None:
                 with self._wake:
                     self._wake.wait(1.0)
             else:
+                self._running.add(run.id)
                 self._carry_out(run, handler)
+                self._running.discard(run.id)
 
     def _claim(self) -> tuple[TaskRun | None, Handler]:
         with self._claiming, self._database.transaction() as session:
@@ -231,7 +253,7 @@ class TaskRunner:
                 return None, _no_handler
             task.state, task.started, task.attempts = "running", now(), task.attempts + 1
             return (
-                TaskRun(self._database, task, self.folder(task.id), self._closing),
+                TaskRun(self._database, task, self.folder(task.id), self._is_over),
                 self._handlers.get(task.kind, _no_handler),
             )
 
@@ -249,10 +271,12 @@ class TaskRunner:
             state, reason = "failed", f"{type(error).__name__}: {error}"
         if reason:
             run.log(reason)
-        if self._closing.is_set() and state != "done":
+        if self._is_over() and state != "done":
             return
         with self._database.transaction() as session:
-            task = session.get_one(TaskRow, run.id)
+            task = session.get_one(TaskRow, run.id, with_for_update=True)
+            if task.attempts != run.attempt:  # another platform has taken over
+                return
             task.state, task.reason, task.result, task.ended = state, reason, result, now()
             if state == "done":
                 task.progress, task.doing = 1.0, ""

@@ -1,13 +1,15 @@
-// Charts of one deployment over the last minutes, polled.
+// Charts of one deployment over one range of time, polled.
 
 const PAUSE_MS = 2000;
-const SHOWN_S_MIN = 60;
+const LONG_PAUSE_MS = 30000;
+const LONG_S = 7200;
+const DAY_S = 86400;
 const place = document.getElementById("charts");
 const charts = [...place.querySelectorAll("[data-chart]")].map((figure) => ({ figure, key: figure.dataset.chart, unit: figure.dataset.unit, labels: null, plot: null }));
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const clock = (seconds, isShort) => new Date(seconds * 1000).toLocaleTimeString("en-GB",
-  { hour: "2-digit", minute: "2-digit", ...(isShort ? { second: "2-digit" } : {}) });
+const clock = (seconds, step) => new Date(seconds * 1000).toLocaleString("en-GB", step >= DAY_S ? { day: "numeric", month: "short" }
+  : { hour: "2-digit", minute: "2-digit", ...(step < 60 ? { second: "2-digit" } : {}) });
 
 function short(value) {
   if (value === null || value === undefined) return "–";
@@ -29,10 +31,35 @@ function draw(chart, labels, data) {
     legend: { show: false },
     cursor: { sync: { key: "deployment" }, points: { size: 6 }, y: false },
     scales: { x: { time: true }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick, ticks[1] - ticks[0] < 60)) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
+    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick, ticks[1] - ticks[0])) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...labels.map((label, at) => ({ label, stroke: color(`--series-${(at % 4) + 1}`), width: 1.6, points: { show: false }, spanGaps: false }))],
-    hooks: { setCursor: [() => legend(chart)] },
+    hooks: { setCursor: [() => legend(chart)], drawAxes: [mark] },
   }, data, box);
+}
+
+// Revisions, on the time axis that all charts share.
+function mark({ ctx, bbox, valToPos }) {
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = color("--soft");
+  ctx.lineWidth = devicePixelRatio;
+  ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+  let end = -Infinity;
+  for (const [time, number] of [...(latest?.marks ?? [])].reverse()) {
+    const x = Math.round(valToPos(time, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    if (x > end) {
+      const width = ctx.measureText(`r${number}`).width + 3 * devicePixelRatio;
+      ctx.textAlign = x + width > bbox.left + bbox.width ? "right" : "left";
+      ctx.fillText(`r${number}`, x + (ctx.textAlign === "left" ? 3 : -3) * devicePixelRatio, bbox.top + 9 * devicePixelRatio);
+      end = x + 2 * width;
+    }
+  }
+  ctx.restore();
 }
 
 function legend(chart) {
@@ -62,7 +89,7 @@ function show(answer) {
     const data = [answer.times, ...series.map(({ values }) => values)];
     if (!chart.plot || chart.labels.join("\n") !== labels.join("\n")) draw(chart, labels, data);
     else chart.plot.setData(data);
-    chart.plot.setScale("x", { min: Math.min(answer.times[0] ?? now, now - SHOWN_S_MIN), max: now });
+    chart.plot.setScale("x", { min: answer.since, max: now });
     legend(chart);
   }
 }
@@ -74,7 +101,7 @@ async function refresh() {
       if (response.ok) show(await response.json());
     } catch { /* the next time, perhaps */ }
   }
-  setTimeout(refresh, PAUSE_MS);
+  setTimeout(refresh, latest && latest.now - latest.since > LONG_S ? LONG_PAUSE_MS : PAUSE_MS);
 }
 
 new ResizeObserver(() => {

@@ -1,4 +1,4 @@
-"""Alerts.
+"""Alerts, figures over days, and the lease.
 
 Revision ID: 0008
 """
@@ -51,9 +51,35 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_alert_events")),
         sa.UniqueConstraint("alert_id", "open", name=op.f("uq_alert_events_alert_id_open")),
     )
+    op.create_table(
+        "history",
+        sa.Column("deployment_id", sa.Integer(), nullable=False),
+        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("is_busy", sa.Boolean(), nullable=False),
+        sa.Column("data", sa.JSON(), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["deployment_id"], ["deployments.id"], name=op.f("fk_history_deployment_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_history")),
+    )
+    op.create_index("ix_history_deployment_id_step_created", "history", ["deployment_id", "step", "created"])
+    lease = op.create_table(
+        "lease",
+        sa.Column("holder", sa.String(length=128), nullable=False),
+        sa.Column("until", sa.Double(), nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_lease")),
+    )
+    op.bulk_insert(lease, [{"holder": "", "until": 0.0, "created": 0.0}])
 
 
 def downgrade() -> None:
     """Revert the change."""
+    op.drop_table("lease")
+    op.drop_index("ix_history_deployment_id_step_created", table_name="history")
+    op.drop_table("history")
     op.drop_table("alert_events")
     op.drop_table("alerts")
