@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import insert, select
 
 from charonia.platform.app import make_platform
 from charonia.platform.artifacts.manifest import digest, size, to_json
@@ -15,6 +15,7 @@ from charonia.platform.database.tables import (
     DeploymentRow,
     EnvironmentRow,
     GrantRow,
+    HistoryRow,
     KeyRow,
     ModelRow,
     PlatformTable,
@@ -25,6 +26,7 @@ from charonia.platform.database.tables import (
     UserRow,
     VersionRow,
 )
+from charonia.platform.deployments.history import LEVELS
 from charonia.platform.models.records import TensorRecord, VersionReport
 from charonia.platform.people.projects import DEFAULT
 from charonia.platform.settings import PlatformSettings
@@ -39,6 +41,7 @@ ENVIRONMENTS = 50
 TASKS = 5000
 AUDIT = 50_000
 PEOPLE = 100
+HISTORY_DAYS = 30
 
 CONFIG = 'backend: "identity"\nmax_batch_size: 8\n' + "".join(
     f'{kind} {{ name: "{kind.upper()}0" data_type: TYPE_FP32 dims: 16 }}\n' for kind in ("input", "output")
@@ -155,12 +158,29 @@ def make_rows(data: Path) -> None:
         session.add_all(rows)
         session.flush()
         deployments = session.scalars(select(DeploymentRow.id)).all()
+        session.execute(insert(HistoryRow), [row for number in deployments for row in history(number, moment)])
         session.add_all(
             ServerKeyRow(deployment_id=number, name="client", scopes=["infer"], digest=f"{number:064}", created=moment)
             for number in deployments
         )
     make_task_log(platform)
     platform.database.close()
+
+
+def history(deployment_id: int, moment: float) -> Iterator[dict[str, object]]:
+    """Yield the figures of a deployment over `HISTORY_DAYS`, for two models of two versions."""
+    figures = [12.34, 0.01, 4.567, 23.45, 0.123, 0.2, 2.5, 0.0, 0.4, 2.0, 1.2e7]
+    names = [f"{name}/{version}" for name in models_of(deployment_id)[:2] for version in (1, 2)]
+    data = {"all": figures, "versions": dict.fromkeys(names, figures), "machine": [4e8, 0.8, None, None]}
+    for step_s, kept_s in LEVELS:
+        for number in range(int(min(kept_s, HISTORY_DAYS * 86_400) / step_s)):
+            yield {
+                "deployment_id": deployment_id,
+                "step": step_s,
+                "created": moment - number * step_s,
+                "is_busy": True,
+                "data": data,
+            }
 
 
 def spec(deployment: int, revision: int) -> dict[str, object]:

@@ -112,6 +112,7 @@ CALLS: Mapping[str, Call] = {
         Least.DEPLOYER, 404, {"name": UNIQUE, "condition": "disk", "threshold": 1.0, "secret": "missing"}
     ),
     f"DELETE {P}/alerts/{{name}}": Call(Least.DEPLOYER, 404),
+    f"POST {P}/alerts/{{name}}/test": Call(Least.DEPLOYER, 404),
     f"GET {P}/alert-events": Call(Least.VIEWER, 200),
     f"POST {P}/alert-events/{{number}}/acknowledge": Call(Least.DEPLOYER, 404),
     f"GET {P}/deployments": Call(Least.VIEWER, 200),

@@ -40,6 +40,7 @@ class DeployOptions:
     traffic: Mapping[str, float] = field(default_factory=dict)
     keys: bool = False
     ready_within_s: float | None = None
+    idle_unload_s: int | None = None
     note: str = ""
     is_dry: bool = False
     waits: bool = True
@@ -80,6 +81,8 @@ requests.
             flag("--keys", "keys", True, "Clients need an API key"),
             Option("--ready-within", "ready_within_s", number(0, above=True), "SECONDS",
                    "A revision that is not ready after this has failed", default=""),
+            Option("--idle-unload", "idle_unload_s", integer(0), "SECONDS",
+                   "Unload models that are not used for this time; their next request loads them again", default=""),
             Option("--note", "note", str, "TEXT", "Note on the change"),
             flag("--dry-run", "is_dry", True, "Only show what would change; nothing is added to the registry"),
             NO_WAIT,
@@ -212,6 +215,7 @@ def changed_spec(
     device = {"cpu_cores": given.cpu_cores, "gpus": list(given.gpus) or None, "memory_mib": given.memory_mib}
     _add(spec, "device", device)
     further = {"environment": given.environment, "keys": given.keys, "ready_within_s": given.ready_within_s}
+    further["idle_unload_s"] = given.idle_unload_s
     return spec | {"models": [*others, entry]} | {key: value for key, value in further.items() if value}
 
 

@@ -6,16 +6,18 @@ Exit status: 0 when it was ended by a signal, 1 when it cannot start, 2 for inva
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.cli import logs, people
 from charonia.cli.command_line import CommandLine, Option, carry_out, joined
+from charonia.cli.platform_access import THIS_MACHINE, Columns, PlatformAccess, Resource, Verb, at, table
 from charonia.cli.values import filled, integer, names, path, path_text
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
+from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.data_folder import DEFAULT_FOLDER
 from charonia.platform.settings import IN_CLUSTER, PlatformSettings
 from charonia.wire.log_settings import LogOptions
@@ -142,9 +144,62 @@ Keep models, environments and deployments, with pages, an API and the commands `
 # fmt: on
 
 
+@dataclass(frozen=True, slots=True)
+class AlertOptions:
+    """The options of the verbs of alerts."""
+
+    name: str = ""
+    access: PlatformAccess = THIS_MACHINE
+
+
+def _alerts(client: PlatformClient, given: AlertOptions) -> int:
+    place = ("projects", given.access.project)
+    rules: Columns = {"Name": "name", "Condition": "condition", "Deployment": "deployment", "Threshold": "threshold"}
+    events: Columns = {
+        "Event": "id",
+        "Alert": "alert",
+        "Since": at("created"),
+        "Ended": at("ended"),
+        "Acknowledged by": "acknowledged_by",
+        "Message": "message",
+    }
+    print(table(rules, client.call("GET", path_of(*place, "alerts"))))
+    print()
+    print(table(events, client.call("GET", path_of(*place, "alert-events"))))
+    return 0
+
+
+def _on_alert(method: str, *parts: str) -> Callable[[PlatformClient, AlertOptions], int]:
+    def act(client: PlatformClient, given: AlertOptions) -> int:
+        client.call(method, path_of("projects", given.access.project, parts[0], given.name, *parts[1:]))
+        return 0
+
+    return act
+
+
+# fmt: off
+_NAME = Option("NAME", "name", filled, "NAME", "Name of the alert", default="")
+ALERTS = Resource(
+    "charonia platform", "Alerts of a project.", AlertOptions(),
+    {
+        "alerts": Verb("List alerts and their events", _alerts, "List alerts and their latest events."),
+        "acknowledge-alert": Verb("Acknowledge an event", _on_alert("POST", "alert-events", "acknowledge"),
+                                  "Acknowledge an event, by its number.", "EVENT",
+                                  (Option("EVENT", "name", filled, "EVENT", "Number of the event", default=""),)),
+        "test-alert": Verb("Send a test", _on_alert("POST", "alerts", "test"),
+                           "Send a test to the webhook of an alert.", "NAME", (_NAME,)),
+        "remove-alert": Verb("Delete an alert", _on_alert("DELETE", "alerts"),
+                             "Delete an alert and its events.", "NAME", (_NAME,)),
+    },
+)
+# fmt: on
+
+
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["login-link"]:
         return people.run(["link", "owner", *arguments[1:]])
+    if arguments[:1] and arguments[0] in ALERTS.verbs:
+        return ALERTS.run(arguments)
     return carry_out(LINE, arguments, _serve)
 
 

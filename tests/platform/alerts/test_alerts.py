@@ -71,6 +71,10 @@ def test_an_alert_fires_one_time_is_acknowledged_and_resolved(scene: Scene, tmp_
     scene.alerts.create(ADA, "default", AlertRule("slow", "p99_ms", "reader", 100, for_s=30, secret="hook"))
     second = scene.platform(tmp_path)  # over the same database
     scene.figures = Figures(p99_ms=250)
+    scene.alerts.test(ADA, "default", "slow")
+    ((url, _, body),) = scene.calls
+    assert (url, body["state"], body["message"]) == (HOOK, "test", "This is a test.")
+    scene.calls.clear()
     scene.pass_s(1, second)
     scene.pass_s(20, second)
     assert scene.calls == []
@@ -93,9 +97,10 @@ def test_an_alert_fires_one_time_is_acknowledged_and_resolved(scene: Scene, tmp_
     assert (event.open, event.acknowledged_by, event.problem) == (None, "Ada", "")
     with scene.database.reading() as session:
         log = [(row.who, row.action, row.subject) for row in audit.entries(session, ADA)]
-    assert log[:3] == [
+    assert log[:4] == [
         ("Ada", "alert.acknowledge", "default/slow"),
         ("platform", "alert.fire", "default/slow"),
+        ("Ada", "alert.test", "default/slow"),
         ("Ada", "alert.create", "default/slow"),
     ]
 

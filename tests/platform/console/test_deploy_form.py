@@ -27,6 +27,7 @@ SPEC: dict[str, Any] = {
     "replicas": {"min": 1, "max": 2},
     "keys": True,
     "ready_within_s": 300,
+    "idle_unload_s": 900,
 }
 
 

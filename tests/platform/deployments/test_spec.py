@@ -39,6 +39,7 @@ WHOLE = {
     "replicas": {"min": 1, "max": 3},
     "keys": True,
     "ready_within_s": 60,
+    "idle_unload_s": 900,
 }
 SPEC = read_spec(WHOLE)
 
@@ -90,6 +91,7 @@ def test_a_whole_specification_is_read() -> None:
             replicas_max=3,
             keys=True,
             ready_within_s=60.0,
+            idle_unload_s=900,
         )
         == SPEC
     )
@@ -135,7 +137,7 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
     [
         ({"models": []}, "models: expected at least one model, got []"),
         ({"colour": 1}, "colour: expected one of name, target, environment, models, device, replicas, keys, "
-            "ready_within_s, variables, secrets, got this name"),
+            "ready_within_s, idle_unload_s, variables, secrets, got this name"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
         ({"variables": {"LD_PRELOAD": "x"}}, "variables: expected letters, digits and _, and none of the server's own "
             "variables, got 'LD_PRELOAD'"),
@@ -143,6 +145,7 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
         ({"variables": {"A": "1"}, "secrets": {"A": "x"}}, "secrets: expected a variable that is not among "
             "'variables', got 'A'"),
         ({"replicas": 0}, "replicas: expected a whole number from 1 to 10000, got 0"),
+        ({"idle_unload_s": 900, "target": "ray"}, "idle_unload_s: expected the target local"),
         ({"ready_within_s": 0}, "ready_within_s: expected seconds, above 0 and up to 86400, got 0"),
         ({"device": {"gpus": [0, 0]}}, "device.gpus: expected each number once, got [0, 0]"),
         ({"models": [{"name": "a"}, {"name": "a"}]},

@@ -182,6 +182,24 @@ class Alerts:
             session.delete(row)
             audit.note(session, who, "alert.remove", f"{project}/{name}", project_id=found.id)
 
+    def test(self, who: Principal, project: str, name: str) -> None:
+        """Send a message to the webhook of an alert that says that it is a test. Raises ServingError if that fails."""
+        with self._database.transaction() as session:
+            found = projects.find(session, who, project, ProjectRole.DEPLOYER)
+            rule = session.scalar(
+                select(AlertRow)
+                .where(AlertRow.project_id == found.id, AlertRow.name == name)
+                .options(joinedload(AlertRow.project))
+            )
+            if rule is None:
+                raise not_found(f"project '{project}' has no alert '{name}'")
+            url, token = self._target(session, rule)
+            event = AlertEventRow(alert=rule, subject="test", message="This is a test.", created=now())
+            body = self._body(event, "test")
+            audit.note(session, who, "alert.test", f"{project}/{name}", project_id=found.id)
+        if problem := self._post(rule, url, token, body):
+            raise unavailable(f"alert '{name}': {problem}")
+
     def acknowledge(self, who: Principal, project: str, number: int) -> None:
         """Acknowledge an event."""
         with self._database.transaction() as session:

@@ -74,6 +74,12 @@ def remove_alert(project: Text, name: Text, here: Here, who: Caller) -> None:
     here.alerts.remove(who, project, name)
 
 
+@router.post("/alerts/{name}/test", status_code=204)
+def send_test(project: Text, name: Text, here: Here, who: Caller) -> None:
+    """Send a test to the webhook of an alert."""
+    here.alerts.test(who, project, name)
+
+
 @router.get("/alert-events")
 def list_events(project: Text, here: Here, who: Caller, limit: Limit = 100) -> Sequence[EventBody]:
     """List the latest events, latest first."""

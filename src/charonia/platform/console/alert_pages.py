@@ -51,6 +51,16 @@ def remove(visit: OnPage, name: Text) -> Response:
     return _page(visit)
 
 
+@router.post("/{name}/test")
+def send_test(visit: OnPage, name: Text) -> Response:
+    """Send a test to the webhook of an alert."""
+    try:
+        visit.platform.alerts.test(visit.who, visit.project, name)
+    except ServingError as error:
+        return _page(visit, status=INVALID, tested=("bad", error.message))
+    return _page(visit, tested=("good", f"The webhook of '{name}' has accepted a test."))
+
+
 @router.post("/events/{number}/acknowledge")
 def acknowledge(visit: OnPage, number: Number) -> Response:
     """Record that the visitor takes care of an event."""
@@ -58,7 +68,14 @@ def acknowledge(visit: OnPage, number: Number) -> Response:
     return _page(visit)
 
 
-def _page(visit: Visit, *, status: int = 200, form: dict[str, Any] | None = None, problem: str = "") -> Response:
+def _page(
+    visit: Visit,
+    *,
+    status: int = 200,
+    form: dict[str, Any] | None = None,
+    problem: str = "",
+    tested: tuple[str, str] | None = None,
+) -> Response:
     alerts = visit.platform.alerts
     values = {
         "events": alerts.events(visit.who, visit.project, limit=ROWS_MAX),
@@ -67,6 +84,7 @@ def _page(visit: Visit, *, status: int = 200, form: dict[str, Any] | None = None
         "choices": _CHOICES,
         "form": {**dict.fromkeys(AlertRule.__dataclass_fields__, ""), **_FORM, **(form or {})},
         "problem": problem,
+        "tested": tested,
     }
     return visit.show("alerts.html", values, block="alerts" if visit.request.method == "POST" else "", status=status)
 

@@ -39,6 +39,7 @@ def document(sent: FormFields) -> dict[str, Any]:
         "replicas": _without_empty({"min": number(sent, "replicas_min"), "max": number(sent, "replicas_max")}) or 1,
         "keys": bool(text_of(sent, "keys")),
         "ready_within_s": number(sent, "ready_within_s"),
+        "idle_unload_s": number(sent, "idle_unload_s"),
         "strategy": text_of(sent, "strategy") or None,
         "variables": variables,
         "secrets": secrets,
@@ -65,6 +66,7 @@ def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
         "variables": _lines(spec.get("variables", {})),
         "secrets": _lines(spec.get("secrets", {})),
         "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
+        "idle_unload_s": spec.get("idle_unload_s", ""),
         "keys": bool(spec.get("keys")),
     }
 

@@ -14,6 +14,7 @@ device: {cpu_cores: 2, gpus: [0], memory_mib: 2048, gpu_memory_mib: 4096}
 replicas: {min: 1, max: 1}
 keys: true                      # whether clients need an API key
 ready_within_s: 600
+idle_unload_s: 900              # optional: models that are not used for this time are unloaded until their next request
 variables: {LOG_LEVEL: debug}   # environment variables of its servers
 secrets: {HF_TOKEN: hub}        # more of them, each with the name of a secret of the project
 strategy: replace               # how new versions get requests, of a change: replace, beside or canary; not recorded
@@ -66,6 +67,7 @@ class DeploymentSpec:
         memory_mib: Memory that each of its servers may use, 0 for no limit.
         gpu_memory_mib: Memory that each of them may use on each of these GPUs, 0 for no limit.
         ready_within_s: A revision that is not ready after this time has failed.
+        idle_unload_s: Unused models are unloaded after this time, and loaded for their next request; 0 for never.
         variables: Environment variables of its servers.
         secrets: More of them, whose values are secrets of the project: their names.
     """
@@ -82,6 +84,7 @@ class DeploymentSpec:
     replicas_max: int = 1
     keys: bool = False
     ready_within_s: float = 600.0
+    idle_unload_s: int = 0
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
 
@@ -126,6 +129,7 @@ _OWN_VARIABLE = re.compile(
 )
 """Variables that the platform sets itself, or that decide which programs a server runs."""
 
+IDLE_S_MAX = 31 * 86_400
 READY_S_MAX = 24 * 3600.0
 """Largest time limit for a revision to be ready."""
 
@@ -141,6 +145,7 @@ _MEMBERS = (
     "replicas",
     "keys",
     "ready_within_s",
+    "idle_unload_s",
     "variables",
     "secrets",
 )
@@ -228,6 +233,7 @@ def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
         "replicas": {"min": spec.replicas_min, "max": spec.replicas_max},
         "keys": spec.keys,
         "ready_within_s": spec.ready_within_s,
+        **({"idle_unload_s": spec.idle_unload_s} if spec.idle_unload_s else {}),
         **({"variables": dict(spec.variables)} if spec.variables else {}),
         **({"secrets": dict(spec.secrets)} if spec.secrets else {}),
     }
@@ -261,6 +267,8 @@ class _Reader:
         name = self._text("name", given.get("name", ""))
         if not NAME.fullmatch(name):
             self._wrong("name", "up to 63 of a-z, 0-9, - and _, with a letter or digit first", name)
+        if given.get("idle_unload_s") and given.get("target", "local") != "local":
+            self._wrong("idle_unload_s", "the target local, whose servers unload idle models", given["target"])
         return DeploymentSpec(
             name=name,
             target=self._text("target", given.get("target", "local")),
@@ -274,6 +282,7 @@ class _Reader:
             replicas_max=max(least, most),
             keys=self._flag("keys", given.get("keys", False)),
             ready_within_s=self._seconds("ready_within_s", given.get("ready_within_s", 600.0)),
+            idle_unload_s=self._integer("idle_unload_s", given.get("idle_unload_s", 0), most=IDLE_S_MAX),
             variables=self._variables("variables", given.get("variables", {})),
             secrets=self._variables("secrets", given.get("secrets", {}), given.get("variables", {})),
         )
@@ -466,6 +475,10 @@ def _of_deployment(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[st
     yield from _changed("API keys", *("needed" if spec.keys else "not needed" for spec in (before, after)))
     yield from _changed("variables", _variables(before), _variables(after))
     yield from _changed("secrets", _secrets(before), _secrets(after))
+    yield from _changed(
+        "unloading of idle models",
+        *(f"after {spec.idle_unload_s} s" if spec.idle_unload_s else "never" for spec in (before, after)),
+    )
     yield from _changed("time to be ready", f"{before.ready_within_s:g} s", f"{after.ready_within_s:g} s")
 
 

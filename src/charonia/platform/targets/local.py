@@ -433,6 +433,8 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
         arguments.append(f"--cpu-cores={spec.cpu_cores}")
     if spec.memory_mib:
         arguments.append(f"--memory-limit-mib={spec.memory_mib}")
+    if spec.idle_unload_s:
+        arguments.append(f"--model-idle-unload={spec.idle_unload_s}")
     return [*arguments, f"--api-keys={folder.served / key_file(spec)}"]
 
 

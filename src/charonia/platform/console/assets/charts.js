@@ -44,7 +44,7 @@ function mark({ ctx, bbox, valToPos }) {
   ctx.lineWidth = devicePixelRatio;
   ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
   let end = -Infinity;
-  for (const [time, number] of [...(latest?.marks ?? [])].reverse()) {
+  for (const [time, number] of (latest?.marks ?? []).toSorted((one, other) => one[0] - other[0])) {
     const x = Math.round(valToPos(time, "x", true));
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
     ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
