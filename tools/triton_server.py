@@ -5,6 +5,7 @@ models replace here. They hold a scheduler up until as many requests have arrive
 TRITONSERVER_BACKLOG_DELAY_SCHEDULER say, so that batches do not depend on time.
 """
 
+import asyncio
 import os
 import re
 import sys
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.main import main
+from charonia.server.grpc.calls import UnaryCall
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.scheduling.api import Command, Event, Scheduler, SlotIdle, Submit
 
 HOLDS = ("TRITONSERVER_DELAY_SCHEDULER", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER")
+
+DELAY = "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC"
 
 SEQUENCE = """
 import json, time
@@ -55,6 +59,12 @@ class TritonPythonModel:
         waits = []
         for request in requests:
             inputs = {tensor.name(): tensor.as_numpy().ravel() for tensor in request.inputs()}
+            shapes = [list(inputs[name].shape) for name in ("IN", "DELAY") if name in inputs]
+            if shapes[0] != shapes[-1]:
+                text = f"expected IN and DELAY shape to match, got {shapes[0]} and {shapes[1]}"
+                response = pb_utils.InferenceResponse([], error=pb_utils.TritonError(text))
+                request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
             threading.Thread(target=self.send, args=(request.get_response_sender(), inputs), daemon=True).start()
             waits.append(int(inputs["WAIT"][0]) if "WAIT" in inputs else 0)
         time.sleep(max(waits) / 1000)
@@ -69,11 +79,56 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+SQUARE = """
+import json, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().flat[0])
+            threading.Thread(target=self.send, args=(request.get_response_sender(), count), daemon=True).start()
+
+    def send(self, sender, count):
+        for _ in range(count):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.int32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+ITERATIVE = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+
+    def execute(self, requests):
+        for request in requests:
+            tensor, id = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy(), request.correlation_id()
+            left = self.left[id] = self.left.get(id, int(tensor.flat[0])) - 1
+            time.sleep(0.5)
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.full_like(tensor, left))])
+            if left > 0:
+                request.get_response_sender().send(response)
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                self.left.pop(id)
+                request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 BACKENDS = Path("/opt/tritonserver/backends")
 
 _LIBRARY = re.compile(r"^default_model_filename:.*\.so.*\n", re.MULTILINE)
 
-STAND_INS = {"sequence": SEQUENCE, "dyna_sequence": SEQUENCE, "repeat": REPEAT}
+STAND_INS = {
+    **dict.fromkeys(("sequence", "dyna_sequence", "implicit_state"), SEQUENCE),
+    "iterative_sequence": ITERATIVE,
+    "repeat": REPEAT,
+    "square": SQUARE,
+}
 
 
 def main_of_suites(arguments: list[str]) -> int:
@@ -85,6 +140,8 @@ def main_of_suites(arguments: list[str]) -> int:
     held = sum(int(os.environ.get(name, 0)) for name in HOLDS)
     if held:
         hold(held)
+    if seconds := int(os.environ.get(DELAY, 0)):
+        delay_calls(seconds)
     if not any(argument.startswith("--backend-directory") for argument in arguments):
         arguments = [*arguments, f"--backend-directory={BACKENDS}"]
     return main(["serve", *arguments])
@@ -99,6 +156,16 @@ def hold(requests: int) -> None:
         self.observed = lambda scheduler: Held(scheduler, requests)
 
     setattr(Backends, "__init__", held)  # noqa: B010
+
+
+def delay_calls(seconds: int) -> None:
+    """Answer calls over gRPC later."""
+    begin = UnaryCall._begin
+
+    def delayed(self: UnaryCall, message: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, begin, self, bytes(message))
+
+    setattr(UnaryCall, "_begin", delayed)  # noqa: B010
 
 
 def prepare(repository: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import joblib
 import numpy as np
 import pytest
-import skops.io
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 from sklearn.ensemble import RandomForestClassifier
@@ -16,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tests.support.fork_server import run_command
+from tests.support.models import save_skops
 from tests.support.process import ServeProcess
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     repository = tmp_path_factory.mktemp("sklearn")
     for name in ("pipeline", "forest", "pickle", "cut"):
         (repository / name / "1").mkdir(parents=True)
-    skops.io.dump(PIPELINE, repository / "pipeline" / "1" / "model.skops")
+    save_skops(PIPELINE, repository / "pipeline" / "1" / "model.skops")
     joblib.dump(FOREST, repository / "forest" / "1" / "model.joblib")
     (repository / "forest" / "config.pbtxt").write_text(
         'max_batch_size: 64 parameters { key: "TRUSTED" value { string_value: "true" } }'
@@ -84,7 +84,7 @@ def test_a_number_that_is_none_is_the_fault_of_its_request_alone(server: ServePr
 
 
 def test_a_file_is_served_as_it_is_and_a_pickle_if_it_is_trusted(tmp_path: Path) -> None:
-    skops.io.dump(PIPELINE, tmp_path / "iris.skops")
+    save_skops(PIPELINE, tmp_path / "iris.skops")
     joblib.dump(FOREST, tmp_path / "forest.joblib")
 
     refused = run_command("serve", str(tmp_path / "forest.joblib"), "--http-port=0", "--grpc-port=0")

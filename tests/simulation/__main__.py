@@ -3,15 +3,20 @@
 Each scenario has its own process, forked from this one, and depends on its seed only.
 """
 
-# ruff: noqa: E402 # the machine comes before the server
+# the machine comes before the server
+import sys
+
+from tests.simulation import faults
 from tests.simulation.machine import adapt_server, install
 
-install()
+if "--fault" in sys.argv:
+    faults.put_back(sys.argv[sys.argv.index("--fault") + 1])
+if "--faults" not in sys.argv:
+    install()
 
 import argparse
 import json
 import os
-import sys
 import tempfile
 import traceback
 from dataclasses import replace
@@ -22,7 +27,8 @@ from typing import Any
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.world import World
 
-adapt_server()
+if "--faults" not in sys.argv:
+    adapt_server()
 
 RUNS_MAX = 60
 """Runs in which a failing scenario is made smaller."""
@@ -99,17 +105,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the first scenario")
     parser.add_argument("--hours", type=float, default=0.0, help="CPU time in hours")
-    parser.add_argument("--seconds", type=float, default=60.0, help="CPU time in seconds")
+    parser.add_argument("--seconds", type=float, default=0.0, help="CPU time in seconds, for each fault 600")
     parser.add_argument(
         "--scenarios", type=int, default=0, help="number of scenarios, 0 for as many as the time allows"
     )
-    parser.add_argument("--length", type=float, default=20.0, help="simulated seconds with requests of a scenario")
-    parser.add_argument("--rate", type=float, default=100.0, help="requests per second")
+    parser.add_argument("--length", type=float, default=0.0, help="seconds with requests of a scenario; 0: drawn")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0: drawn")
     parser.add_argument("--shape", default="", choices=("", "one", "apart"), help="processes of the server")
     parser.add_argument("--quick", action="store_true", help="show failures as they are, without making them smaller")
     parser.add_argument("--history", help="file for the histories")
+    parser.add_argument("--fault", help="name of a fault to put back (faults.py)")
+    parser.add_argument("--faults", nargs="*", help="print which faults are found; beginnings of names, or all")
     given = parser.parse_args()
-    limit_s = given.hours * 3600 or given.seconds
+    if given.faults is not None:
+        return int(faults.table(given.faults, given.seconds or 600.0) > 0)
+    limit_s = given.hours * 3600 or given.seconds or 60.0
     folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
     simulated_s = cpu_s = 0.0
     count = requests = 0

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 def check_history(world: "World") -> None:
     """Check every request, then what they were counted as."""
     raised: dict[str, list[Request]] = {}
+    _check_order(world)
     for request in world.requests:
         if request.operation.values.get("fault") == RAISES:
             raised.setdefault(request.model.name, []).append(request)
     for request in world.requests:
         executed = world.record.executed[request.number]
         expected = 2 if request.model.role == "ensemble" else 1
+        expected += sum(name in world.shadowed for name in _parts(request.model))
         if executed > expected and request.model.role != "cached":
             world.problems.append(f"request {request.number} was executed {executed} times: {request.operation}")
         _check_times(world, request)
@@ -28,6 +30,24 @@ def check_history(world: "World") -> None:
             reason = _unexplained(world, request, raised)
             if reason:
                 world.problems.append(f"request {request.number} {reason}: {request.outcome}: {request.operation}")
+
+
+def _check_order(world: "World") -> None:
+    """Check that a model that preserves the order answers the calls of a connection in their order."""
+    last: dict[tuple[int, int], Request] = {}
+    for request in world.ended:
+        if (
+            request.outcome.status == "ok"
+            and "preserve_ordering" in request.model.pbtxt
+            and "shared" in request.operation.values
+        ):
+            key = request.operation.values["shared"], request.version
+            before = last.get(key)
+            if before is not None and before.number > request.number and not _overlaps(world.changes, request):
+                world.problems.append(
+                    f"request {before.number} was answered before {request.number}: {request.operation}"
+                )
+            last[key] = request
 
 
 def _check_times(world: "World", request: "Request") -> None:
@@ -47,7 +67,7 @@ def _check_answer(world: "World", request: "Request", executed: int) -> None:
     if values.get("fault") and model.role != "cached" and not (model.role == "decoupled" and not request.responses):
         world.problems.append(f"{where} should have failed: {request.operation}")
         return
-    if model.role not in ("cached", "ensemble") and executed != 1:
+    if model.role not in ("cached", "ensemble") and executed != 1 and model.name not in world.shadowed:
         world.problems.append(f"{where} was answered, and executed {executed} times")
     if model.role == "decoupled":
         if request.responses != values["responses"]:
@@ -58,7 +78,8 @@ def _check_answer(world: "World", request: "Request", executed: int) -> None:
         world.problems.append(f"{where} had {request.responses} responses")
     first = request.output[0]
     if request.sums is not None:
-        if first != request.sums:
+        is_whole = all(each.outcome.status == "ok" for each in world.parts_of[request.operation.number])
+        if is_whole and first != request.sums:
             world.problems.append(
                 f"{where}: the sequence's sum is {first}, expected {request.sums}: {request.operation}"
             )
@@ -133,9 +154,18 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
             return ""
     if any(_overlaps(world.changes, request, name) for name in names):
         return ""
+    if values.get("region") and _overlaps(world.changes, request, "clients") and "shared memory region" in text:
+        return ""
+    if world.scenario.options["control"] in ("auto", "idle"):
+        if _overlaps(world.changes, request, "disk") or (world.changes and "is tried again in" in text):
+            return ""
+        if re.search("no room for model|does not fit|could not be loaded within", text):
+            return ""
     if request.sums is not None and ("sequence" in text.lower()):
         is_idle = values["gap_ms"] > 900
-        return "" if is_idle or _overlaps(world.changes, request, model.name) else "lost its sequence"
+        others = world.parts_of[request.operation.number]
+        is_broken = values.get("pipelined") and any(each.outcome.status in ("left", "error") for each in others[:-1])
+        return "" if is_idle or is_broken or _overlaps(world.changes, request, model.name) else "lost its sequence"
     return "failed"
 
 
@@ -154,14 +184,14 @@ def check_quiet(world: "World") -> None:
             world.problem(
                 f"without clients, {loaded.runner} has {loaded.runner.pending} waiting, {loaded.runner.in_flight} open"
             )
-    instances = sum(loaded.instances for loaded in lifecycle.table.loaded())
-    if instances != sum(world.record.open.values()):
-        world.problem(f"the models have {instances} instances, open are {world.record.open}")
         if getattr(loaded.runner, "live", 0):
             world.problem(f"without clients, {loaded.runner} has sequences")
         flights = getattr(loaded.runner, "_flights", None)
         if flights is not None and flights._flights:
             world.problem(f"without clients, {loaded.runner} computes responses for its cache")
+    instances = sum(loaded.instances for loaded in lifecycle.table.loaded())
+    if instances != sum(world.record.open.values()):
+        world.problem(f"the models have {instances} instances, open are {world.record.open}")
     for end in world.endpoints():
         if end.http.open_count or end.grpc.open_count:
             world.problem(f"without clients, {end.http.open_count} and {end.grpc.open_count} connections are open")
@@ -196,7 +226,8 @@ def _check_counts(world: "World") -> None:
         )
         if found is None or int(found[1]) != success:
             world.problem(f"metrics and statistics of {name} disagree: {found and found[1]}, {success}")
-        if name in changed or world.outages or model.role == "decoupled":
+        is_steady = world.scenario.options["control"] in ("explicit", "poll") and not world.shadowed
+        if name in changed or world.outages or model.role == "decoupled" or not is_steady:
             continue
         of_model = [each for each in world.requests if each.model.name == name]
         parts = [each for each in world.requests if name != each.model.name and name in _parts(each.model)]

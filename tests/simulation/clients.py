@@ -136,7 +136,7 @@ class GrpcClient(asyncio.Protocol):
         try:
             return await call.future
         except asyncio.CancelledError:
-            if self._calls.pop(stream, None) is not None and self.is_open:
+            if self._calls.pop(stream, None) is not None:
                 self._http2.reset_stream(stream, 8)
                 self._flush()
             raise

@@ -1,21 +1,21 @@
 """Faults from the project's history, put back one at a time, to see which of them the simulation finds.
 
-`python -m tests.simulation.faults [NAME...]` prints a table: the fault, and after how much CPU time it was found.
+`python -m tests.simulation --faults [NAME...]` prints a table: the fault, and after how much CPU time it was found.
 """
 
 # ruff: noqa: E501 # texts of the server
 
-import argparse
-import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "src" / "charonia" / "server"
 
 
 class Fault(NamedTuple):
@@ -25,6 +25,13 @@ class Fault(NamedTuple):
     file: str
     now: str
     before: str
+
+    def text(self) -> str:
+        """Return the file with the fault."""
+        text = (SERVER / self.file).read_text()
+        if text.count(self.now) != 1:
+            raise ValueError(f"'{self.name}': its text is {text.count(self.now)} times in {self.file}")
+        return text.replace(self.now, self.before)
 
 
 # fmt: off
@@ -81,7 +88,7 @@ FAULTS = (
           "        self.backlog.pop(sequence, None)\n        sequence.expires_ns = 0\n        if self._by_key",
           "        sequence.expires_ns = 0\n        if self._by_key"),
     Fault("the next sequence does not get a slot that is left", "sequences/slots.py",
-          "            if self.backlog:\n                self._bind(", "            if False:\n                self._bind("),
+          "        if self.backlog:\n            self._bind(self", "        if False:\n            self._bind(self"),
     Fault("a sequence that ends keeps its state", "sequences/slots.py",
           "        if self._by_key.get(sequence.key) is sequence:\n            del self._by_key[sequence.key]\n", ""),
     Fault("idle sequences never end", "sequences/slots.py",
@@ -151,39 +158,44 @@ FAULTS = (
 # fmt: on
 
 
+def put_back(name: str) -> None:
+    """Load the module of a fault with it, when it is imported."""
+    fault = next(each for each in FAULTS if each.name == name)
+    path = SERVER / fault.file
+    module = "charonia.server." + fault.file.removesuffix(".py").replace("/", ".")
+
+    class Faulty(SourceFileLoader):
+        def get_code(self, fullname: str) -> CodeType:
+            return compile(fault.text(), path, "exec")
+
+    class Finder:
+        @staticmethod
+        def find_spec(fullname: str, *_: object) -> ModuleSpec | None:
+            return (
+                spec_from_file_location(module, path, loader=Faulty(module, str(path))) if fullname == module else None
+            )
+
+    sys.meta_path.insert(0, Finder)
+
+
 def try_fault(fault: Fault, seconds: float) -> tuple[bool, float, str]:
     """Run the simulation with a fault; return whether it was found, the CPU time, and the first problem."""
-    with tempfile.TemporaryDirectory(prefix="fault-") as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("*.pyc", "*.so"))
-        path = source / "charonia" / "server" / fault.file
-        text = path.read_text()
-        if text.count(fault.now) != 1:
-            raise SystemExit(f"'{fault.name}': its text is {text.count(fault.now)} times in {fault.file}")
-        path.write_text(text.replace(fault.now, fault.before))
-        command = [sys.executable, "-m", "tests.simulation", "--quick", "--seconds", str(seconds)]
-        environment = os.environ | {"PYTHONPATH": f"{source}:{ROOT}"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "tests.simulation", "--quick", "--seconds", str(seconds), "--fault", fault.name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     found = re.search(r"failed: .* after ([\d.]+) s of CPU", done.stdout)
     problem = re.search(r"^  problem (.*)$", done.stdout, re.MULTILINE)
     return found is not None, float(found[1]) if found else seconds, problem[1] if problem else done.stderr[-300:]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.faults", description=__doc__)
-    parser.add_argument("names", nargs="*", help="beginnings of names; all faults by default")
-    parser.add_argument("--seconds", type=float, default=600.0, help="CPU time for each fault")
-    given = parser.parse_args()
-    chosen = [f for f in FAULTS if not given.names or any(f.name.startswith(name) for name in given.names)]
+def table(beginnings: list[str], seconds: float) -> int:
+    """Print after how much CPU time each fault is found; return how many are not."""
+    chosen = [f for f in FAULTS if not beginnings or any(f.name.startswith(each) for each in beginnings)]
     print("| fault | module | found after (s of CPU) | by |\n|---|---|---|---|")
     count = 0
     for fault in chosen:
-        was_found, took_s, problem = try_fault(fault, given.seconds)
+        was_found, took_s, problem = try_fault(fault, seconds)
         count += was_found
         after = f"{took_s:.1f}" if was_found else f"not in {took_s:.0f}"
         print(f"| {fault.name} | `{fault.file}` | {after} | {problem[:110] if was_found else ''} |", flush=True)
     print(f"\n{count} of {len(chosen)} found.")
-
-
-if __name__ == "__main__":
-    main()
+    return len(chosen) - count

@@ -9,6 +9,7 @@ address. All of this holds for a whole process: only `python -m tests.simulation
 import asyncio
 import builtins
 import contextvars
+import errno
 import gc
 import logging
 import os
@@ -53,6 +54,13 @@ class NothingLeftError(Exception):
     """The simulation waits for something that will never happen."""
 
 
+SIGNALS: dict[tuple[str, int], tuple[contextvars.Context, Callable[..., object], tuple[Any, ...]]] = {}
+"""Handlers of signals, by process and number."""
+
+DISK: dict[str, int] = {}
+"""Errors of folders of the server: their paths, and numbers of the errors."""
+
+
 class Machine:
     """The state of the simulated machine.
 
@@ -72,6 +80,8 @@ class Machine:
         self.entropy = random.Random(f"entropy {seed}")
         self.dead: set[str] = set()
         self.graveyard: list[object] = []
+        SIGNALS.clear()
+        DISK.clear()
         self.cpu_start_s = real_cpu_s()
 
     def delay_s(self, least: float, most: float) -> float:
@@ -80,6 +90,20 @@ class Machine:
 
 
 MACHINE = Machine()
+
+
+_READING = ("os.scandir", "os.listdir")
+
+
+def _disk(event: str, arguments: tuple[Any, ...]) -> None:
+    """Let calls of the server's processes fail."""
+    if not DISK or event not in ("open", "os.rename", "os.mkdir", *_READING) or PROCESS.get() in ("world", "clients"):
+        return
+    path = str(arguments[0])
+    is_writing = event not in _READING and (event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR)))
+    for folder, number in DISK.items():
+        if path.startswith(folder) and (is_writing or number != errno.ENOSPC):
+            raise OSError(number, os.strerror(number), path)
 
 
 class _Selector(selectors.PollSelector):
@@ -163,6 +187,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self, factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         return self.network.listen(factory, port, **options)
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
+        SIGNALS[PROCESS.get(), int(sig)] = contextvars.copy_context(), callback, args
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: threads are part of the simulation."""
@@ -362,6 +389,7 @@ def install() -> None:
         uuid: {"uuid4": lambda: uuid.UUID(int=machine.entropy.getrandbits(128), version=4)},
     }
     _replace(values)
+    sys.addaudithook(_disk)
     gc.disable()  # finalizers at fixed points only
 
 

@@ -20,6 +20,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
+from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import (
     BackendSettings,
@@ -79,7 +80,10 @@ class _Work:
     def __init__(self, config: ModelConfig, files: ModelFiles) -> None:
         self.name, self.version = config.name, files.version
         self.size_max = max(config.max_batch_size, 1)
-        text = (files.version_dir / GENERATION).read_text()
+        try:
+            text = (files.version_dir / GENERATION).read_text()
+        except OSError as error:
+            raise invalid(f"model '{config.name}': its file cannot be read: {error.strerror}") from error
         if text.startswith("bad"):
             raise invalid(f"model '{config.name}': the file of generation {text.split()[1]} is damaged")
         self.generation = int(text)
@@ -267,8 +271,8 @@ class _Loaded:
             return instance
         return Elsewhere(self._work, placement.name, is_decoupled=self._config.is_decoupled)
 
-    def memory(self) -> list[object]:
-        return []
+    def memory(self) -> list[MemoryUsage]:
+        return [MemoryUsage("CPU", 0, 1 << 20)]
 
     async def aclose(self) -> None:
         """Nothing is shared."""

@@ -83,7 +83,7 @@ def _model(chance: random.Random, number: int, role: str) -> Model:
     if role in ("plain", "cached", "decoupled") and batch and chance.random() < 0.7:
         queue_max = chance.choice((0, 0, 4, 30))
         timeout_us = chance.choice((0, 0, 20_000, 200_000))
-        delay_us = chance.choice((0, 100, 3_000))
+        delay_us = chance.choice((0, 100, 3_000, 30_000))
         policy = f"max_queue_size: {queue_max} default_timeout_microseconds: {timeout_us} allow_timeout_override: true"
         preferred = f"preferred_batch_size: [{batch}]" if batch > 1 and chance.random() < 0.4 else ""
         order = "preserve_ordering: true" if chance.random() < 0.2 and role == "plain" else ""
@@ -118,10 +118,24 @@ def _ensemble(number: int, first: Model, second: Model) -> Model:
     return Model(f"ensemble{number}", "ensemble", text)
 
 
-def draw(seed: int, seconds: float, rate: float = 100.0, shape: str = "") -> Scenario:
-    """Return the scenario of a seed."""
+SHARES = {
+    "fault": 0.03, "leaves_ms": 0.08, "deadline_ms": 0.1, "timeout_us": 0.05, "rows": 0.05, "reads_slowly": 0.02,
+    "version": 0.3, "stops_after": 0.05, "pipelined": 0.2, "shared": 0.3, "region": 0.1,
+}  # fmt: skip
+"""Share of the requests with each property; a scenario leaves some out, and has more of others."""
+
+
+def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") -> Scenario:
+    """Return the scenario of a seed, which draws the length, the rate and the shape that are not given.
+
+    Most are short, have few models and much of a few kinds of operations: two events meet more often in them.
+    """
     chance = random.Random(f"scenario {seed}")
-    roles = ["plain", *chance.choices(("plain", "cached", "sequence", "decoupled"), k=chance.randint(1, 7))]
+    seconds = seconds or chance.choice((1.0, 2.0, 2.0, 4.0, 8.0))
+    rate = rate or chance.choice((30.0, 100.0, 300.0))
+    shares = {name: min(share * chance.choice((0, 1, 1, 8)), 0.8) for name, share in SHARES.items()}
+    count = chance.choice((1, 1, 2, 3, 8))
+    roles = chance.choices(("plain", "plain", "cached", "sequence", "decoupled"), k=count)
     models = [_model(chance, number, role) for number, role in enumerate(roles)]
     unbatched = [m for m in models if m.role == "plain" and "max_batch_size: 0" in m.pbtxt and len(m.versions) == 1]
     if len(unbatched) > 1:
@@ -130,36 +144,48 @@ def draw(seed: int, seconds: float, rate: float = 100.0, shape: str = "") -> Sce
     operations: list[Operation] = []
     at_s = 0.0
     while (at_s := at_s + chance.expovariate(rate)) < seconds:
-        operations.append(_request(chance, len(operations), at_s, chance.choice(models)))
+        operations.append(_request(chance, shares, len(operations), at_s, chance.choice(models)))
     controlled = [model for model in models if model.role != "ensemble"]
-    for kind, per_s in (("load", 0.15), ("unload", 0.03), ("statistics", 0.1), ("traffic", 0.05), ("index", 0.1)):
-        for _ in range(_poisson(chance, per_s * seconds)):
+    controls = {"load": 0.15, "unload": 0.03, "statistics": 0.1, "traffic": 0.05, "canary": 0.03, "index": 0.1}
+    for kind, per_s in controls.items():
+        for _ in range(_poisson(chance, per_s * seconds * chance.choice((0, 1, 10)))):
             model = chance.choice(controlled)
             values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
+            if kind == "canary":
+                action = chance.choice(("", "", "abort", "promote", "pause"))
+                values = {"shadow": chance.random() < 0.5, "action": action}
             if kind == "unload":
                 values = {"back_s": round(chance.uniform(0.01, 2), 3)}
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
-    faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.05)]
+    faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.05), ("disk", 0.05)]
+    if shares["region"]:
+        faults += [("regions", 0.1)]
     if any('"worker"' in model.pbtxt for model in models):
         faults += [("harm_worker", 0.1)]
     if shape == "apart":
         faults += [("kill_engine", 0.03), ("kill_front_end", 0.03), ("upgrade", 0.03)]
     for kind, per_s in faults:
-        for _ in range(_poisson(chance, per_s * seconds)):
+        for _ in range(_poisson(chance, per_s * seconds * chance.choice((0, 1, 10)))):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
             model = chance.choice(models)
             if kind == "burst":
                 start_s = chance.uniform(0, seconds)
+                shared = {"protocol": "grpc", "shared": len(operations)} if chance.random() < shares["shared"] else {}
                 for _ in range(chance.randint(20, 60)):
-                    operations.append(_request(chance, len(operations), start_s, model))
+                    operation = _request(chance, shares, len(operations), start_s, model)
+                    operation.values.update(shared if model.role != "decoupled" else {})
+                    operations.append(operation)
                 continue
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, "", values))
     operations.sort(key=lambda each: (each.at_s, each.number))
-    options = {
+    options: dict[str, Any] = {
         "exit_timeout_secs": chance.choice((1, 5)),
         "cache_bytes": chance.choice((0, 4096, 1 << 20)),
         "front_ends": chance.randint(1, 3),
         "exits_busy": chance.random() < 0.5,
+        "control": chance.choice(("explicit", "explicit", "auto", "idle", "poll")),
+        "memory_mb": chance.choice((2, 3, 100)),
+        "regions": shares["region"] > 0,
     }
     return Scenario(seed, shape, seconds, tuple(models), tuple(operations), options)
 
@@ -173,30 +199,39 @@ def _poisson(chance: random.Random, mean: float) -> int:
     return count
 
 
-def _request(chance: random.Random, number: int, at_s: float, model: Model) -> Operation:
+def _request(
+    chance: random.Random, shares: dict[str, float], number: int, at_s: float, model: Model
+) -> Operation:  # fmt: skip
+    def has(name: str) -> bool:
+        return chance.random() < shares[name]
+
     values: dict[str, Any] = {"protocol": chance.choice(("json", "binary", "grpc", "grpc", "stream"))}
     if model.role == "sequence":
         values |= {"length": chance.randint(1, 6), "gap_ms": round(10 ** chance.uniform(0, 2.5), 2)}
-        if chance.random() < 0.05:
+        if has("stops_after"):
             values["stops_after"] = chance.randint(1, values["length"])
+        if has("pipelined"):
+            values |= {"pipelined": True, "protocol": "grpc"}
     if model.role == "decoupled":
         values |= {"protocol": "stream", "responses": chance.choice((0, 1, 2, 5))}
-    if chance.random() < 0.03:
+    if has("fault"):
         values["fault"] = chance.choice((-1, -2))
-    if chance.random() < 0.08:
+    if has("leaves_ms"):
         values["leaves_ms"] = round(10 ** chance.uniform(-1, 2.5), 3)
-    if values["protocol"] == "grpc" and chance.random() < 0.1:
+    if values["protocol"] == "grpc" and has("deadline_ms"):
         values["deadline_ms"] = round(10 ** chance.uniform(0, 3), 1)
-    if chance.random() < 0.05 and model.role == "plain" and "dynamic_batching" in model.pbtxt:
+    if model.role == "plain" and "dynamic_batching" in model.pbtxt and has("timeout_us"):
         values["timeout_us"] = chance.choice((1_000, 50_000))
     if "priority_levels" in model.pbtxt:
         values["priority"] = chance.choice((0, 1, 2))
-    if chance.random() < 0.05 and model.role in ("plain", "cached"):
+    if model.role in ("plain", "cached") and has("rows"):
         values["rows"] = chance.choice((2, 4, 9))
     if model.role == "cached":
         values["repeat"] = chance.randrange(50)
-    if chance.random() < 0.02:
+    if model.role != "decoupled" and values["protocol"] != "stream" and has("region"):
+        values["region"] = True
+    if has("reads_slowly"):
         values["reads_slowly"] = True
-    if len(model.versions) > 1 and chance.random() < 0.3:
+    if len(model.versions) > 1 and has("version"):
         values["version"] = chance.choice(model.versions)
     return Operation(number, at_s, "request", model.name, values)

@@ -6,6 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation.faults import FAULTS
+
+
+def test_every_fault_can_be_put_back() -> None:
+    for fault in FAULTS:
+        compile(fault.text(), fault.file, "exec")
 
 
 @pytest.mark.parametrize("shape", ["one", "apart"])

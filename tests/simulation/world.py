@@ -2,20 +2,23 @@
 
 import asyncio
 import contextvars
+import errno
 import json
 import logging
+import os
 import shutil
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.simulation import models
+from tests.simulation import models, processes
 from tests.simulation.checks import FINISH_S, check_history, check_quiet
 from tests.simulation.clients import INFER_REQUEST, INFER_RESPONSE, STREAM_RESPONSE, GrpcClient, HttpClient, Outcome
 from tests.simulation.machine import (
+    DISK,
     MACHINE,
     PROCESS,
     SECOND_NS,
@@ -25,20 +28,33 @@ from tests.simulation.machine import (
     SimulatedLoop,
 )
 from tests.simulation.network import Network
+from tests.simulation.processes import HEARTBEAT_S, Process
 from tests.simulation.scenario import PORTS, Model, Operation, Scenario
-from tests.simulation.workers import WORKERS, kill_workers
+from tests.simulation.workers import WORKERS
 
 from charonia.server import app
 from charonia.server.app import InferenceServer
-from charonia.server.front_ends.engine_port import EnginePort
-from charonia.server.front_ends.front_end import FrontEnd
-from charonia.server.front_ends.hand_over import SOCKET_NAME
-from charonia.server.front_ends.keeper import read_changes
-from charonia.server.model_options import ControlMode
+from charonia.server.front_ends.children import process_specs, write_options
+from charonia.server.front_ends.upgrades import Upgrades
+from charonia.server.guard.notify import Notifier
+from charonia.server.guard.restarts import State
+from charonia.server.guard.supervisor import Supervisor
+from charonia.server.model_options import AutoOptions, ControlMode
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions, ModelOptions, ServerOptions
 from charonia.server.response_cache.options import CacheOptions
 
 vars(app)["installed_backends"] = lambda directory=None: {"simulated": models.SimulatedBackend}
+
+DISK_FAULT = "disk"
+REGION, SLOT_BYTES = "clients", 512
+REGION_BYTES = SLOT_BYTES << 14
+"""Shared memory of the clients: a slot for each request, its inputs in the first half, its outputs in the other."""
+
+WAIT_S = 20
+"""Time that a request waits for a model that is loaded on demand."""
+
+RECOVERY_S = 120.0
+"""Time in which the guard brings processes back."""
 
 QUIET_S = 90.0
 """Time after the last operation in which every request must have its outcome."""
@@ -91,6 +107,7 @@ class World:
 
     Attributes:
         requests: All requests so far, in order.
+        ended: Those with an outcome, in the order of their ends.
         changes: Times in which models were loaded or unloaded.
         outages: Times in which a process was killed until it was back.
         harmed: Times in which a worker may be down.
@@ -99,6 +116,8 @@ class World:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self.scenario = scenario
         self.requests: list[Request] = []
+        self.ended: list[Request] = []
+        self.parts_of: dict[int, list[Request]] = defaultdict(list)  # by the number of their operation
         self.changes: list[Change] = []
         self.outages: list[Change] = []
         self.harmed: list[Change] = []
@@ -110,16 +129,16 @@ class World:
         self.written = dict.fromkeys(self.models, 1)
         self.returned = dict.fromkeys(self.models, 1)
         self.unloaded: set[str] = set()
+        self.shadowed: set[str] = set()
         self.counts: list[dict[str, Any]] = []
         self._folder = folder
         self._idle: dict[str, list[Any]] = {"http": [], "grpc": []}
         self._busy: list[Any] = []
+        self._shared: dict[int, GrpcClient] = {}
         self._sequences = 0
-        self._engines = 0
-        self._starts = 0
-        self._front_ends: dict[int, tuple[str, FrontEnd]] = {}  # process and front end, by number
-        self._server: InferenceServer | None = None
-        self._engine = ""
+        self._server: InferenceServer | None = None  # of one process
+        self._guard: Supervisor | None = None
+        self._upgrades: Any = None
         self._is_stopping = False
 
     # The run.
@@ -137,6 +156,8 @@ class World:
         root = logging.getLogger()
         root.handlers, root.level = [faults], logging.WARNING
         self._write_repository()
+        self._region = Path("/dev/shm", f"simulation-{os.getpid()}")
+        self._region.write_bytes(bytes(REGION_BYTES))
         try:
             loop.run_until_complete(self._main())
         except NothingLeftError:
@@ -144,6 +165,8 @@ class World:
         except Exception as error:
             self.problem(f"the run failed: {type(error).__name__}: {error}")
             logging.getLogger("simulation").exception("the run failed")
+        finally:
+            self._region.unlink()
         self.problems += faults.found + self.record.problems
         check_history(self)
 
@@ -172,6 +195,8 @@ class World:
 
     async def _main(self) -> None:
         await self._start()
+        if self.scenario.options["regions"]:
+            await self._register()
         self.started_s = self.now_s()
         self.calm = self._left()
         self.event("ready")
@@ -197,6 +222,11 @@ class World:
         self._hang_up()
         await asyncio.sleep(CALM_S)
         self._check_ended()
+
+    async def _register(self) -> None:
+        document = {"key": self._region.name, "offset": 0, "byte_size": REGION_BYTES}
+        outcome = await self._control("POST", f"/v2/systemsharedmemory/region/{REGION}/register", document)
+        self.event(f"register {outcome.status} {outcome.code}")
 
     async def _finish(self, tasks: list["asyncio.Task[Any]"]) -> None:
         if tasks:
@@ -225,10 +255,16 @@ class World:
             exit_timeout_secs=given["exit_timeout_secs"],
             models=ModelOptions(
                 repositories=(str(self._folder / "models"),),
-                control_mode=ControlMode.EXPLICIT,
-                load=("*",),
-                poll_secs=0,
+                control_mode=ControlMode("explicit" if given["control"] == "idle" else given["control"]),
+                load=("*",) if given["control"] in ("explicit", "idle") else (),
+                poll_secs=1 if given["control"] == "poll" else 0,
+                auto=AutoOptions(
+                    memory_mb=given["memory_mb"] if given["control"] == "auto" else 0,
+                    wait_secs=WAIT_S if given["control"] == "auto" else 300,
+                    idle_secs=1 if given["control"] == "idle" else 0,
+                ),
             ),
+            client_shm=given["regions"],
             http=HttpOptions(address="127.0.0.1", port=PORTS["http"], reuse_port=True),
             grpc=GrpcOptions(address="127.0.0.1", port=PORTS["grpc"], reuse_port=True),
             metrics=MetricsOptions(port=PORTS["metrics"], cpu=False, gpu=False),
@@ -249,37 +285,36 @@ class World:
         (self._folder / "private").mkdir()
 
     async def _start(self) -> None:
-        await self._start_engine()
-        if self.scenario.shape == "apart":
-            await asyncio.gather(*(self._start_front_end(i + 1) for i in range(self.scenario.options["front_ends"])))
-
-    async def _start_engine(self, socket_name: str = SOCKET_NAME) -> InferenceServer:
-        self._engines += 1
+        if self.scenario.shape == "one":
+            self._server = InferenceServer(self._options())
+            await self.spawn("engine 1", self._server.start())
+            return
         options, folder = self._options(), self._folder / "private"
+        processes.begin(options, self._process_ended)
+        write_options(folder, options)
 
-        async def start() -> InferenceServer:
-            if self.scenario.shape == "one":
-                server = InferenceServer(options)
-            else:
-                port, left_out = EnginePort(folder, socket_name), read_changes(folder).models
-                server = InferenceServer(options, front_ends=port, left_out=left_out)
-            await server.start()
-            return server
+        async def start() -> bool:
+            self._upgrades = upgrades = Upgrades(folder, options, (), Notifier(), {})
+            self._guard = upgrades.guard = Supervisor(
+                process_specs(folder, {}, [{} for _ in range(options.front_ends)]),
+                folder,
+                exit_timeout_s=options.exit_timeout_secs,
+                heartbeat_s=HEARTBEAT_S,
+                hand_over=upgrades.hand_over,
+                upgraded=upgrades.reported,
+                reaps_orphans=False,
+            )
+            return await self._guard.start()
 
-        server: InferenceServer = await self.spawn(f"engine {self._engines}", start())
-        if socket_name == SOCKET_NAME:
-            self._server, self._engine = server, f"engine {self._engines}"
-        return server
+        if not await self.spawn("guard", start()):
+            self.problem("the server does not start")
 
-    async def _start_front_end(self, number: int) -> None:
-        async def start() -> FrontEnd:
-            front_end = FrontEnd(self._options(), None, self._folder / "private", number)
-            await front_end.start()
-            return front_end
-
-        self._starts += 1
-        name = f"front end {self._starts}"
-        self._front_ends[number] = name, await self.spawn(name, start())
+    def _process_ended(self, process: Process, status: int) -> None:
+        self.event(f"{process.process} has ended with status {status}")
+        for name in [each for each in self.record.open if each.startswith(f"{process.process} ")]:
+            del self.record.open[name]
+        if status > 0 and not self.outages and not self._is_stopping:  # 1 where requests have outlasted the limit
+            self.problem(f"{process.process} has ended with status {status}")
 
     async def _shutdown(self) -> None:
         begin_s = self.leaving_s = self.now_s()
@@ -288,17 +323,17 @@ class World:
         limit_s = self.scenario.options["exit_timeout_secs"] + 6.0
 
         async def stop() -> None:
-            if self._front_ends:
-                for _, front_end in self._front_ends.values():
-                    front_end.leave()
-                await asyncio.gather(*(front_end.ended for _, front_end in self._front_ends.values()))
-                for process, front_end in self._front_ends.values():
-                    await self.spawn(process, front_end.close())
-            assert self._server is not None
-            await self._server.shutdown()
+            if self._guard is None:
+                assert self._server is not None
+                await self._server.shutdown()
+                return
+            self._upgrades.close()
+            self._guard.stop()
+            await self._guard.ended
+            self._guard.close()
 
         try:
-            await asyncio.wait_for(self.spawn(self._engine, stop()), limit_s + 60)
+            await asyncio.wait_for(self.spawn("guard" if self._guard is not None else "engine 1", stop()), limit_s + 60)
         except TimeoutError:
             self.problem("the shutdown hangs")
         took_s = self.now_s() - begin_s
@@ -325,7 +360,9 @@ class World:
 
     @property
     def front_ends(self) -> list[Any]:
-        return [front_end for _, front_end in self._front_ends.values()]
+        if self._guard is None:
+            return []
+        return [each.server for name, each in Process.all.items() if name.startswith("front_end") and each.server]
 
     def endpoints(self) -> list[Any]:
         """Return the endpoints of all processes."""
@@ -334,23 +371,34 @@ class World:
     async def _watch(self) -> None:
         """Check the limits of queues all the time."""
         while True:
-            await asyncio.sleep(0.05)
-            for loaded in self.engine._lifecycle.table.loaded():
-                queue_max = self.models[loaded.runner.config.name].queue_max
-                if queue_max and (loaded.runner.pending or 0) > 2 * queue_max:  # of each of two levels
+            await asyncio.sleep(0.01)
+            engine = self.engine
+            for loaded in engine._lifecycle.table.loaded() if engine is not None else ():
+                model = self.models[loaded.runner.config.name]
+                queue_max = model.queue_max * (2 if "priority_levels" in model.pbtxt else 1)  # of each level
+                if queue_max and (loaded.runner.pending or 0) > queue_max:
                     self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
                     return
 
     @property
-    def engine(self) -> InferenceServer:
-        assert self._server is not None
-        return self._server
+    def engine(self) -> Any:
+        """The engine that gets new requests, None while there is none."""
+        if self._guard is None:
+            return self._server
+        process = Process.all.get(self._guard._restarts.engine)
+        return process.server if process is not None else None
 
     # Requests.
 
-    def _client(self, protocol: str) -> Any:
-        """Return a client with a connection that nobody else uses."""
+    def _client(self, protocol: str, shared: int | None) -> Any:
+        """Return a client with a connection that nobody else uses, or only calls with the same number."""
         kind = "grpc" if protocol in ("grpc", "stream") else "http"
+        if shared is not None:
+            if shared not in self._shared:
+                self._shared[shared] = GrpcClient(self.network, PORTS["grpc"])
+                self._shared[shared].was_cut = False  # type: ignore[attr-defined]
+            self._busy.append(self._shared[shared])
+            return self._shared[shared]
         idle = [each for each in self._idle[kind] if each.is_open]
         self._idle[kind] = idle
         if idle and self.network.chance.random() < 0.95:
@@ -365,16 +413,17 @@ class World:
 
     def _release(self, client: Any, protocol: str) -> None:
         self._busy.remove(client)
-        if client.is_open:
+        if client.is_open and client not in self._shared.values():
             self._idle["grpc" if protocol in ("grpc", "stream") else "http"].append(client)
 
     def _hang_up(self) -> None:
-        for client in (*self._idle["http"], *self._idle["grpc"], *self._busy):
+        for client in (*self._idle["http"], *self._idle["grpc"], *self._busy, *self._shared.values()):
             if client.end is not None:
                 client.end.close()
         self._idle = {"http": [], "grpc": []}
 
     async def request(self, operation: Operation) -> None:
+        """Ask one time, or for each of a sequence: after the answer before, or (pipelined) right behind each other."""
         model = self.models[operation.model]
         values = operation.values
         if model.role != "sequence":
@@ -383,14 +432,18 @@ class World:
         self._sequences += 1
         key, total = operation.number + 1, 0
         length = min(values["length"], values.get("stops_after", 99))
+        asked = []
         for index in range(length):
-            if index:
+            if index and not values.get("pipelined"):
                 await asyncio.sleep(values["gap_ms"] / 1000)
             total += index + 1
             flags = {"sequence_id": key, "sequence_start": index == 0, "sequence_end": index == values["length"] - 1}
-            request = await self._ask(operation, model, index + 1, flags, total)
-            if request.outcome.status != "ok":
+            asking = self._ask(operation, model, index + 1, flags, total)
+            if values.get("pipelined"):
+                asked.append(self.spawn("clients", asking))
+            elif (await asking).outcome.status != "ok":
                 return
+        await asyncio.gather(*asked)
 
     async def _ask(
         self, operation: Operation, model: Model, value: int, flags: dict[str, Any], sums: int | None = None
@@ -400,6 +453,7 @@ class World:
         floor = self.returned[model.name]
         request = Request(number, operation, model, self.now_s(), floor, value, sums)
         self.requests.append(request)
+        self.parts_of[operation.number].append(request)
         tag = 0 if model.role == "cached" else number
         rows = values.get("rows", 1)
         row = [value, tag, values.get("responses", 1), values.get("fault", 0)]
@@ -412,14 +466,17 @@ class World:
                 parameters[name] = values[key]
         array = array if is_batched else array[:1]
         version = str(values.get("version", ""))
-        client = self._client(protocol)
+        if values.get("region"):
+            self._write_slot(number, array.tobytes())
+        shared = operation.number if values.get("pipelined") else values.get("shared")
+        client = self._client(protocol, shared)
         if values.get("reads_slowly") and client.end is not None:
             client.end.pause_reading()
             self.loop.call_later(0.5, client.end.resume_reading)
         if protocol in ("json", "binary"):
-            call = self._over_http(client, model.name, version, array, shape, parameters, protocol == "binary")
+            call = self._over_http(client, number, model.name, version, array, shape, parameters, values)
         else:
-            call = self._over_grpc(client, model.name, version, array, shape, parameters, values)
+            call = self._over_grpc(client, number, model.name, version, array, shape, parameters, values)
         if values.get("leaves_ms") is None:
             request.outcome = await call
         else:
@@ -428,13 +485,14 @@ class World:
             if done:
                 request.outcome = task.result()
             else:
-                if protocol in ("json", "binary") or number % 3 == 0:
+                if protocol in ("json", "binary") or (number % 3 == 0 and shared is None):
                     client.leave()
                 task.cancel()
                 request.outcome = Outcome("left")
         request.was_cut = client.was_cut
         self._release(client, protocol)
         request.end_s = self.now_s()
+        self.ended.append(request)
         request.ceiling = self.written[model.name]
         self._read(request, protocol)
         code, body = request.outcome.code, request.outcome.body
@@ -445,13 +503,18 @@ class World:
         return request
 
     async def _over_http(
-        self, client: HttpClient, model: str, version: str, array: Any, shape: list[int], parameters: dict[str, Any],
-        is_binary: bool,
+        self, client: HttpClient, number: int, model: str, version: str, array: Any, shape: list[int],
+        parameters: dict[str, Any], values: dict[str, Any],
     ) -> Outcome:  # fmt: skip
         tensor: dict[str, Any] = {"name": "INPUT", "shape": shape, "datatype": "INT32"}
         document: dict[str, Any] = {"inputs": [tensor]}
         path = f"/v2/models/{model}{'/versions/' + version if version else ''}/infer"
-        if is_binary:
+        if values.get("region"):
+            data, is_binary = b"", False
+            tensor["parameters"] = _place(number, array.nbytes)
+            output = {"name": "OUTPUT", "parameters": _place(number, array.nbytes, is_output=True)}
+            document["outputs"] = [output]
+        elif is_binary := values["protocol"] == "binary":
             data = array.tobytes()
             tensor["parameters"] = {"binary_data_size": len(data)}
             parameters = parameters | {"binary_data_output": True}
@@ -465,11 +528,18 @@ class World:
         return await client.call("POST", path, head + data, headers)
 
     async def _over_grpc(
-        self, client: GrpcClient, model: str, version: str, array: Any, shape: list[int], parameters: dict[str, Any],
-        values: dict[str, Any],
+        self, client: GrpcClient, number: int, model: str, version: str, array: Any, shape: list[int],
+        parameters: dict[str, Any], values: dict[str, Any],
     ) -> Outcome:  # fmt: skip
-        message = INFER_REQUEST(model_name=model, model_version=version, raw_input_contents=[array.tobytes()])
-        message.inputs.add(name="INPUT", datatype="INT32", shape=shape)
+        message = INFER_REQUEST(model_name=model, model_version=version)
+        tensor = message.inputs.add(name="INPUT", datatype="INT32", shape=shape)
+        if values.get("region"):
+            output = message.outputs.add(name="OUTPUT")
+            for each, is_output in ((tensor, False), (output, True)):
+                for key, value in _place(number, array.nbytes, is_output=is_output).items():
+                    setattr(each.parameters[key], "string_param" if isinstance(value, str) else "int64_param", value)
+        else:
+            message.raw_input_contents.append(array.tobytes())
         for key, value in parameters.items():
             parameter = message.parameters[key]
             if isinstance(value, bool):
@@ -487,13 +557,18 @@ class World:
         outcome = request.outcome
         if outcome.status != "ok":
             return
+        is_placed = bool(request.operation.values.get("region"))
+        if is_placed:
+            rows = request.operation.values.get("rows", 1)
+            request.output = self._read_slot(request.number, 16 * rows)
         if protocol in ("json", "binary"):
             end = outcome.body.rfind(b"}") + 1 if protocol == "binary" else len(outcome.body)
             end = _json_end(outcome.body) if protocol == "binary" else end
             document = json.loads(outcome.body[:end])
             request.version = int(document["model_version"])
             data = outcome.body[end:]
-            request.output = np.frombuffer(data, "<i4").tolist() if data else document["outputs"][0]["data"]
+            if not is_placed:
+                request.output = np.frombuffer(data, "<i4").tolist() if data else document["outputs"][0]["data"]
             return
         responses = []
         for body in outcome.body:
@@ -509,7 +584,17 @@ class World:
         request.responses = len(responses)
         if responses:
             request.version = int(responses[0].model_version)
-            request.output = np.frombuffer(responses[0].raw_output_contents[0], "<i4").tolist()
+            if not is_placed:
+                request.output = np.frombuffer(responses[0].raw_output_contents[0], "<i4").tolist()
+
+    def _write_slot(self, number: int, data: bytes) -> None:
+        with self._region.open("r+b") as file:
+            os.pwrite(file.fileno(), data, number * SLOT_BYTES)
+
+    def _read_slot(self, number: int, size: int) -> list[int]:
+        with self._region.open("rb") as file:
+            data = os.pread(file.fileno(), size, number * SLOT_BYTES + SLOT_BYTES // 2)
+        return np.frombuffer(data, "<i4").tolist()  # type: ignore[no-any-return]
 
     # Control.
 
@@ -531,7 +616,11 @@ class World:
             models.write_generation(folder, version, generation, is_bad=is_bad)
         change = Change(name, self.now_s())
         self.changes.append(change)
-        outcome = await self._control("POST", f"/v2/repository/models/{name}/load", {})
+        if self.scenario.options["control"] == "poll":
+            await asyncio.sleep(3.0)
+            outcome = Outcome("error")
+        else:
+            outcome = await self._control("POST", f"/v2/repository/models/{name}/load", {})
         if outcome.status == "ok" and not (is_bad and self.written[name] == generation):
             self.returned[name] = max(self.returned[name], generation)
         self.event(f"load {name} generation {generation} {outcome.status} {outcome.code}")
@@ -544,6 +633,8 @@ class World:
         change.end_s = self.now_s()
 
     async def unload(self, operation: Operation) -> None:
+        if self.scenario.options["control"] == "poll":
+            return
         change = Change(operation.model, self.now_s())
         self.changes.append(change)
         self.unloaded.add(operation.model)
@@ -574,6 +665,27 @@ class World:
             outcome = await self._control("POST", f"/v2/models/{model.name}/traffic", document)
             self.event(f"traffic {model.name} {outcome.status} {outcome.code}")
 
+    async def canary(self, operation: Operation) -> None:
+        """A short plan for version 2, with copies to it, and what an operator does to it."""
+        model, values = self.models[operation.model], operation.values
+        if len(model.versions) == 1:
+            return
+        plan = {"version": 2, "stable": 1, "steps": [20, 60, 100], "step_seconds": 1, "samples_min": 0}
+        document: dict[str, Any] = {"canary": plan, "shadow": {"2": {"share": 0.5}} if values["shadow"] else None}
+        if values["shadow"]:
+            self.shadowed.add(model.name)
+        path = f"/v2/models/{model.name}/traffic"
+        outcome = await self._control("POST", path, document)
+        self.event(f"canary {model.name} {outcome.status} {outcome.code}")
+        await asyncio.sleep(1.5)
+        if values["action"]:
+            outcome = await self._control("POST", path, {"action": values["action"]})
+            self.event(f"canary {values['action']} {model.name} {outcome.status} {outcome.code}")
+        outcome = await self._control("GET", path)
+        if outcome.status == "ok":
+            shares = json.loads(outcome.body).get("shares", {})
+            self.event(f"traffic {model.name} {shares}")
+
     async def _read_statistics(self) -> None:
         outcome = await self._control("GET", "/v2/models/stats")
         if outcome.status == "ok":
@@ -596,6 +708,34 @@ class World:
     async def wall_clock(self, operation: Operation) -> None:
         MACHINE.wall_ns += (operation.values["pick"] - 500) * SECOND_NS
 
+    async def regions(self, operation: Operation) -> None:
+        """The clients' memory is registered again."""
+        change = Change(REGION, self.now_s())
+        self.changes.append(change)
+        outcome = await self._control("POST", f"/v2/systemsharedmemory/region/{REGION}/unregister", {})
+        self.event(f"unregister {outcome.status} {outcome.code}")
+        for _ in range(20):
+            await self._register()
+            outcome = await self._control("GET", f"/v2/systemsharedmemory/region/{REGION}/status")
+            if outcome.status == "ok" or self._is_stopping:
+                break
+            await asyncio.sleep(1.0)
+        change.end_s = self.now_s()
+
+    async def disk(self, operation: Operation) -> None:
+        """For a while, the repository cannot be read, or the server's own folder is full."""
+        number, name = ((errno.EIO, "models"), (errno.ENOENT, "models"), (errno.ENOSPC, "private"))[
+            operation.number % 3
+        ]
+        path, change = str(self._folder / name), Change(DISK_FAULT, self.now_s())
+        self.changes.append(change)
+        self.event(f"disk {errno.errorcode[number]} {name}")
+        DISK[path] = number
+        await asyncio.sleep(operation.values["down_s"])
+        DISK.pop(path, None)
+        change.end_s = self.now_s() + 2.0  # the next look at the repository
+        self.event("disk is well")
+
     async def harm_worker(self, operation: Operation) -> None:
         alive = [each for each in WORKERS.values() if each.returncode is None]
         if alive:
@@ -607,58 +747,65 @@ class World:
             worker.harm(kind)
 
     async def upgrade(self, operation: Operation) -> None:
-        """A second engine starts, and the first one hands its front ends over."""
-        if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
+        """A second engine starts, and the first one hands its front ends over, which are then renewed."""
+        if self._is_stopping:
             return
-        upgrade = Change("upgrade", self.now_s())
+        stops_first = operation.values["pick"] % 4 == 0
+        upgrade = Change("engine" if stops_first else "upgrade", self.now_s())
         self.outages.append(upgrade)
-        before, process = self.engine, self._engine
-        name = f"engine_{self._engines + 1}.sock"
-        after, next_process = await self._start_engine(name), f"engine {self._engines}"
-        self.event(f"{process} hands over to {next_process}")
-        port: Any = before.front_ends
+        last: dict[str, object] = {}
 
-        async def hand_over() -> None:
-            await port.hand_over.run(name, before.engine.open_sequences)
-            if before.metrics is not None:
-                await before.metrics.close()
-            await port.hand_over.finish(FINISH_S, port.is_busy, before.engine.open_sequences)
-            await before.shutdown()
+        async def follow() -> None:
+            async for message in self._upgrades.answer({"stop_first": stops_first, "finish_s": FINISH_S}):
+                self.event(f"upgrade: {message}")
+                last.update(message)
 
-        self._server, self._engine = after, next_process
-        await self.spawn(process, hand_over())
-        self.loop.kill(process)
-        kill_workers(process)
-        for name in [each for each in self.record.open if each.startswith(f"{process} ")]:
-            del self.record.open[name]
-        self.event(f"{process} has ended")
-        upgrade.end_s = self.now_s()
+        await self.spawn("guard", follow())
+        is_alone = all(each is upgrade or each.end_s < upgrade.begin_s for each in self.outages)
+        if "error" in last and is_alone and not any(each.end_s > upgrade.begin_s for each in self.changes):
+            self.problem(f"the upgrade has failed: {last}")
+        await self._recover(upgrade)
 
     async def kill_engine(self, operation: Operation) -> None:
-        if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
-            return
-        outage = Change("engine", self.now_s())
-        self.outages.append(outage)
-        self.event(f"kill {self._engine}")
-        self.loop.kill(self._engine)
-        kill_workers(self._engine)
-        self.record.open.clear()
-        await asyncio.sleep(operation.values["down_s"])
-        await self._start_engine()
-        await asyncio.sleep(1.0)  # the front ends find it
-        outage.end_s = self.now_s()
+        await self._harm("engine", operation.values["pick"])
 
     async def kill_front_end(self, operation: Operation) -> None:
-        if self._is_stopping or any(each.end_s == float("inf") for each in self.outages):
+        await self._harm("front_end", operation.values["pick"])
+
+    async def _harm(self, role: str, pick: int) -> None:
+        """Kill a process, or let it hang, until the guard notices."""
+        alive = [each for name, each in Process.all.items() if name.startswith(role)]
+        if self._is_stopping or not alive:
             return
-        number = operation.values["pick"] % len(self._front_ends) + 1
-        outage = Change(self._front_ends[number][0], self.now_s())
+        process = alive[pick % len(alive)]
+        outage = Change(role, self.now_s())
         self.outages.append(outage)
-        self.event(f"kill {outage.model}")
-        self.loop.kill(outage.model)
-        await asyncio.sleep(operation.values["down_s"])
-        await self._start_front_end(number)
+        self.event(f"{'hang' if pick % 5 == 0 else 'kill'} {process.process}")
+        if pick % 5:
+            process.kill()
+        else:
+            process.hang()
+            await asyncio.sleep(2 * HEARTBEAT_S)
+        await self._recover(outage)
+
+    async def _recover(self, outage: Change) -> None:
+        """Wait until the guard has brought everything back."""
+        assert self._guard is not None
+        end_s, restarts = self.now_s() + RECOVERY_S, self._guard._restarts
+        while not (restarts.may_upgrade and all(each.state is State.READY for each in restarts._children.values())):
+            if self.now_s() > end_s:
+                states = {name: each.state.name for name, each in restarts._children.items()}
+                self.problem(f"the guard does not bring the server back: {states}")
+                break
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)  # the front ends find the engine
         outage.end_s = self.now_s()
+
+
+def _place(number: int, size: int, *, is_output: bool = False) -> dict[str, Any]:
+    """Return the parameters of a tensor in the clients' region."""
+    offset = number * SLOT_BYTES + (SLOT_BYTES // 2 if is_output else 0)
+    return {"shared_memory_region": REGION, "shared_memory_offset": offset, "shared_memory_byte_size": size}
 
 
 def _json_end(body: bytes) -> int:

@@ -133,3 +133,16 @@ def test_who_gave_no_credentials_is_told_which(kind: StoreKind, reason: str, exp
 
     assert expected in hint
     assert bool(hint) == bool(expected)
+
+
+def test_the_key_of_a_service_account_names_no_server() -> None:
+    key = {"type": "service_account", "private_key_id": "i", "private_key": "hidden", "client_email": "e"}
+    more = {"token_uri": "https://elsewhere", "gcs_base_url": "https://elsewhere"}
+
+    settings = found("gs://b/m", {}, {"gs": {"": {**key, **more}}}).settings
+
+    assert json.loads(settings["service_account_key"]) == key
+    for wrong in ({**key, "type": "authorized_user"}, {**key, "private_key": ""}):
+        with pytest.raises(ServingError, match="expected the JSON key of a service account") as caught:
+            found("gs://b/m", {}, {"gs": {"": wrong}})
+        assert "hidden" not in str(caught.value)

@@ -174,3 +174,10 @@ def scaled(default: float = 2.0) -> bytes:
 def _weights(random: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> NDArray[np.float32]:
     weights: NDArray[np.float64] = random.standard_normal(shape) * np.sqrt(2 / fan_in)
     return weights.astype(np.float32)
+
+
+def save_skops(estimator: object, path: Path | str) -> None:
+    """Save an estimator; to import skops takes seconds, since it looks for all types of SciPy and scikit-learn."""
+    import skops.io
+
+    skops.io.dump(estimator, path)

@@ -92,7 +92,7 @@ def test_an_array_of_another_byte_order_is_encoded_little_endian() -> None:
             DataType.FP32,
             [2],
             b"1234567",
-            "input byte size mismatch for input 'x': FP32 of shape [2] takes 8 bytes, got 7",
+            "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 7",
         ),
         (DataType.INT8, [1] * 70, b"1", "too many or too large dimensions"),
         (DataType.INT8, [2**62, 2**62, 0], b"", "too many or too large dimensions"),
@@ -105,7 +105,7 @@ def test_an_array_of_another_byte_order_is_encoded_little_endian() -> None:
 )
 def test_bytes_that_do_not_fit_are_refused(datatype: DataType, shape: list[int], buffer: bytes, fragment: str) -> None:
     with pytest.raises(ServingError) as caught:
-        decode_tensor("x", datatype, shape, buffer)
+        decode_tensor("x", datatype, shape, buffer, "m")
 
     assert caught.value.code is Code.INVALID_ARG
     assert fragment in caught.value.message

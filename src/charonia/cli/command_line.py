@@ -299,6 +299,9 @@ class CommandLine(Generic[T]):
         """Return the option with a name or unique prefix; if there is none, add a problem and return None."""
         if name in known:
             return known[name]
+        if name in self.elsewhere:
+            problems.append(f"unknown option '{name}' (hint: {self.elsewhere[name]})")
+            return None
         for rank in (0, 1) if self.abbreviates else ():
             matching = sorted(long for long, option in known.items() if long.startswith(name) and option.rank == rank)
             if len(matching) == 1:
@@ -306,9 +309,6 @@ class CommandLine(Generic[T]):
             if matching:
                 problems.append(f"option '{name}' is ambiguous: {', '.join(matching)}")
                 return None
-        if name in self.elsewhere:
-            problems.append(f"unknown option '{name}' (hint: {self.elsewhere[name]})")
-            return None
         long_names = [long for long, option in known.items() if long.startswith("--") and option.rank != NEVER]
         problems.append(unknown("option", name, long_names, f"{self.command} --help lists the options"))
         return None

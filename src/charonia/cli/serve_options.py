@@ -57,7 +57,7 @@ from charonia.server.rate_limiter.options import RateLimitMode, ResourceLimit
 from charonia.server.response_cache.options import CACHE_BYTES_MAX, cache_options
 from charonia.server.tracing.sampling import TraceMode
 from charonia.stores.location import StoreKind, is_store, parse_address
-from charonia.wire.log_settings import AccessLogFormat, LogFormat
+from charonia.wire.log_settings import VERBOSE_MAX, AccessLogFormat, LogFormat
 from charonia.wire.orca import LOAD_METRICS
 
 CACHE_VARIABLE = "CHARONIA_CACHE"
@@ -91,7 +91,7 @@ def verbosity(text: str) -> int:
     """Read a level of detail: an integer, or a boolean word for 1 and 0."""
     if text.strip().lower() in (TRUE | FALSE) - {"0", "1"}:
         return int(boolean(text))
-    return integer(0, 100)(text)
+    return integer(0, VERBOSE_MAX)(text)
 
 
 def negated(text: str) -> bool:
@@ -766,6 +766,7 @@ defines models.
         "Cache and rate limiter": SHARING,
     },
     record=ServerOptions(),
+    abbreviates=True,
     elsewhere=ELSEWHERE,
     unlisted={
         "Accepted without effect, with the reason in the log": [o for o in UNSUPPORTED if not o.is_refused],

@@ -435,9 +435,21 @@ def prefix_of(address: StoreAddress) -> str:
     return f"{address.scheme.upper()}_"
 
 
+SERVICE_ACCOUNT = (
+    *("type", "project_id", "private_key_id", "private_key", "client_email", "client_id", "auth_uri", "token_uri"),
+    *("auth_provider_x509_cert_url", "client_x509_cert_url", "universe_domain"),
+)
+"""Members of the JSON key of a service account of Google."""
+
+
 def _gcs(address: StoreAddress, environment: Mapping[str, str], entry: object) -> Credentials:
+    if isinstance(entry, Mapping):  # the key itself; no member of it names a server
+        key = {name: str(entry.get(name, "")) for name in ("private_key_id", "private_key", "client_email")}
+        if entry.get("type") != "service_account" or not all(key.values()):
+            raise _malformed_credentials(address, "the JSON key of a service account")
+        return Credentials({"service_account_key": json.dumps({"type": "service_account", **key})})
     if entry is not None and not isinstance(entry, str):
-        raise _malformed_credentials(address, "the path of a file")
+        raise _malformed_credentials(address, "the path of a file, or the JSON key of a service account")
     path = entry or environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     return Credentials({"application_credentials": path} if path else {})
 

@@ -295,7 +295,7 @@ def _inputs(message: Any, raw: Any, regions: Regions | None) -> dict[str, Tensor
         if part is not None:
             if item.HasField("contents"):
                 raise invalid(f"contents field must not be specified when '{REGION}' is, for input '{name}'")
-            inputs[name] = decode_tensor(name, datatype, shape, view(part, regions))
+            inputs[name] = decode_tensor(name, datatype, shape, view(part, regions), model_name)
         elif item.HasField("contents"):
             if raw_count:
                 raise invalid(
@@ -304,12 +304,12 @@ def _inputs(message: Any, raw: Any, regions: Regions | None) -> dict[str, Tensor
                 )
             inputs[name] = Tensor(name, datatype, _contents_array(name, datatype, shape, item.contents))
         elif used < raw_count:
-            inputs[name] = decode_tensor(name, datatype, shape, raw[used])
+            inputs[name] = decode_tensor(name, datatype, shape, raw[used], model_name)
             used += 1
         elif raw_count or 0 not in shape:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{model_name}' in request.")
         else:
-            inputs[name] = decode_tensor(name, datatype, shape, b"")
+            inputs[name] = decode_tensor(name, datatype, shape, b"", model_name)
     if used != raw_count:
         raise invalid(
             f"unexpected additional input data for model '{model_name}': "

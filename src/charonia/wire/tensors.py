@@ -39,13 +39,14 @@ _BYTES_TYPE = ord("s")
 _BYTES = DataType.BYTES
 
 
-def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: Buffer) -> Tensor:
+def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: Buffer, model: str = "") -> Tensor:
     """Return the input that `buffer` holds, as a view where possible.
 
     Args:
         name: Name of the input.
         shape: Its shape, without negative dimensions.
         buffer: Exactly its bytes.
+        model: Model of the request, for errors.
 
     Raises:
         ServingError: INVALID_ARG when datatype, shape and number of bytes do not match.
@@ -53,9 +54,11 @@ def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: B
     if datatype is _BYTES:
         return Tensor(name, datatype, _decode_bytes(name, shape, buffer))
     if prod(shape) * datatype.byte_size != len(buffer):
+        of = f" for model '{model}'" if model else ""
         raise invalid(
-            f"input byte size mismatch for input '{name}': {datatype.wire} of shape {list(shape)} takes "
-            f"{prod(shape) * datatype.byte_size} bytes, got {len(buffer)}"
+            f"input byte size mismatch for input '{name}'{of}. "
+            f"Expected {prod(shape) * datatype.byte_size}, got {len(buffer)}",
+            hint=f"{datatype.wire} of shape {list(shape)}",
         )
     try:
         return Tensor(name, datatype, np.ndarray(shape, datatype.numpy, buffer))

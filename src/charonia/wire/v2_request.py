@@ -92,8 +92,8 @@ class _SharedInput:
         self.shape = shape
         self.span = span
 
-    def tensor(self, regions: Regions | None) -> Tensor:
-        return decode_tensor(self.name, self.datatype, self.shape, view(self.span, regions))
+    def tensor(self, regions: Regions | None, model: str) -> Tensor:
+        return decode_tensor(self.name, self.datatype, self.shape, view(self.span, regions), model)
 
 
 _BinaryInput = tuple[str, DataType, tuple[int, ...], int, np.dtype[np.generic] | None]
@@ -168,7 +168,7 @@ class InferDecoder:
         tensors: dict[str, Tensor] = {}
         for entry in head.inputs:
             if not isinstance(entry, tuple):
-                tensors[entry.name] = entry if isinstance(entry, Tensor) else entry.tensor(self._regions)
+                tensors[entry.name] = entry if isinstance(entry, Tensor) else entry.tensor(self._regions, model)
                 continue
             name, datatype, shape, length, dtype = entry
             end = position + length
@@ -179,7 +179,7 @@ class InferDecoder:
             if dtype is not None:
                 tensors[name] = Tensor(name, datatype, np.ndarray(shape, dtype, body, position))
             else:
-                tensors[name] = decode_tensor(name, datatype, shape, memoryview(body)[position:end])
+                tensors[name] = decode_tensor(name, datatype, shape, memoryview(body)[position:end], model)
             position = end
         if position != size:
             raise invalid(

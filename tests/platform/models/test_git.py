@@ -53,6 +53,7 @@ def put_secret(client: TestClient, name: str, value: str) -> None:
         ("https://h.org:8443/g/r@feature/x#a/b/", "https://h.org:8443/g/r", "feature/x", "a/b", "b"),
         ("git+ssh://git@h:22/g/r.git@v1#f.py", "ssh://git@h:22/g/r.git", "v1", "f.py", "f.py"),
         ("git@h.org:g/r.git@v1", "git@h.org:g/r.git", "v1", "", "r"),
+        ("hf://org/SmolLM2-1.7B@main#sub", "https://huggingface.co/org/SmolLM2-1.7B", "main", "sub", "sub"),
     ],
 )
 def test_addresses(text: str, remote: str, ref: str, folder: str, name: str) -> None:
@@ -68,6 +69,7 @@ def test_addresses(text: str, remote: str, ref: str, folder: str, name: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
+        *("hf://model", "hf://../m", "hf://o/m/x"),
         *("git+http://h/r", "git+file:///r", "git+ext::sh", "git+https://u:hidden@h/r", "git+https://hidden@h/r"),
         *(
             "git+ssh://-oProxyCommand=x/r",
@@ -202,6 +204,41 @@ def test_files_of_git_lfs_come_with_the_token_from_servers_that_are_allowed(
     assert "another file than the pointer names" in added("another")["report"]["problem"]
     server.large.clear()
     assert "expected an https:// address in the answer of its server, got none" in added("absent")["report"]["problem"]
+
+
+def test_a_language_model_of_the_hub_is_arranged_for_vllm(
+    admin: TestClient, as_caller: Callable[..., dict[str, str]], server: GitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = b'{"architectures": ["LlamaForCausalLM"]}'
+    files = {"config.json": config, "model.safetensors": b"weights", "onnx/model.onnx": b"x", ".gitattributes": b""}
+    server.commit(files)
+    monkeypatch.setenv(git.HUB_VARIABLE, https_of(server).removesuffix("/group/models.git"))
+
+    version = add(admin, "net", kind="git", place="hf://group/models")
+
+    assert [file["path"] for file in version["files"]] == [
+        *("1/model.json", "1/model/config.json", "1/model/model.safetensors", "1/model/onnx/model.onnx")
+    ]
+    assert content(admin, version, "1/model.json") == b'{"model": "model"}'
+    assert version["report"]["backend"] == "vllm"
+    server.commit({**files, "config.json": config.replace(b"CausalLM", b"MaskedLM")})
+    refused = add(admin, "mask", kind="git", place="hf://group/models")
+    assert "a Hugging Face model, which cannot be served directly" in refused["report"]["problem"]
+
+
+@pytest.mark.parametrize(
+    ("url", "is_allowed"),
+    [("https://huggingface.co/", True), ("https://cdn-lfs.hf.co/x", True), ("https://cas-bridge.xethub.hf.co/x", True)]
+    + [
+        (url, False) for url in ("https://nothf.co/", "https://hf.co.example.org/", "https://a@hf.co/", "http://hf.co/")
+    ],
+)
+def test_the_hub_is_allowed_and_nothing_that_resembles_it(url: str, is_allowed: bool) -> None:
+    if is_allowed:
+        AllowedHosts().check(url)
+    else:
+        with pytest.raises(ServingError, match="expected a cloud"):
+            AllowedHosts().check(url)
 
 
 def refuse(url: str) -> None:

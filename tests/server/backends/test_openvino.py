@@ -201,6 +201,16 @@ def test_a_fixed_batch_that_stays_needs_padding(tmp_path: Path) -> None:
     assert_close(outputs["scores"], expected(x))
 
 
+def test_batches_are_filled_up_where_the_outputs_keep_a_fixed_size(tmp_path: Path) -> None:
+    x = op.parameter([8, 4], np.float32, name="x")
+    files = files_of(tmp_path, named(op.reshape(op.add(x, x), op.constant(np.array([8, 4])), False), [x], "y"))
+    rows = np.random.default_rng(0).random((2, 4), np.float32)
+
+    outputs = infer(load(files, complete(files, ModelConfig(name="m", max_batch_size=8)).config), x=rows)
+
+    assert_close(outputs["y"], 2 * rows)
+
+
 def test_a_model_of_one_row_serves_batches_of_one(tmp_path: Path) -> None:
     files = files_of(tmp_path, layer(batch=1))
     config = ModelConfig(name="m", max_batch_size=1, parameters={"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"})

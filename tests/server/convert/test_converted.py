@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import skops.io
 import torch
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
@@ -24,6 +23,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import SVC
 from tests.support.kept import kept_folder
+from tests.support.models import save_skops
 
 from charonia.cli.convert import run
 from charonia.core.tensor import Array
@@ -63,7 +63,7 @@ def test_an_estimator_answers_as_onnx_what_it_answers_itself(
     estimator: object, targets: Array | None, outputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     estimator.fit(ROWS, targets)  # type: ignore[attr-defined]
-    skops.io.dump(estimator, "m.skops")
+    save_skops(estimator, "m.skops")
 
     assert run(["m.skops", "--trust"]) == 0
 
@@ -83,7 +83,7 @@ def test_an_estimator_answers_as_onnx_what_it_answers_itself(
 
 def test_a_pipeline_of_texts_is_tried_with_the_words_that_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
     estimator = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(TEXTS, ["pet", "pet", "money", "money"] * 3)
-    skops.io.dump(estimator, "texts.skops")
+    save_skops(estimator, "texts.skops")
 
     assert run(["texts.skops"]) == 0
 
@@ -94,7 +94,7 @@ def test_columns_that_are_selected_by_name_stay_inputs(capsys: pytest.CaptureFix
     pd = pytest.importorskip("pandas")
     rows = pd.DataFrame({"age": [20.0, 30.0, 40.0, 50.0], "city": ["Rome", "Oslo", "Rome", "Oslo"]})
     columns = ColumnTransformer([("city", OneHotEncoder(), ["city"]), ("age", StandardScaler(), ["age"])])
-    skops.io.dump(make_pipeline(columns, LogisticRegression()).fit(rows, [0, 0, 1, 1]), "m.skops")
+    save_skops(make_pipeline(columns, LogisticRegression()).fit(rows, [0, 0, 1, 1]), "m.skops")
 
     assert run(["m.skops", "--trust"]) == 0
 
@@ -103,7 +103,7 @@ def test_columns_that_are_selected_by_name_stay_inputs(capsys: pytest.CaptureFix
 
 
 def test_a_model_goes_to_a_repository_under_its_name() -> None:
-    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    save_skops(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
 
     assert run(["m.skops", "--repository", "models", "--name", "iris"]) == 0
 
@@ -114,7 +114,7 @@ def test_a_model_goes_to_a_repository_under_its_name() -> None:
 def test_a_file_that_is_there_is_replaced_by_force_only(
     where: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    save_skops(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
     path = Path("m.onnx" if where[0] == "--output" else "models/m/1/model.onnx")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("precious")
@@ -130,7 +130,7 @@ def test_a_file_that_is_there_is_replaced_by_force_only(
 
 
 def test_nothing_is_written_where_the_answers_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    save_skops(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
 
     assert run(["m.skops", "--tolerance", "0"]) == 1
 
@@ -141,7 +141,7 @@ def test_nothing_is_written_where_the_answers_differ(capsys: pytest.CaptureFixtu
 
 
 def test_samples_of_a_file_are_used(capsys: pytest.CaptureFixture[str]) -> None:
-    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    save_skops(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
     np.savez("samples.npz", X=ROWS)
 
     assert run(["m.skops", "--samples", "samples.npz"]) == 0
@@ -150,7 +150,7 @@ def test_samples_of_a_file_are_used(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_answers_that_are_all_alike_are_remarked(capsys: pytest.CaptureFixture[str]) -> None:
-    skops.io.dump(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
+    save_skops(LogisticRegression().fit(ROWS, CLASSES), "m.skops")
     np.savez("samples.npz", X=np.ones((5, 4)))
 
     assert run(["m.skops", "--samples", "samples.npz"]) == 0
@@ -168,18 +168,18 @@ def test_answers_that_are_all_alike_are_remarked(capsys: pytest.CaptureFixture[s
         (lambda: joblib.dump(SVC(), "m.joblib"), ["m.joblib"], "is a pickle, which can run any code"),
         (lambda: joblib.dump(SVC(), "m.joblib"), ["m.joblib", "--trust"], "the SVC has not been fitted"),
         (
-            lambda: skops.io.dump(LabelSpreading().fit(ROWS, CLASSES == "yes"), "m.skops"),
+            lambda: save_skops(LabelSpreading().fit(ROWS, CLASSES == "yes"), "m.skops"),
             ["m.skops"],
             "has no conversion for sklearn.semi_supervised._label_propagation.LabelSpreading",
         ),
         (
-            lambda: skops.io.dump(RandomForestClassifier(2).fit(ROWS, CLASSES), "m.skops"),
+            lambda: save_skops(RandomForestClassifier(2).fit(ROWS, CLASSES), "m.skops"),
             ["m.skops"],
             "types that are not trusted: sklearn.tree._tree.Tree (hint: if you trust its source: --trust, or "
             "--trusted-types sklearn.tree._tree.Tree)",
         ),
         (
-            lambda: skops.io.dump(SVC().fit(ROWS, CLASSES), "m.skops"),
+            lambda: save_skops(SVC().fit(ROWS, CLASSES), "m.skops"),
             ["m.skops", "--samples", "none.npz"],
             "--samples: cannot read 'none.npz'",
         ),

@@ -86,6 +86,7 @@ def test_a_mismatch_is_named(batch: int, sent: InferRequest, text: str) -> None:
     [
         (request(x=(16,)), "unexpected inference input 'x' for model 'm'"),
         (request(outputs=("z",), a=(16,)), "unexpected inference output 'z' for model 'm'"),
+        (request(outputs=("z",), x=(16,)), "unexpected inference output 'z' for model 'm'"),
     ],
 )
 def test_a_name_that_the_model_lacks_is_the_start_of_the_message(sent: InferRequest, start: str) -> None:

@@ -671,6 +671,7 @@ async def test_a_load_scans_for_its_model_alone_and_knows_where_it_is_now(
         write_model(there, v1=2)
         with pytest.raises(ServingError, match="two or more repositories"):
             await harness.engine.load_model("m")
+        assert await harness.value("m") == 1
         shutil.rmtree(here / "m")
         await harness.engine.load_model("m")
     assert await harness.value("m") == 2

@@ -80,6 +80,7 @@ class FakeBackend:
         self.failing: set[str] = set()
         self.opened = asyncio.Event()
         self.opened.set()
+        self.slow: dict[int, asyncio.Event] = {}  # by version
         self.gate: Callable[[], object] = lambda: None
 
     def uses_gpus(self) -> bool:
@@ -89,7 +90,7 @@ class FakeBackend:
         return Completion(config)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> FakeModel:
-        await self.opened.wait()
+        await self.slow.get(files.version, self.opened).wait()
         self.loads.append(config.name)
         if config.name in self.failing:
             raise invalid("this one is broken")
@@ -428,6 +429,27 @@ async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, p
     assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
     assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
     assert harness.backend.loads == ["m"]
+    await harness.lifecycle.drain()
+
+
+async def test_a_request_for_a_version_that_is_still_being_loaded_waits(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, patch)
+    harness.model("m", config=MODEL + "version_policy { all { } }")
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "weights").write_bytes(b"x")
+    slow = harness.backend.slow[1] = asyncio.Event()
+    await harness.start()
+    first = harness.ask("m", model_version="2")
+    while ("m", "") not in harness.lifecycle.table.routes:
+        await asyncio.sleep(0.001)
+
+    waiting = harness.ask("m", model_version="1")
+    slow.set()
+
+    outcomes = [await asyncio.wait_for(each, 10) for each in (first, waiting)]
+    assert [outcome.model_version for outcome in outcomes if isinstance(outcome, InferResponse)] == ["2", "1"]
     await harness.lifecycle.drain()
 
 

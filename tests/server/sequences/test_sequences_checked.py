@@ -116,9 +116,9 @@ def test_right_sequence_batching_has_no_problems(text: str) -> None:
             "the output of another state of m",
         ),
         (
-            f"{OTHER} input_name: 'j' output_name: 'OUT' }}",
+            "state { data_type: TYPE_INT32 dims: 2 input_name: 'j' output_name: 'OUT' }",
             "state[0].output_name",
-            "another type or other dims than output 'OUT' of m",
+            "another type than output 'OUT' of m",
         ),
         (
             f"{STATE} dims: 1 initial_state {{ zero_data: true data_type: TYPE_INT32 }} }}",

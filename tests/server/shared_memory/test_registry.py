@@ -117,6 +117,7 @@ def test_what_a_request_uses_stays_after_its_name_has_gone() -> None:
         (RegionSpan("r", 100, 1), "Invalid offset for shared memory region: 'r'"),
         (RegionSpan("r", -1, 1), "Invalid offset for shared memory region: 'r'"),
         (RegionSpan("r", 2**64, 1), "Invalid offset for shared memory region: 'r'"),
+        (RegionSpan("r", 32, 2**64 - 32), r"Integer overflow detected: byte_size \(\d+\) \+ offset \(32\)"),
         (RegionSpan("r", 0, 0), r"Invalid offset \+ byte size for shared memory region: 'r'"),
         (RegionSpan("r", 0, 101), r"Invalid offset \+ byte size for shared memory region: 'r'"),
         (RegionSpan("r", 99, 2), r"Invalid offset \+ byte size for shared memory region: 'r'"),

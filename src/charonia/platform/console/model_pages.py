@@ -22,7 +22,7 @@ from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.models import arrival, follow, registry
-from charonia.platform.models.git import parse_git
+from charonia.platform.models.git import is_git, parse_git
 from charonia.platform.models.pipeline import as_one, diagrams
 from charonia.platform.models.records import (
     ARRIVING,
@@ -94,6 +94,8 @@ def add(visit: OnPage, sent: Sent) -> Response:
     way, source, name, notes, tracking_uri, secret = (
         text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri", "secret")
     )
+    if way == "store" and is_git(source):
+        way = "git"
     given = {"name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri, "secret": secret}
     form = {**_FORM, **given}
     try:

@@ -26,7 +26,15 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
 from charonia.platform.models.code import trusting
-from charonia.platform.models.layout import CONFIG, MLMODEL, Arrangement, arrange, model_root, repository_models
+from charonia.platform.models.layout import (
+    CONFIG,
+    MLMODEL,
+    NETWORK,
+    Arrangement,
+    arrange,
+    model_root,
+    repository_models,
+)
 from charonia.platform.models.records import (
     ADD,
     ARRIVING,
@@ -233,6 +241,7 @@ class VersionTasks:
             run.log(f"{sum(len(each.files) for each in found.values())} files, {pace.total} bytes, from {title}")
             blobs = {
                 each: {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(arranged.files.items())}
+                | {path: self.store.add([content], what=path) for path, content in arranged.made.items()}
                 for each, arranged in found.items()
             }
         reports = dict[str, VersionReport]()
@@ -509,4 +518,6 @@ def _arranged(files: ArrivingFiles, paths: list[str], take: int) -> Arrangement:
         flavours = document.get("flavors") if isinstance(document, dict) else None
         if not isinstance(flavours, dict):
             raise invalid(f"{mlmodel}: expected flavors, there are none")
-    return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours)
+    network = f"{model_root(paths)}{NETWORK}"
+    text = files.read(network, MLMODEL_BYTES_MAX).decode(errors="replace") if network in paths else ""
+    return arrange(paths, lambda path: files.read(path, START_BYTES), take=take, flavours=flavours, network=text)

@@ -59,6 +59,11 @@ _FORMS = (
     re.compile(rf"{_USER}{_HOST}:{_PATH}{_REST}"),
 )
 
+_HUB_FORM = re.compile(r"hf://(?P<path>\w[\w.-]*/\w[\w.-]*)(?P<rest>[@#].*)?", re.ASCII)
+
+HUB_VARIABLE = "HF_ENDPOINT"
+"""Variable with the address of a mirror of Hugging Face's hub, as for its own tools."""
+
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 
 _HEADER = "Authorization: "
@@ -130,13 +135,16 @@ class GitAddress:
 
 
 def is_git(text: str) -> bool:
-    """Whether a source is in a Git repository: git+https://, git+ssh://, ssh://, USER@HOST:PATH, https://HOST/PATH.git."""
+    """Whether a source is in a Git repository: git+https://, git+ssh://, ssh://, hf://, USER@HOST:PATH, https://HOST/PATH.git."""
     found = _match(text)
     parts = found.groupdict() if found is not None else {"scheme": "https", "path": ""}
-    return text.startswith("git+") or parts.get("scheme") != "https" or parts["path"].endswith(".git")
+    return text.startswith(("git+", "hf://")) or parts.get("scheme") != "https" or parts["path"].endswith(".git")
 
 
 def _match(text: str) -> re.Match[str] | None:
+    """Match an address; a model of Hugging Face's hub is a Git repository there."""
+    if (hub := _HUB_FORM.fullmatch(text)) is not None:
+        text = f"{os.environ.get(HUB_VARIABLE) or 'https://huggingface.co'}/{hub['path']}{hub['rest'] or ''}"
     return next((match for form in _FORMS if (match := form.fullmatch(text)) is not None), None)
 
 
@@ -146,7 +154,7 @@ def parse_git(text: str) -> GitAddress:
     if found is None or ".." in (found["ref"] or ""):
         raise invalid(
             "address of a Git repository: expected git+https://HOST/PATH[@REF][#FOLDER], git+ssh://USER@HOST/PATH[...] "
-            "or USER@HOST:PATH[...], without a password",
+            "or USER@HOST:PATH[...], or hf://ORGANIZATION/MODEL[...], without a password",
             hint="a token or a key is a secret of the project",
         )
     parts = found.groupdict()

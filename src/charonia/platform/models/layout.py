@@ -6,24 +6,31 @@ It recognises, with or without folders around it:
 - the content of a version: files under the names that backends look for, such as model.onnx
 - one file of a known form, such as resnet.onnx, with the files next to it
 - a SavedModel
+- a folder of Hugging Face with a network that continues text
 - a model written by MLflow, if one of its flavours is served
 
 `repository_models` divides a repository of several models.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from charonia.config.backends import Form, formats, records, served
-from charonia.config.forms import RECOGNISED, advice, form_of, suffixes
+from charonia.config.backends import HUGGING_FACE, Form, formats, records, served
+from charonia.config.forms import RECOGNISED, advice, form_of, generates_text, suffixes
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.platform.artifacts.manifest import FILES_MAX, check_together, is_content
 
 CONFIG = "config.pbtxt"
 MLMODEL = "MLmodel"
 REQUIREMENTS = "requirements.txt"
+
+NETWORK = "config.json"
+_NETWORK = "model"
+_NETWORKS = [form for form in RECOGNISED if NETWORK in form.members]
+"""Forms of folders of Hugging Face, and the folder of a version that one becomes."""
 
 NAMES_IN_MESSAGE_MAX = 10
 
@@ -37,10 +44,12 @@ class Arrangement:
 
     Attributes:
         files: Path of the uploaded file, by path in the model's folder.
+        made: Content of further files, by path in the model's folder.
     """
 
     files: Mapping[str, str]
     left_out: tuple[str, ...] = ()
+    made: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def model_root(paths: Sequence[str]) -> str:
@@ -87,6 +96,7 @@ def arrange(
     *,
     take: int = 0,
     flavours: Mapping[str, Any] | None = None,
+    network: str = "",
 ) -> Arrangement:
     """Find the model.
 
@@ -94,7 +104,9 @@ def arrange(
         start: Returns the first bytes of a file.
         take: Which of several versions to take, 0 for the highest.
         flavours: The flavours of the MLmodel in `model_root`, None if there is none.
+        network: Text of the config.json in `model_root`, "" if there is none.
     """
+    made: dict[str, bytes] = {}
     kept = [path for path in paths if is_content(path)]
     check_together(kept)
     root = model_root(kept)
@@ -106,12 +118,15 @@ def arrange(
         files = _of_mlflow(inner, flavours, start)
     elif CONFIG in inner or any(_is_version(top) for top in tops):
         files = _of_folder(inner, take)
+    elif HUGGING_FACE.filename not in inner and form_of("model", tops) in _NETWORKS and generates_text(network):
+        files = {f"1/{_NETWORK}/{path}": source for path, source in inner.items()}
+        made = {f"1/{HUGGING_FACE.filename}": json.dumps({"model": _NETWORK}).encode()}
     else:
         files = _version_content(root.rstrip("/").rpartition("/")[2], inner, start)
     if len(files) > FILES_MAX:
         raise invalid(f"expected at most {FILES_MAX} files, got {len(files)}")
     used = set(files.values())
-    return Arrangement(files, tuple(path for path in paths if path not in used))
+    return Arrangement(files, tuple(path for path in paths if path not in used), made)
 
 
 def _of_folder(inner: Mapping[str, str], take: int) -> dict[str, str]:
@@ -169,9 +184,9 @@ def _beside(main: str, form: Form, inner: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_mlflow(inner: Mapping[str, str], flavours: Mapping[str, Any], start: Callable[[str], bytes]) -> dict[str, str]:
-    for flavour, field in [each for record in records() for each in record.mlflow]:
+    for flavour, member in [each for record in records() for each in record.mlflow]:
         entry = flavours.get(flavour)
-        place = str(entry.get(field, "")) if isinstance(entry, Mapping) else ""
+        place = str(entry.get(member, "")) if isinstance(entry, Mapping) else ""
         if not place:
             continue
         below = {path.removeprefix(f"{place}/"): at for path, at in inner.items() if path.startswith(f"{place}/")}

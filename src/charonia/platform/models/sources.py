@@ -32,7 +32,7 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.git import checkout, parse_git
-from charonia.stores.location import HOSTS, StoreAddress, entry_for, is_cloud, is_store, parse_address
+from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
 from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store
 
 Sections = Mapping[str, Mapping[str, object]]
@@ -41,12 +41,16 @@ Sections = Mapping[str, Mapping[str, object]]
 STORE_SECRETS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("s3", *HOSTS), frozenset({"key_id", "secret_key", "session_token", "region", "endpoint"})),
     "as": frozenset({"account_str", "account_key"}),
+    "gs": frozenset(SERVICE_ACCOUNT),
 }
 """Members of a secret with credentials, by scheme; a profile or a path would be of the platform's machine."""
 
 ANY = "*"
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_HUB = re.compile(r"https://(?:[a-z0-9-]+\.)*(?:huggingface\.co|hf\.co)(?:/.*)?")
+"""Hugging Face's hub, and where it keeps large files."""
 
 _ACCOUNT_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 """Characters of an account of Azure, which becomes a part of the name of a host."""
@@ -86,7 +90,7 @@ class AllowedHosts:
     def check(self, url: str) -> None:
         """Check that a server may be read from: a cloud's always. Blocks."""
         try:
-            if is_cloud(url):
+            if is_cloud(url) or _HUB.fullmatch(url):
                 return
             host = urlsplit(url).hostname or ""
         except ValueError as error:

@@ -51,7 +51,7 @@ class Rescheduled(ServingError):  # noqa: N818 # an error only where no schedule
     def __init__(self) -> None:
         super().__init__(
             Code.INVALID_ARG,
-            "the model rescheduled a request, which only a model with iterative sequences may do",
+            "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which needs iterative sequences",
             hint="set sequence_batching { iterative_sequence: true } in its configuration",
         )
 

@@ -59,6 +59,12 @@ class Admission:
         Raises:
             ServingError: INVALID_ARG; the message starts with the request's id, except for an unknown name.
         """
+        for output in request.outputs:
+            if output.name not in self._outputs:
+                raise invalid(
+                    f"unexpected inference output '{output.name}' for model '{self._model}'",
+                    hint=f"its outputs are {sorted(self._outputs)}",
+                )
         inputs = request.inputs
         if len(inputs) != len(self._inputs) and not self._has_optional:
             self._refuse_names(request)
@@ -104,12 +110,6 @@ class Admission:
             key = [*(key or ()), frozenset(inputs) - self._computed]
         if batches and not 1 <= batch_size <= self._batch_size_max:
             self._check_batch_size(request, batch_size)
-        for output in request.outputs:
-            if output.name not in self._outputs:
-                raise invalid(
-                    f"unexpected inference output '{output.name}' for model '{self._model}'",
-                    hint=f"its outputs are {sorted(self._outputs)}",
-                )
         return batch_size or 1, (tuple(key) if key is not None else None)
 
     def _check_batch_size(self, request: InferRequest, batch_size: int) -> None:

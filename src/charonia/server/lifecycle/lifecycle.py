@@ -387,8 +387,9 @@ class Lifecycle:
         model = self.table.entry(name)
         if name in found.ambiguous:
             reason = f"{AMBIGUOUS}: {', '.join(found.ambiguous[name])}"
-            # Neither answers: a request by name could mean either.
-            await self._forget(model, reason)
+            if self._options.control_mode is ControlMode.POLL or not model.is_loaded:
+                # Neither answers: a request by name could mean either. (A failed load request takes nothing away.)
+                await self._forget(model, reason)
             raise PollError(name, invalid(reason))
         folder = found.models.get(name)
         if folder is None:

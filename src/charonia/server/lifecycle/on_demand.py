@@ -281,7 +281,7 @@ class OnDemandLoader:
     def submit(self, request: InferRequest, reply: Reply) -> Ticket | None:
         """Let a request wait for its model; None for a model that is unknown, or loaded without that version."""
         key = self._key(request.model_name)
-        if key is None or (request.model_name, "") in self._lifecycle.table.routes:
+        if key is None or (key not in self._loads and (request.model_name, "") in self._lifecycle.table.routes):
             return None
         refusal = self._refusal(key) or self._deferred.refusal(key)
         if refusal is not None:

@@ -201,8 +201,8 @@ def _state_problems(config: ModelConfig, sequence: SequenceBatching, path: str) 
         inputs.add(state.input_name)
         outputs.add(state.output_name)
         for output in config.output:
-            if output.name == state.output_name and (output.data_type, output.dims) != (state.data_type, state.dims):
-                message = f"{subject} has another type or other dims than output '{output.name}' of {model}"
+            if output.name == state.output_name and output.data_type != state.data_type:
+                message = f"{subject} has another type than output '{output.name}' of {model}"
                 yield Problem(f"{where}.output_name", message)
         if len(state.initial_state) > 1:
             message = f"{subject} has more than one initial state for {model}"

@@ -62,7 +62,7 @@ class SystemMemory:
                 objects.
         """
         label, key, offset, byte_size = region
-        name = _checked_name(key)
+        name = _checked_name(label, key)
         if not os.path.isdir(folder):
             raise unsupported(
                 "system shared memory is not offered on this platform", hint="send the tensors in the messages"
@@ -128,16 +128,20 @@ class SystemMemory:
             )
 
 
-def _checked_name(key: str) -> str:
+def _checked_name(label: str, key: str) -> str:
     """Return the file name of a memory object."""
     name = key.lstrip("/")
-    problem = ""
     if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > OBJECT_NAME_BYTES_MAX:
-        problem = f"expected 1 to {OBJECT_NAME_BYTES_MAX} bytes without '/' behind the first one"
-    elif name.startswith(RESERVED_PREFIXES):
-        problem = f"names that begin with {' or '.join(RESERVED_PREFIXES)} are reserved"
-    if problem:
-        raise invalid(f"Unable to open shared memory region: '{key[:OBJECT_NAME_BYTES_MAX]}': {problem}")
+        raise invalid(
+            f"cannot register shared memory region '{label}' - invalid shm key '{key[:OBJECT_NAME_BYTES_MAX]}'",
+            hint=f"expected 1 to {OBJECT_NAME_BYTES_MAX} bytes without '/' behind the first one",
+        )
+    for prefix in RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            raise invalid(
+                f"cannot register shared memory region '{label}' with key '{key}' as the key contains the reserved "
+                f"prefix '{prefix}'"
+            )
     return name
 
 
@@ -349,6 +353,11 @@ class RegionRegistry:
         if not 0 <= span.offset < size:
             raise invalid(
                 f"Invalid offset for shared memory region: '{span.region}', got {span.offset} of {size} bytes"
+            )
+        if span.offset + span.byte_size >= 2**64:
+            raise invalid(
+                f"Integer overflow detected: byte_size ({span.byte_size}) + offset ({span.offset}) exceeds maximum "
+                f"value ({2**64 - 1}) for region '{span.region}'"
             )
         if not 0 < span.byte_size <= size - span.offset:
             raise invalid(

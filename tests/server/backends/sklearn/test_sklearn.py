@@ -16,7 +16,6 @@ import joblib
 import numpy as np
 import pytest
 import sklearn
-import skops.io
 import threadpoolctl
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.cluster import KMeans
@@ -27,6 +26,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
+from tests.support.models import save_skops
 
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write(folder: Path, estimator: object) -> None:
-    skops.io.dump(estimator, folder / "1" / "model.skops")
+    save_skops(estimator, folder / "1" / "model.skops")
 
 
 def configuration(text: str = "") -> ModelConfig:

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import skops.io
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from tests.support.models import save_skops
 
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
@@ -34,7 +34,7 @@ class TestPipeline(BackendSuite):
         version = tmp_path / "m" / "1"
         version.mkdir(parents=True)
         estimator = make_pipeline(StandardScaler(), LogisticRegression()).fit(ROWS, CLASSES)
-        skops.io.dump(estimator, version / "model.skops")
+        save_skops(estimator, version / "model.skops")
         return BackendCase(
             make=SklearnBackend,
             files=ModelFiles(tmp_path / "m", 1, version),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +234,10 @@ def read(core: Any, path: Path, config: ModelConfig, plan: OpenVinoPlan) -> Netw
         )
         hint = "set max_batch_size to 0, or export the model with a variable first dimension"
         raise ServingError(failure.code, failure.message, hint=hint) from error
-    return Network(model, _ports(model.inputs, config.input), _ports(model.outputs, config.output), batch)
+    outputs = _ports(model.outputs, config.output)
+    if config.max_batch_size > 0 and not batch and any(given.shape and given.shape[0] != -1 for given in outputs):
+        return read(core, path, config, replace(plan, pads=True))  # a variable batch does not reach the outputs
+    return Network(model, _ports(model.inputs, config.input), outputs, batch)
 
 
 def compile_network(core: Any, network: Network, config: ModelConfig, plan: OpenVinoPlan, threads: int) -> Any:
