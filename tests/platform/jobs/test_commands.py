@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.cli import perf, tune
 from charonia.config.pbtxt import parse
@@ -13,6 +14,7 @@ from charonia.platform.deployments.spec import read_spec
 from charonia.platform.deployments.workloads import configured
 from charonia.platform.jobs.commands import PerfJob, TuneJob, level_begun, levels, recommendation, seconds_left
 from charonia.tools.report.quantities import clock
+from charonia.tools.tune.result import to_json
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,22 @@ def test_a_deployment_with_what_was_found_has_the_configuration_that_was_measure
     assert config.dynamic_batching is not None
     assert config.dynamic_batching.max_queue_delay_microseconds == 50
     assert config.dynamic_batching.preferred_batch_size == (2,)
+
+
+def test_all_variants_are_listed_with_the_best_load_of_each_and_can_be_deployed() -> None:
+    run = synthetic_tune_run()
+    found = recommendation(to_json(run), "mlp")["variants"]
+    names = {json.dumps(plain["variant"]) for plain in json.loads(to_json(run))["groups"][0]["variants"]}
+
+    assert len(found) == len(names)
+    assert [each["throughput"] for each in found] == sorted((each["throughput"] for each in found), reverse=True)
+    (best,) = [each for each in found if each["is_best"]]
+    assert best["title"] == "4 instances, batches up to 16, 1 thread"
+    assert best["change"]["instances"] == {"min": 4}
+    assert best["load"] == 32
+    assert 2000 < best["throughput"] < 4000
+    (default,) = [each for each in found if each["title"] == "default configuration"]
+    assert default["change"] == {}
 
 
 def test_where_nothing_is_better_there_is_nothing_to_change() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from charonia.platform.deployments.spec import DeploymentSpec
 from charonia.platform.targets.api import Workload
-from charonia.platform.targets.fit import MIB, GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
-from charonia.platform.targets.local import gpu_memory, this_machine
+from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine, Needs, misfits, needs_of, obstacle
+from charonia.platform.targets.local import gpus_of, this_machine
 
-GPUS = (GpuMemory(16000 * MIB, 12000 * MIB), GpuMemory(16000 * MIB, 16000 * MIB))
-MACHINE = LocalMachine(8, 4000 * MIB, 2, GPUS, idle_cores=4.0)
+GPUS = (LocalGpu("A", 16000 * MIB, 12000 * MIB, "0"), LocalGpu("A", 16000 * MIB, 16000 * MIB, "1"))
+MACHINE = LocalMachine(8, 4000 * MIB, GPUS, idle_cores=4.0)
 
 
 def workload(**spec: Any) -> Workload:
@@ -45,10 +45,15 @@ def test_servers_that_are_added_need_their_memory_each_and_an_upgrade_that_of_on
         ({"gpu_memory_mib": 1}, MACHINE, "expected device.gpus, too"),
         (
             {"gpus": (0,), "gpu_memory_mib": 1},
-            LocalMachine(8, 4000 * MIB, 1),
+            LocalMachine(8, 4000 * MIB, [LocalGpu(cuda="0")]),
             "is not known: this needs an NVIDIA driver",
         ),
         ({"gpus": (2,), "gpu_memory_mib": 1}, MACHINE, "this machine has GPUs 0 to 1, got 2"),
+        (
+            {"gpus": (0, 1)},
+            LocalMachine(8, 4000 * MIB, [LocalGpu(cuda="MIG-1"), LocalGpu(cuda="1")]),
+            "one slice of a GPU (MIG)",
+        ),
     ],
 )
 def test_gpu_memory_without_a_gpu_is_refused(spec: dict[str, Any], machine: LocalMachine, said: str) -> None:
@@ -81,23 +86,43 @@ class NVMLError(Exception):
 def library(**calls: Any) -> SimpleNamespace:
     info = SimpleNamespace(total=1000, used=400, free=600)
     made = {
+        "NVML_DEVICE_MIG_ENABLE": 1,
         "NVMLError": NVMLError,
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda number: number,
         "nvmlDeviceGetMemoryInfo": lambda handle: info,
+        "nvmlDeviceGetMigMode": fails,
+        "nvmlDeviceGetName": lambda handle: b"A100",
     }
     return SimpleNamespace(**{**made, **calls})
 
 
-def test_nvidias_library_says_how_much_memory_is_free() -> None:
-    assert gpu_memory(library()) == [GpuMemory(1000, 600)] * 2
+def fails(*_: object) -> None:
+    raise NVMLError("driver not loaded")
 
 
-def test_without_an_answer_the_memory_is_not_known() -> None:
-    def fails(*_: object) -> None:
-        raise NVMLError("driver not loaded")
+def test_nvidias_library_says_names_and_how_much_memory_is_free() -> None:
+    assert gpus_of(library()) == [LocalGpu("A100", 1000, 600, "0"), LocalGpu("A100", 1000, 600, "1")]
 
-    assert gpu_memory(library(nvmlInit=fails)) == ()
-    assert gpu_memory(library(nvmlDeviceGetMemoryInfo=fails)) == ()
+
+def test_a_divided_gpu_counts_as_its_slices() -> None:
+    def slice_of(handle: int, part: int) -> str:
+        if part > 1:
+            raise NVMLError("not found")
+        return f"MIG-{handle}-{part}"
+
+    divided = library(
+        nvmlDeviceGetMigMode=lambda handle: (1 - handle, 0),
+        nvmlDeviceGetMaxMigDeviceCount=lambda handle: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=slice_of,
+        nvmlDeviceGetUUID=lambda handle: handle,
+    )
+
+    assert [each.cuda for each in gpus_of(divided)] == ["MIG-0-0", "MIG-0-1", "1"]
+
+
+def test_without_an_answer_the_gpus_are_not_known() -> None:
+    assert gpus_of(library(nvmlInit=fails)) == ()
+    assert gpus_of(library(nvmlDeviceGetMemoryInfo=fails)) == ()

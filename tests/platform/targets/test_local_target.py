@@ -19,7 +19,7 @@ from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
-from charonia.platform.targets.fit import MIB, LocalMachine
+from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
 from charonia.platform.targets.local_server import MOVED, DeployedServer, DeploymentFolder, ServerFolder, Steps
 from charonia.platform.targets.rollout import LOST_STARTS_MAX
@@ -59,7 +59,7 @@ class TestLocalTarget(TargetSuite):
 
 
 def test_what_does_not_fit_is_said_all_at_once(tmp_path: Path) -> None:
-    target = LocalTarget(tmp_path, (22000, 22001), machine=lambda: LocalMachine(2, 100 * MIB, gpus=1))
+    target = LocalTarget(tmp_path, (22000, 22001), machine=lambda: LocalMachine(2, 100 * MIB, [LocalGpu(cuda="0")]))
     asked = workload(tmp_path, 1)
     spec = DeploymentSpec(
         "reader", models=asked.spec.models, cpu_cores=3, gpus=(0, 1), memory_mib=60, replicas_min=2, replicas_max=2

@@ -26,7 +26,7 @@ def document(sent: FormFields) -> dict[str, Any]:
     problems: list[str] = []
     models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
     device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib", "gpu_memory_mib")})
-    gpus = text_of(sent, "gpus").replace(",", " ").split()
+    gpus = " ".join(sent.get("gpus", ())).replace(",", " ").split()
     variables, secrets = (_assigned(text_of(sent, key), key, problems) for key in ("variables", "secrets"))
     if problems:
         raise invalid("\n".join(problems))

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code, ServingError, not_found
 from charonia.platform.console.deploy_form import (
     FormFields,
     by_field,
@@ -21,13 +21,15 @@ from charonia.platform.console.deployment_pages import as_file, numbers_of, pipe
 from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
-from charonia.platform.database.tables import ModelRow, ProjectRow, VersionRow
+from charonia.platform.console.text import size_text
+from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow
 from charonia.platform.deployments.reads import ChangePlan
 from charonia.platform.deployments.spec import BESIDE, CANARY, REPLACE
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.models import registry
 from charonia.platform.people import projects
+from charonia.platform.targets.local import this_machine
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/deployments")
@@ -49,13 +51,12 @@ _AGAINST_NEWEST = "Review the new diff and apply again."
 
 
 @router.get("/new")
-def show_new(visit: OnPage, model: Text = "") -> Response:
-    """Show the form for a new deployment."""
+def show_new(visit: OnPage, model: Text = "", search: Number = 0, variant: Number = 0) -> Response:
+    """Show the form for a new deployment, with a configuration that a search has tried if one is named."""
     visit.demand_deployer()
     name = deployment_name(model) if model else ""
-    sent = {"name": [name], "model": [model] if model else []}
-    spec = {"name": name, "models": [{"name": model}] if model else []}
-    return _form(visit, "", form_of(spec), check=_checked(visit, sent))
+    form = form_of(_tuned(visit, {"name": name, "models": [{"name": model}] if model else []}, search, variant))
+    return _form(visit, "", form, check=_checked(visit, sent_of(form)))
 
 
 @router.post("/new")
@@ -77,11 +78,13 @@ def check(visit: OnPage, sent: Sent) -> Response:
 
 
 @router.get("/{name}/change")
-def show_change(visit: OnPage, name: Text, model: Text = "", version: Number = 0) -> Response:
-    """Show the form to edit a deployment, with a version in place of the others if one is named."""
+def show_change(
+    visit: OnPage, name: Text, model: Text = "", version: Number = 0, search: Number = 0, variant: Number = 0
+) -> Response:
+    """Show the form to edit a deployment, with a version in place of the others if one is named. See `show_new`."""
     visit.demand_deployer()
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
-    spec = {**view.spec}
+    spec = _tuned(visit, view.spec, search, variant)
     if model:
         named = {"versions": [version], "traffic": {}}
         spec["models"] = [{**each, **(named if each["name"] == model else {})} for each in spec["models"]]
@@ -173,6 +176,7 @@ def _sent_form(sent: FormFields) -> dict[str, Any]:
     form: dict[str, Any] = form_of({}) | {key: values[0] for key, values in sent.items() if values}
     form["models"] = [_as_sent(sent, index, each) for index, each in enumerate(sent.get("model", ()))]
     form["keys"] = bool(text_of(sent, "keys"))
+    form["gpus"] = ", ".join(sent.get("gpus", ()))
     return form
 
 
@@ -183,6 +187,20 @@ def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
     fields["chosen"] = [int(number) for number in sent.get(f"{index}.version", ()) if number.isdecimal()]
     fields["has_more"] = any(fields[key] for key in fields.keys() - {"name", "chosen", "has_more"})
     return fields
+
+
+def _tuned(visit: Visit, spec: Mapping[str, Any], search: int, variant: int) -> dict[str, Any]:
+    """Return a specification with a configuration that a search has tried."""
+    if not search:
+        return {**spec}
+    with visit.platform.database.reading() as session:
+        project = projects.find(session, visit.who, visit.project)
+        row = session.get(TaskRow, search)
+    tried = row.result.get("variants", ()) if row is not None and row.project_id == project.id else ()
+    if row is None or not 0 <= variant < len(tried):
+        raise not_found(f"search {search}: it has not tried a configuration {variant}")
+    model, change = row.subject.rpartition("/")[0], tried[variant].get("change", {})
+    return {**spec, "models": [{**each, **(change if each["name"] == model else {})} for each in spec["models"]]}
 
 
 def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
@@ -257,11 +275,25 @@ def _form(
         "known": [each for each in known if each not in offered],
         "environments": choices,
         "strategies": STRATEGIES_TEXT,
+        "gpus": _gpus(visit),
         "targets": [(each, each) for each in visit.platform.deployments.targets],
         "save": visit.path("deployments", name, "change") if name else visit.path("deployments", "new"),
         "redraw": visit.path("deployments", "form") + (f"?name={name}" if name else ""),
     }
     return visit.show("deploy_form.html", {**context, **values}, block=block, status=status)
+
+
+def _gpus(visit: Visit) -> list[tuple[str, str, str]]:
+    """Return number, name, and memory and users of each GPU of this machine; several deployments can share one."""
+    found = this_machine().gpus
+    views = visit.platform.deployments.reads.list(visit.who, visit.project, limit=LISTED_MAX)[0] if found else ()
+    listed = []
+    for number, gpu in enumerate(found):
+        free = f"{size_text(gpu.free_bytes)} of {size_text(gpu.total_bytes)} free" if gpu.total_bytes else ""
+        users = [view.name for view in views if number in view.spec.get("device", {}).get("gpus", ())]
+        about = [free, f"used by {', '.join(users)}" if users else ""]
+        listed.append((str(number), gpu.name or "GPU", ", ".join(filter(None, about))))
+    return listed
 
 
 def _versions(session: Session, project: ProjectRow, names: Sequence[str]) -> dict[str, list[Any]]:

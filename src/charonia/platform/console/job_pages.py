@@ -110,19 +110,20 @@ def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
     ]
     levels = row.result.get("levels", ())
     sentences = row.result.get("sentences", ())
-    results = [(name, value) for name, value in results if name != "Config"]
+    results = [(name, value) for name, value in results if name not in ("Config", "Conclusion", "Gain")]
     shown = {
         **job(row),
         "levels": levels,
         "sentences": sentences,
         "versions": row.result.get("versions", ()),
+        "variants": row.result.get("variants", ()),
         "config": row.result.get("config", ""),
         "files": [name for name in files if name not in _HIDDEN],
         "results": results,
         "settings": list(_settings(row.result.get("change") or {})),
-        "apply": visit.path("deployments", deployed[0], "change")
+        "apply": visit.path("deployments", deployed[0], "change") + "?"
         if deployed
-        else f"{visit.path('deployments', 'new')}?{urlencode({'model': model})}",
+        else f"{visit.path('deployments', 'new')}?{urlencode({'model': model})}&",
     }
     return visit.show("job.html", {"job": shown, "log": visit.task_log(number)}, block=block)
 

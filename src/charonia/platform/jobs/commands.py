@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ LEVELS_MAX = 32
 BATCH_SIZE_MAX = 2**20
 REQUESTS_MAX = 10**9
 BUDGET_MS_MAX = 1e9
+VARIANTS_MAX = 100
+PROBLEM_CHARS_MAX = 500
 
 _RANGE = re.compile(r"(\d{1,4})(?::(\d{1,4})(?::(\d{1,4}))?)?")
 THREADS_PARAMETER = "intra_op_thread_count"
@@ -166,11 +168,14 @@ def recommendation(text: str, model: str) -> dict[str, Any]:
         `conclusion`; `gain`, of throughput over the default as a factor; `sentences`; and, of the best configuration,
         `config`, the text of its config.pbtxt, and `change`, the members of the model in a deployment's specification
         that select it, empty for the current configuration. Without a best one, only the first and the sentences.
+        `variants` has all that were tried, the one with most throughput first.
     """
     group = json.loads(text)["groups"][0]
     decision = group["decision"]
     found: dict[str, Any] = {"conclusion": decision["conclusion"], "sentences": decision.get("sentences", [])}
     best = decision.get("best")
+    if variants := _variants(group, best, model):
+        found["variants"] = variants
     record = best and next((each for each in group["variants"] if each["variant"] == best["variant"]), None)
     if not record:
         return found
@@ -182,6 +187,53 @@ def recommendation(text: str, model: str) -> dict[str, Any]:
         "config": written,
         "change": _as_deployed(changes[0], parse(written).dynamic_batching is not None) if changes else {},
     }
+
+
+def _variants(group: Mapping[str, Any], best: Mapping[str, Any] | None, model: str) -> list[dict[str, Any]]:
+    """Return what was tried: title, load, means of its best load, `change` as in a recommendation, or the problem."""
+    found = []
+    for record in group["variants"]:
+        trials = [each for each in group.get("trials", ()) if each["trial"]["variant"] == record["variant"]]
+        if not trials:
+            continue
+        changes = [each for each in record["variant"]["changes"] if each["model"] == model]
+        batches = bool(changes) and parse(record["configs"][0]["text"]).dynamic_batching is not None
+        is_best = best is not None and best["variant"] == record["variant"]
+        row: dict[str, Any] = {"title": _title(changes[0]) if changes else "default configuration", "is_best": is_best}
+        by_load: dict[float, list[Mapping[str, Any]]] = {}
+        for each in trials:
+            if each["measured"]:
+                load = next(one["value"] for one in each["trial"]["loads"] if one["model"] == model)
+                by_load.setdefault(load, []).append(each["measured"]["metrics"][model])
+        if by_load:
+            rows = [
+                {"load": load, "throughput": _mean(of, "perf_throughput"), "p99_ms": _mean(of, "perf_latency_p99")}
+                for load, of in by_load.items()
+            ]
+            row |= max(rows, key=lambda each: each["throughput"] or 0.0)
+            row["change"] = _as_deployed(changes[0], batches) if changes else {}
+        else:
+            row["problem"] = str(trials[0]["failed"]["reason"])[:PROBLEM_CHARS_MAX]
+        found.append(row)
+    return sorted(found, key=lambda each: -(each.get("throughput") or 0.0))[:VARIANTS_MAX]
+
+
+def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [each[name]["value"] for each in metrics if name in each]
+    return sum(values) / len(values) if values else None
+
+
+def _title(change: Mapping[str, Any]) -> str:
+    """Return the settings of a change in words."""
+    count, size, threads = change["instance_count"], change["max_batch_size"], change["thread_count"]
+    parts = [
+        f"{count} instance{'s' * (count != 1)}" if count else "",
+        f"batches up to {size}" if size else "",
+        f"{change['queue_delay_us']} \N{MICRO SIGN}s for a batch" if change["queue_delay_us"] else "",
+        f"{threads} thread{'s' * (threads != 1)}" if threads else "",
+        *(name for name, _ in change["fields"]),
+    ]
+    return ", ".join(filter(None, parts)) or "default configuration"
 
 
 def _as_deployed(change: Mapping[str, Any], batches: bool) -> dict[str, Any]:

@@ -18,11 +18,18 @@ IDLE_CORES_MIN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """The memory of a GPU."""
+class LocalGpu:
+    """A GPU, or a slice of one (MIG).
 
-    total_bytes: int
-    free_bytes: int
+    Attributes:
+        total_bytes: Its memory, 0 if NVIDIA's management library does not report it.
+        cuda: How CUDA_VISIBLE_DEVICES names it: "0", or "MIG-..." for a slice.
+    """
+
+    name: str = ""
+    total_bytes: int = 0
+    free_bytes: int = 0
+    cuda: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +37,13 @@ class LocalMachine:
     """Resources of a machine.
 
     Attributes:
-        gpu_memory: Their memory; empty if NVIDIA's management library does not report it.
+        gpus: In the order of their numbers. A GPU that is divided counts as its slices.
         idle_cores: Cores that were idle recently; None if unknown.
     """
 
     cores: int
     available_bytes: int
-    gpus: int = 0
-    gpu_memory: Sequence[GpuMemory] = ()
+    gpus: Sequence[LocalGpu] = ()
     idle_cores: float | None = None
 
 
@@ -73,13 +79,16 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
     more = max(1, spec.replicas_min - running)
     if spec.cpu_cores > machine.cores:
         yield f"device.cpu_cores: this machine has {machine.cores}, got {spec.cpu_cores}"
-    missing = [number for number in spec.gpus if number >= machine.gpus]
+    count = len(machine.gpus)
+    missing = [number for number in spec.gpus if number >= count]
     if missing:
-        has = f"GPUs 0 to {machine.gpus - 1}" if machine.gpus > 1 else "GPU 0" if machine.gpus else "no GPU"
+        has = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU"
         yield f"device.gpus: this machine has {has}, got {', '.join(map(str, missing))}"
+    elif len(spec.gpus) > 1 and any(machine.gpus[number].cuda.startswith("MIG") for number in spec.gpus):
+        yield "device.gpus: a server uses one slice of a GPU (MIG) at most: expected one number"
     if spec.gpu_memory_mib and not spec.gpus:
         yield "device.gpu_memory_mib: expected device.gpus, too"
-    elif spec.gpu_memory_mib and not missing and not machine.gpu_memory:
+    elif spec.gpu_memory_mib and not missing and not all(machine.gpus[number].total_bytes for number in spec.gpus):
         yield (
             "device.gpu_memory_mib: the memory of this machine's GPUs is not known: this needs an NVIDIA driver and "
             "charonia[gpu] in the platform's Python"
@@ -110,8 +119,7 @@ def obstacle(needs: Needs, more: int, machine: LocalMachine, promised: Sequence[
 
 def _gpu_misfits(needs: Needs, more: int, machine: LocalMachine, promised: Sequence[Needs]) -> Iterator[str]:
     for number in needs.gpus:
-        if needs.gpu_bytes and number < len(machine.gpu_memory):
-            gpu = machine.gpu_memory[number]
+        if needs.gpu_bytes and number < len(machine.gpus) and (gpu := machine.gpus[number]).total_bytes:
             others = sum(one.gpu_bytes for one in promised if number in one.gpus)
             room = max(0, min(gpu.free_bytes, gpu.total_bytes - others))
             if needs.gpu_bytes * more > room:

@@ -28,7 +28,7 @@ import psutil
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.api import Observed, RevisionPhase, Workload, key_file, key_files, make_model_folder
-from charonia.platform.targets.fit import GpuMemory, LocalMachine, Needs, misfits, needs_of, obstacle
+from charonia.platform.targets.fit import LocalGpu, LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.local_server import (
     HOST,
     PRIVATE_MODE,
@@ -61,19 +61,18 @@ _DEVICE = re.compile(r"nvidia[0-9]+")
 
 def this_machine(devices: Path = Path("/dev")) -> LocalMachine:
     """Return the resources of this machine: the driver of GPUs creates one device file for each."""
-    gpus = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
+    count = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LocalMachine(
         cores,
         psutil.virtual_memory().available,
-        gpus,
-        gpu_memory() if gpus else (),
+        gpus_of() or [LocalGpu(cuda=str(number)) for number in range(count)] if count else (),
         idle_cores=cores * (1.0 - psutil.cpu_percent() / 100.0),
     )
 
 
-def gpu_memory(api: Any = None) -> Sequence[GpuMemory]:
-    """Return the memory of the GPUs, nothing if unknown.
+def gpus_of(api: Any = None) -> Sequence[LocalGpu]:
+    """Return the GPUs and slices, nothing if unknown.
 
     Args:
         api: The module `pynvml` of the package nvidia-ml-py (extra `gpu`), None to import it.
@@ -84,13 +83,36 @@ def gpu_memory(api: Any = None) -> Sequence[GpuMemory]:
     except Exception:  # no package, or no driver: the library has its own error class
         return ()
     try:
-        handles = [api.nvmlDeviceGetHandleByIndex(number) for number in range(api.nvmlDeviceGetCount())]
-        found = [api.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        return [GpuMemory(int(each.total), int(each.free)) for each in found]
+        count = api.nvmlDeviceGetCount()
+        return [each for number in range(count) for each in _gpus(api, number)]
     except api.NVMLError:
         return ()
     finally:
         api.nvmlShutdown()
+
+
+def _gpus(api: Any, number: int) -> Iterator[LocalGpu]:
+    """Yield the slices of a GPU, or the GPU itself if it is not divided."""
+    handle = api.nvmlDeviceGetHandleByIndex(number)
+    is_divided = False
+    with contextlib.suppress(api.NVMLError):  # it cannot be divided
+        is_divided = api.nvmlDeviceGetMigMode(handle)[0] == api.NVML_DEVICE_MIG_ENABLE
+    if not is_divided:
+        yield _gpu(api, handle, str(number))
+        return
+    for part in range(api.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(api.NVMLError):  # fewer slices than there may be
+            part_handle = api.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
+            yield _gpu(api, part_handle, _text(api.nvmlDeviceGetUUID(part_handle)))
+
+
+def _gpu(api: Any, handle: Any, cuda: str) -> LocalGpu:
+    memory = api.nvmlDeviceGetMemoryInfo(handle)
+    return LocalGpu(_text(api.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free), cuda)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 PORTS = 2
@@ -299,7 +321,7 @@ class LocalTarget:
         for model in workload.models:
             make_model_folder(target.path / "repository", model)
         (target.path / "repository").mkdir(exist_ok=True)
-        write_whole(target.path / "python", _launcher(workload, target.path / "variables"), 0o755)
+        write_whole(target.path / "python", _launcher(workload, target.path / "variables", self._machine().gpus), 0o755)
         if workload.variables:
             lines = [f"export {name}={_quoted(text)}\n" for name, text in workload.variables.items()]
             give = partial(self._isolation.give, project=workload.project_id)
@@ -438,12 +460,12 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
     return [*arguments, f"--api-keys={folder.served / key_file(spec)}"]
 
 
-def _launcher(workload: Workload, variables: Path) -> str:
+def _launcher(workload: Workload, variables: Path, gpus: Sequence[LocalGpu]) -> str:
     """Return a script that runs the interpreter of a revision with its visible GPUs and its variables."""
     python = str(workload.python or sys.executable)
-    gpus = ",".join(map(str, workload.spec.gpus))
+    names = [gpus[number].cuda if number < len(gpus) else str(number) for number in workload.spec.gpus]
     given = f". {_quoted(str(variables))}\n" if workload.variables else ""
-    return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{gpus}' exec {_quoted(python)} \"$@\"\n"
+    return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{','.join(names)}' exec {_quoted(python)} \"$@\"\n"
 
 
 def _quoted(text: str) -> str:
