@@ -3,11 +3,13 @@
     python -m tools.triton_suites CHECKOUT                         the suites of `SUITES`
     python -m tools.triton_suites CHECKOUT L0_infer L0_http        some of them
     python -m tools.triton_suites CHECKOUT --keep FOLDER           keep models, logs and results there for the next run
+    python -m tools.triton_suites CHECKOUT --keep FOLDER --table   print the results of the last runs again
 
 A suite is a script, `qa/NAME/test.sh`. It expects the server at /opt/tritonserver, models at /data, and ports 8000 to
 8002 for itself. Here it gets them in private mount, network and pid namespaces (Linux, as root or with user
 namespaces), in which `tritonserver` is `charonia serve`. The models come from the checkout's own generators, as far as
-the packages that they need (onnx, torch) are installed. Nothing of the checkout is changed or kept.
+the packages that they need (onnx, torch) are installed. Packages of the suites' own may be in a folder on PYTHONPATH.
+Nothing of the checkout is changed or kept.
 
 A method counts as passed when all of its runs did; a script may check more than its methods, so its own verdict is
 shown, too. The exit status is 1 if a method failed that `KNOWN` does not explain.
@@ -45,7 +47,7 @@ SUITES = (
 """Suites that need no GPU."""
 
 KNOWN: dict[str, str] = {
-    # suite, class and method, in which * stands for any text: what the method needs, or its row
+    # suite, class and method, in which * stands for any text: requirement, or start of the row
     "L0_http HTTPBasicAuth*Test.test_client_call": "needs nginx",
     "L0_grpc GRPCBasicAuth*Test.test_client_call": "needs nginx",
     "L0_grpc TestGrpcAioClient.test_get_model_repository_index": "needs a model that the checkout lacks",
@@ -72,6 +74,11 @@ KNOWN: dict[str, str] = {
     "L0_http HttpTest.test_repository_index_deeply_nested_json": "texts of errors",
     "L0_http InferSizeLimitTest.test_json_dtype_size_expansion_exceeds_limit_error": "texts of errors",
     "L0_grpc TestGrpcAioClient.test_register_cuda_shared_memory": "texts of errors",
+    "L0_http GenerateEndpointTest.test_complex_schema": "texts of errors",
+    "L0_http GenerateEndpointTest.test_duplicate_inputs": "texts of errors",
+    "L0_http GenerateEndpointTest.test_invalid_input_types": "texts of errors",
+    "L0_http GenerateEndpointTest.test_missing_inputs": "texts of errors",
+    "L0_http GenerateEndpointTest.test_parameters": "texts of errors",
     "L0_input_validation InputShapeTest.test_input_string_shape_validation": "texts of errors",
     "L0_sagemaker SagemakerRequestManyChunksTest.test_chunked_at_max_chunks": "texts of errors",
     "L0_optional_input OptionalInputTest.test_ensemble_optional_pipeline": "identity backend: a missing optional input",
@@ -79,6 +86,15 @@ KNOWN: dict[str, str] = {
     "L0_parameters InferenceParametersTest.test_grpc_header_forward_*": "gRPC metadata of a request",
     "L0_shared_memory TestSharedMemoryUnregister.*_during_inference_*": "unregistering a region of shared memory",
     "L0_client_timeout ClientNonInferTimeoutTest.test_grpc_register_cuda_shared_memory": "needs a GPU",
+    "L0_metrics TestCpuMetrics.test_cpu_metrics_during_inference": "needs a machine that is not busy",
+    "L0_metrics *_histograms_exist": "`nv_inference_first_response_histogram_ms`",
+    "L0_lifecycle LifeCycleTest.test_dynamic_model_load_unload": "needs a machine that imports PyTorch in 5 s",
+    "L0_lifecycle LifeCycleTest.test_load_same_model_different_platform": "needs a GPU: models of TensorRT",
+    "L0_lifecycle LifeCycleTest.test_model_reload_fail": "instance groups that do not fit their kind",
+    "L0_sequence_corrid_batcher SequenceCorrIDBatcherTest.test_corrid_data_type": "sequence ids that are texts",
+    "L0_sequence_batcher SequenceBatcherTest.test_no_*": "ensembles: errors of a step",
+    "L0_implicit_state SequenceBatcherTest.test_no_*": "ensembles: errors of a step",
+    "L0_simple_ensemble EnsembleTest.test_ensemble_partial_add_sub": "verbose log: refused requests",
     "L0_lifecycle LifeCycleTest.test_parse_error_modelfail*": "one of several versions fails to load",
     "L0_lifecycle LifeCycleTest.test_parse_error_no_model_config": "readiness of the server",
     "L0_lifecycle LifeCycleTest.test_multiple_model_repository_polling": "readiness of the server",
@@ -87,6 +103,8 @@ KNOWN: dict[str, str] = {
     "L0_lifecycle LifeCycleTest.test_dynamic_model_modify": "needs a GPU: models of TensorRT",
     "L0_lifecycle LifeCycleTest.test_dynamic_file_delete": "needs a GPU: models of TensorRT",
     "L0_lifecycle LifeCycleTest.test_parse_error_model_no_version": "needs a GPU: models of TensorRT",
+    "L0_trace OpenTelemetryTest.*": "needs the program otelcol",
+    "L0_infer_reshape *": "ensembles: `reshape` of their inputs and outputs",
     "L0_trace TraceEndpointTest.*": "trace settings: `trace_file`",
     "L0_logging TestLogFormat.test_format[[]default]": "log: the table of models",
     "L0_logging TestLogFormat.test_format[[]ISO8601]": "log: the table of models",
@@ -98,7 +116,10 @@ KNOWN: dict[str, str] = {
     "L0_iterative_sequence IterativeSequenceTest.test_reschedule_error": "iterative sequences: idle time",
     "L0_request_cancellation GrpcCancellationTest.*_infer_cancellation_*": "environment variables that delay",
 }
-"""Failed methods that are no defects: what they need, or the start of their row in docs/compatibility.md."""
+"""Failed methods that are not defects: their requirement, or the start of their row in docs/compatibility.md."""
+
+UNFIT = ("*plan*", "onnx_*bf16*")
+"""Models that no server without a GPU can load: ensembles of TensorRT's, and networks without an implementation."""
 
 NEEDS = "needs "
 """How the reason of a method begins that cannot pass on a machine like this."""
@@ -283,7 +304,7 @@ class Result:
         return sorted(method for method, each in self.outcomes.items() if each == outcome)
 
     def reason(self, method: str) -> str:
-        """Return what a failed method needs, or its row in docs/compatibility.md; "" for neither."""
+        """Return the requirement of a failed method, or its row in docs/compatibility.md; "" for neither."""
         name = f"{self.suite} {method}"
         return next((reason for pattern, reason in KNOWN.items() if fnmatchcase(name, pattern)), "")
 
@@ -317,6 +338,8 @@ def prepare(checkout: Path, work: Path) -> None:
     for suite in TEST_MODELS:
         for file in (triton / "qa" / suite / "models").glob("*/config.pbtxt"):
             (file.parent / "1").mkdir(exist_ok=True)
+    for file in (triton / "qa" / "custom_models").glob("*/config.pbtxt"):
+        (file.parent / "1").mkdir(exist_ok=True)
     decoupled = triton / "qa" / "L0_decoupled"
     if decoupled.exists():  # the suite has the same test for models of the Python backend
         shutil.copytree(decoupled / "models", decoupled / "python_models", dirs_exist_ok=True)
@@ -376,6 +399,9 @@ def generate(work: Path) -> Iterator[str]:
         ):  # in others, suites look for the kind and change it; `triton_server` changes the rest
             for file in folder.glob("*/config.pbtxt"):
                 file.write_text(file.read_text().replace("KIND_GPU", "KIND_CPU"))
+        for pattern in UNFIT:
+            for unfit in folder.glob(pattern):
+                shutil.rmtree(unfit)
         if done.returncode:
             yield f"{name}: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}"
 
@@ -421,7 +447,7 @@ def kept(work: Path, suite: str) -> Result:
 
 
 def outcomes_of(records: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the outcome of each method from what the recorder has noted."""
+    """Return the outcome of each method from the recorder's lines."""
     order = ("skipped", "passed", "failed")
     found: dict[str, str] = {}
     for noted in records:
@@ -455,9 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of Triton's server repository")
     parser.add_argument("suites", nargs="*", default=SUITES, help=f"by default: {' '.join(SUITES)}")
     parser.add_argument("--keep", type=Path, help="folder for models, logs and results; by default removed at the end")
-    parser.add_argument(
-        "--table", action="store_true", help="only print the table of what the last runs left in --keep"
-    )
+    parser.add_argument("--table", action="store_true", help="only print the results in --keep")
     parser.add_argument("--timeout-s", type=float, default=1800, help="time for one suite; 1800 by default")
     given = parser.parse_args(arguments)
     missing = [suite for suite in given.suites if not (given.checkout / "qa" / suite / "test.sh").exists()]
