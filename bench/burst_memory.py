@@ -5,13 +5,20 @@ turn. The cost of a burst is the CPU time of the server, which other programs on
 duration, and the pages that the system has to provide anew.
 
 python -m bench.burst_memory
+python -m bench.burst_memory --idle 100000     # memory of a connection without a request instead, HTTP and gRPC
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
+import resource
+import socket
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
@@ -21,6 +28,16 @@ from charonia.server.machine.memory import QUIET_S
 CLIENTS = 256
 SHORT_S, LONG_S = QUIET_S - 2.0, QUIET_S + 3.0
 MIB = 2**20
+SHARE = 15_000
+"""Connections of one client process, from one address of the loopback network."""
+
+BARRIER_S = 300.0
+IDLE_S = 5.0
+REQUESTS = {
+    "http": b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)),
+}
+"""What a connection sends before it is idle: a request, and the preface with empty settings."""
 
 
 async def client(host: str, port: int, data: bytes, count: int) -> None:
@@ -56,12 +73,72 @@ async def burst(host: str, port: int, count: int) -> None:
     await asyncio.gather(*(client(host, port, data, count) for _ in range(CLIENTS)))
 
 
+def hold(address: str, first: bytes, number: int, count: int, barrier: Barrier) -> None:
+    """Hold connections that have sent something and received the response, from the first barrier to the second."""
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(count):
+            source = (f"127.0.1.{number + 1}", 0)
+            connection = stack.enter_context(socket.create_connection((host, int(port)), 60, source))
+            connection.sendall(first)
+            assert connection.recv(4096), f"{address} has closed a connection"
+        barrier.wait()
+        barrier.wait()
+
+
+@contextmanager
+def connections(address: str, first: bytes, count: int) -> Iterator[None]:
+    """Hold connections in as many processes as the system's limit of open files requires."""
+    shares = [min(SHARE, count - begin) for begin in range(0, count, SHARE)]
+    barrier = multiprocessing.Barrier(len(shares) + 1, timeout=BARRIER_S)
+    holders = [
+        multiprocessing.Process(target=hold, args=(address, first, number, share, barrier))
+        for number, share in enumerate(shares)
+    ]
+    for holder in holders:
+        holder.start()
+    barrier.wait()
+    yield
+    barrier.wait()
+    for holder in holders:
+        holder.join()
+
+
+def idle(count: int, front_ends: int) -> None:
+    """Measure connections that have no request, and print."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limits = [f"--{protocol}-max-connections={count}" for protocol in REQUESTS]
+    for protocol, first in REQUESTS.items():
+        with Server("charonia:identity", [f"--front-ends={front_ends}", *limits]) as server:
+            address = getattr(server, protocol)
+            with connections(address, first, 100):
+                pass
+            before, spent, begin = server.memory_bytes(), server.cpu_seconds(), time.monotonic()
+            with connections(address, first, count):
+                took, spent = time.monotonic() - begin, server.cpu_seconds() - spent
+                each = (server.memory_bytes() - before) / count
+                rest = server.cpu_seconds()
+                time.sleep(IDLE_S)
+                rest = (server.cpu_seconds() - rest) / IDLE_S
+            print(
+                f"{protocol}, {front_ends} front ends: {each:.0f} bytes a connection; {count} opened in {took:.1f} s, "
+                f"{spent / count * 1e6:.0f} us of CPU time each; then {rest:.1%} of a core",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--requests", type=int, default=10, help="of each of the clients of a burst")
+    parser.add_argument("--idle", type=int, default=0, help="connections without a request")
+    parser.add_argument("--front-ends", type=int, default=0, help="with --idle")
     given = parser.parse_args()
+    if given.idle:
+        idle(given.idle, given.front_ends)
+        return
     with Server("charonia:image") as server:
         host, _, port = server.http.rpartition(":")
         print(f"at start {server.memory_bytes() // MIB} MiB")

@@ -19,7 +19,8 @@ from bench.load import Load, Point, run
 from bench.machine import machine
 from bench.servers import Server
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
 
 # Figure -> whether more is better. Ratios are A : B of the first kind and B : A of the second, above 1 A is better.
 FIGURES = {"rate_per_s": True, "p50_us": False, "p99_us": False, "cpu_us": False}

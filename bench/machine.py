@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from charonia import compiled
 from charonia.server.doctor.machine import is_optimised
 
 
@@ -19,6 +20,7 @@ def machine() -> dict[str, str | int | float]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "python_optimised": is_optimised(),
+        "form": compiled.form,
         "load_1min": round(os.getloadavg()[0], 2),
         **{package: version(package) for package in ("charonia", "onnxruntime", "numpy", "uvloop")},
     }

@@ -19,12 +19,13 @@ from typing import Any, Self
 import psutil
 
 from bench.models import MODEL, MODELS
+from charonia import compiled
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers"))
 
-SERVERS = ("charonia", "triton", "fixed", "bare")
+SERVERS = ("charonia", "pure", "triton", "fixed", "bare")
 
 FLOORS = {"fixed": "bench.fixed_answers", "bare": "bench.bare_onnx"}
 """Servers that do less than a server must, over HTTP only."""
@@ -34,7 +35,7 @@ def command_of(server: str, model: str, repository: Path, ports: Sequence[int]) 
     """Return the command that starts a server.
 
     Args:
-        server: "charonia", "charonia@PYTHON" for another interpreter, "triton", "fixed" or "bare".
+        server: One of `SERVERS`: "charonia@PYTHON" has another interpreter, "pure" is Charonia's pure form.
         model: Name of the model that the repository holds.
         repository: Where the model is.
         ports: For HTTP, gRPC and metrics.
@@ -77,7 +78,10 @@ class Server:
         self.log = folder / "log.txt"
         begin = time.monotonic()
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen([*command, *self._flags], stdout=log, stderr=subprocess.STDOUT)
+            environment = {**os.environ, compiled.PURE: "1"} if self.server == "pure" else None
+            self._process = subprocess.Popen(
+                [*command, *self._flags], stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
         self._wait_until_ready()
         self.start_seconds = time.monotonic() - begin
         return self

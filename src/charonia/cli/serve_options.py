@@ -355,6 +355,7 @@ def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 _HTTP_INPUT_BYTES_MAX = 2**40
+_CONNECTIONS_MAX = 2**20
 _REQUEST_LOG_BYTES_MIN = 8 * 1024
 _CLIENT_SHM_BYTES_MAX = 2**50
 _RESPONSES_STORED_MAX = 100_000
@@ -604,6 +605,8 @@ HTTP = (
     Option("--reuse-http-port", "http.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option("--http-max-input-size", "http.input_bytes_max", integer(1, _HTTP_INPUT_BYTES_MAX), "BYTES",
            "Largest request body, decompressed"),
+    Option("--http-max-connections", "http.connections_max", integer(1, _CONNECTIONS_MAX), "N",
+           "Limit of connections of each front end"),
     Option("--allow-page", "http.page", boolean, _BOOL,
            "Serve a page at / to inspect and try models, and /openapi.json"),
     Option("--openai", "http.openai", boolean, _BOOL, "Serve OpenAI's API at /v1"),
@@ -634,6 +637,8 @@ GRPC = (
     Option("--reuse-grpc-port", "grpc.reuse_port", boolean, _BOOL, "Allow several processes to listen on the port"),
     Option("--grpc-max-input-size", "grpc.input_bytes_max", integer(1, GRPC_INPUT_BYTES_MAX), "BYTES",
            "Largest request message, decompressed"),
+    Option("--grpc-max-connections", "grpc.connections_max", integer(1, _CONNECTIONS_MAX), "N",
+           "Limit of connections of each front end"),
     Option("--grpc-restricted-protocol", "grpc.access.restricted", read_restriction, "API[,API]:KEY=VALUE",
            "Parts of the protocol that require the header triton-grpc-protocol-KEY; repeatable", tuple),
     Option("--grpc-header-forward-pattern", "grpc.access.header_forward_pattern", str, "REGEX",

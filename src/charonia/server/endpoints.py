@@ -41,6 +41,7 @@ def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = Fals
 def _http_limits(options: HttpOptions) -> HttpLimits:
     return HttpLimits(
         body_bytes_max=options.input_bytes_max,
+        connections_max=options.connections_max,
         stream_keep_alive_s=options.stream_keep_alive_s,
         responses_stored_max=options.responses_stored_max,
     )

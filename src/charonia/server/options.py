@@ -91,6 +91,7 @@ class HttpOptions:
         reuse_port: Whether several processes may listen on the port.
         descriptors: Bound sockets of this process to listen on in place of address and port.
         input_bytes_max: Largest request body, as received and after decompression, in bytes.
+        connections_max: Most connections of each front end.
         page: Whether there are a page that shows the models, and their OpenAPI document.
         openai: Whether OpenAI's API is served.
         stream_keep_alive_s: Longest time without an event in a stream, after which a comment is sent; 0 for none.
@@ -109,6 +110,7 @@ class HttpOptions:
     reuse_port: bool = False
     descriptors: tuple[int, ...] = ()
     input_bytes_max: int = 64 * 1024 * 1024
+    connections_max: int = 16_384
     page: bool = True
     openai: bool = True
     stream_keep_alive_s: float = 15.0
@@ -153,6 +155,7 @@ class GrpcOptions:
         reuse_port: Whether several processes may listen on the port.
         descriptors: Bound sockets of this process to listen on in place of address and port.
         input_bytes_max: Largest request message, as received and after decompression, in bytes.
+        connections_max: Most connections of each front end.
         response_compression: Compression of inference responses for clients that accept one.
         keepalive_time_ms: Idle time of a connection after which the server sends a ping.
         keepalive_timeout_ms: Time to wait for the acknowledgement before the connection is closed.
@@ -171,6 +174,7 @@ class GrpcOptions:
     reuse_port: bool = False
     descriptors: tuple[int, ...] = ()
     input_bytes_max: int = GRPC_INPUT_BYTES_MAX
+    connections_max: int = 16_384
     response_compression: CompressionLevel = CompressionLevel.NONE
     keepalive_time_ms: int = 7_200_000
     keepalive_timeout_ms: int = 20_000

@@ -104,6 +104,7 @@ class GrpcLimits:
     def of(cls, options: GrpcOptions) -> "GrpcLimits":
         return cls(
             message_bytes_max=options.input_bytes_max,
+            connections_max=options.connections_max,
             compression_level=_ZLIB_LEVEL[options.response_compression],
             keepalive_time_s=options.keepalive_time_ms / 1e3,
             keepalive_timeout_s=options.keepalive_timeout_ms / 1e3,
