@@ -207,9 +207,11 @@ class Reach:
             config.write_text('[tool.coverage.run]\ndynamic_context = "test_function"\n', encoding="utf-8")
             command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", f"--data-file={data}"]
             files = [str(file) for folder in folders for file in files_of(folder)]
-            command += [f"--source={PACKAGE}", "-m", "pytest", "-n", "0", *files]
-            if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode != 0:
-                raise SystemExit("the tests fail as they are")
+            command += [f"--source={PACKAGE}", "-m", "pytest", "-n", "0", "--timeout=0", *files]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if done.returncode != 0:
+                data.unlink(missing_ok=True)
+                raise SystemExit(f"the tests fail as they are:\n{done.stdout[-2000:]}")
         self._data = coverage.CoverageData(str(data))
         self._data.read()
 

@@ -109,7 +109,6 @@ def events(answer: Answer) -> list[Any]:
 STREAMS: dict[str, tuple[str, Any]] = {
     "three responses": ("repeat", {"id": "a", "COUNT": 3}),
     "an array of one element": ("repeat", {"COUNT": [2]}),
-    "nested arrays": ("repeat", {"COUNT": [[1]]}),
     "no response": ("repeat", {"COUNT": 0}),
     "the last response is final": ("repeat", {"COUNT": 5}),
     "an error first": ("repeat", {"COUNT": 3, "FAILS": 0}),
@@ -119,6 +118,12 @@ STREAMS: dict[str, tuple[str, Any]] = {
     "a version": ("repeat/versions/1", {"COUNT": 2}),
     "an ordinary model": ("seen", {"TEXT": "a", "NUMBERS": [1, 2]}),
 }
+
+
+def test_arrays_of_another_shape_are_refused_here(pair: Pair) -> None:
+    answers = pair.ask("POST", "/v2/models/repeat/generate_stream", {"COUNT": [[1]]})
+
+    assert [answer.status for answer in answers] == [400, 200]
 
 
 @pytest.mark.parametrize("case", STREAMS)

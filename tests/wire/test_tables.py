@@ -105,6 +105,12 @@ def test_csv_is_a_table(text: bytes) -> None:
     assert read(TABLE, None, csv=text) == ROWS
 
 
+def test_beside_inputs_a_member_named_inputs_is_a_parameter() -> None:
+    call = decode_generate(MATRIX, "", b'{"x": {"a": 1, "b": 2}, "inputs": "y"}', BYTES_MAX)
+
+    assert (call.request.inputs.keys(), call.request.parameters) == ({"x"}, {"inputs": "y"})
+
+
 def test_the_columns_of_a_matrix_have_names() -> None:
     assert read(MATRIX, [{"b": 2, "a": 1}, {"a": 3}]) == {"x": [[1, 2], [3, None]]}
     assert read(MATRIX, {"dataframe_split": {"data": [[1, 2]]}}) == {"x": [[1, 2]]}

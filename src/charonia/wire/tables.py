@@ -58,7 +58,8 @@ def table_document(config: ModelConfig, document: Object) -> Object:
         ServingError: As `inputs_of`.
     """
     names = {given.name for given in config.input}
-    key = next((each for each in KEYS if each in document and each not in names), None)
+    keys = KEYS if names.isdisjoint(document) else (RECORDS, SPLIT, INSTANCES)  # beside inputs, it is a parameter
+    key = next((each for each in keys if each in document and each not in names), None)
     if key is not None and not (key == INPUTS and _are_tensors(document[key])):
         return {k: v for k, v in document.items() if k != key} | inputs_of(config, key, document[key])
     if "data" in document and document.keys() <= _SPLIT_KEYS and not names & document.keys():

@@ -302,7 +302,7 @@ def test_a_revision_that_never_becomes_ready_fails_and_the_one_before_serves_on(
     address = deploy(page, running, "eager")
     page.goto(path(running, "deployments", "eager", "change?model=eager&version=2"))
 
-    page.get_by_text("Replicas and time to get ready").click()
+    page.get_by_text("Replicas, time to get ready").click()
     page.get_by_label("Ready within (s)").fill("5")
     page.get_by_role("button", name="Apply the change").click()
 

@@ -208,6 +208,7 @@ DONE: Mapping[str, str] = {
     "role": "got a role",
     "start": "started",
     "stop": "stopped",
+    "test": "tested",
     "traffic": "traffic changed",
     "try": "tried",
     "tune": "started: search for a configuration",

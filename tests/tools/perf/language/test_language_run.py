@@ -44,7 +44,7 @@ def test_times_and_tokens_of_a_stream_are_measured(tmp_path: Path) -> None:
     assert figures.latency is not None
     # Another program may hold a response up, but none makes it faster.
     assert 30 <= figures.first_token.p50 / MS < 200
-    assert 40 <= (figures.latency.p50 - figures.first_token.p50) / MS + 5 < 400
+    assert 70 <= figures.latency.p50 / MS < 600
     assert figures.inter_token.p50 > 5 * MS
     assert figures.inter_chunk.count == 6 * 4
     assert (figures.output_counted_by, figures.input_counted_by) == (CountedBy.SERVER, CountedBy.SERVER)
