@@ -3,7 +3,7 @@
 Each scenario has its own process, forked from this one, and depends on its seed only.
 """
 
-# the machine comes before the server
+# ruff: noqa: E402 # the machine comes before the server
 import sys
 
 from tests.simulation import faults
@@ -11,7 +11,8 @@ from tests.simulation.machine import adapt_server, install
 
 if "--fault" in sys.argv:
     faults.put_back(sys.argv[sys.argv.index("--fault") + 1])
-if "--faults" not in sys.argv:
+IS_SIMULATED = "--faults" not in sys.argv and "--control-plane" not in sys.argv
+if IS_SIMULATED:
     install()
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.world import World
 
-if "--faults" not in sys.argv:
+if IS_SIMULATED:
     adapt_server()
 
 RUNS_MAX = 60
@@ -116,7 +117,15 @@ def main() -> int:
     parser.add_argument("--history", help="file for the histories")
     parser.add_argument("--fault", help="name of a fault to put back (faults.py)")
     parser.add_argument("--faults", nargs="*", help="print which faults are found; beginnings of names, or all")
+    parser.add_argument("--control-plane", type=int, metavar="N", help="simulate a platform with N deployments instead")
     given = parser.parse_args()
+    if given.control_plane:
+        from tests.simulation import control_plane
+
+        plane = control_plane.simulate(given.seed, given.control_plane, given.length or 60.0)
+        print(*plane.problems, sep="\n")
+        print(f"{len(plane.wanted)} deployments, {len(plane.target.applied)} rollouts, {plane.killed} platforms killed")
+        return int(bool(plane.problems))
     if given.faults is not None:
         return int(faults.table(given.faults, given.seconds or 600.0) > 0)
     limit_s = given.hours * 3600 or given.seconds or 60.0

@@ -154,6 +154,15 @@ FAULTS = (
           "            self._changes.model_unloaded(name, with_dependents=with_dependents)", "            pass"),
     Fault("a reload takes the model away while it loads", "lifecycle/model_table.py",
           "        self._retiring.add(loaded.runner)", "        loaded.runner.abandon(unavailable('retired'))"),
+    Fault("a batch forgets the oldest request that a full queue drops", "scheduling/dynamic.py",
+          "                self._send_due(now_ns, commands)  # without the oldest", "                #"),
+    Fault("a version that is being loaded is refused", "lifecycle/on_demand.py",
+          "if key is None or (key not in self._loads and (request.model_name, \"\") in self._lifecycle.table.routes):",
+          "if key is None or (request.model_name, \"\") in self._lifecycle.table.routes:"),
+    Fault("an upgrade waits for an engine that has crashed", "guard/restarts.py",
+          "        if upgrade.stops_first or not former.is_alive:", "        if upgrade.stops_first:"),
+    Fault("registered memory is forgotten with the engine", "front_ends/keeper.py",
+          "            services.regions.remember([*now.system, *now.cuda])", "            pass"),
 )
 # fmt: on
 

@@ -86,7 +86,7 @@ def _model(chance: random.Random, number: int, role: str) -> Model:
         delay_us = chance.choice((0, 100, 3_000, 30_000))
         policy = f"max_queue_size: {queue_max} default_timeout_microseconds: {timeout_us} allow_timeout_override: true"
         preferred = f"preferred_batch_size: [{batch}]" if batch > 1 and chance.random() < 0.4 else ""
-        order = "preserve_ordering: true" if chance.random() < 0.2 and role == "plain" else ""
+        order = "preserve_ordering: true" if chance.random() < 0.4 and role == "plain" else ""
         levels = "priority_levels: 2 default_priority_level: 2" if chance.random() < 0.4 and not order else ""
         lines.append(
             f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} {preferred} {order} {levels} "
@@ -120,7 +120,7 @@ def _ensemble(number: int, first: Model, second: Model) -> Model:
 
 SHARES = {
     "fault": 0.03, "leaves_ms": 0.08, "deadline_ms": 0.1, "timeout_us": 0.05, "rows": 0.05, "reads_slowly": 0.02,
-    "version": 0.3, "stops_after": 0.05, "pipelined": 0.2, "shared": 0.3, "region": 0.1,
+    "version": 0.3, "stops_after": 0.05, "pipelined": 0.2, "shared": 0.5, "region": 0.1,
 }  # fmt: skip
 """Share of the requests with each property; a scenario leaves some out, and has more of others."""
 
@@ -157,7 +157,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
             if kind == "unload":
                 values = {"back_s": round(chance.uniform(0.01, 2), 3)}
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
-    faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.05), ("disk", 0.05)]
+    faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.15), ("disk", 0.05)]
     if shares["region"]:
         faults += [("regions", 0.1)]
     if any('"worker"' in model.pbtxt for model in models):

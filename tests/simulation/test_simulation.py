@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation.control_plane import simulate
 from tests.simulation.faults import FAULTS
 
 
@@ -29,3 +30,10 @@ def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_p
 
     assert histories[0].count(b" request ") > 500
     assert histories[0] == histories[1]
+
+
+def test_rollouts_converge_and_nothing_is_orphaned_while_two_platforms_are_killed() -> None:
+    plane = simulate(seed=5, deployments=8, seconds=60.0)
+
+    assert plane.killed
+    assert plane.problems == []
