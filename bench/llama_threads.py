@@ -44,13 +44,22 @@ def busy(count: int) -> Iterator[None]:
 
 def speed(address: str) -> float:
     """Return the tokens/s of a request."""
+    with urlopen(f"http://{address}/v1/models", timeout=60) as answer:
+        (model,) = json.load(answer)["data"]
     for tokens in (4, TOKENS):
-        asked: dict[str, Any] = {"model": "model", "prompt": "The moon", "max_tokens": tokens, "ignore_eos": True}
+        asked: dict[str, Any] = {"model": model["id"], "prompt": "The moon", "max_tokens": tokens, "ignore_eos": True}
         request = Request(f"http://{address}/v1/completions", json.dumps({**asked, "temperature": 0}).encode())
         start = time.monotonic()
         with urlopen(request, timeout=600) as answer:
             usage = json.load(answer)["usage"]
     return int(usage["completion_tokens"]) / (time.monotonic() - start)
+
+
+def is_ready(address: str) -> bool:
+    """Return whether a server answers that it is ready."""
+    with suppress(OSError), urlopen(f"http://{address}/v2/health/ready", timeout=10):
+        return True
+    return False
 
 
 @contextmanager
@@ -61,14 +70,11 @@ def serving(file: Path, arguments: list[str]) -> Iterator[str]:
     command += [f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            with suppress(OSError), urlopen(f"http://{HOST}:{ports[0]}/v2/health/ready", timeout=10):
-                yield f"{HOST}:{ports[0]}"
-                return
+        while not is_ready(f"{HOST}:{ports[0]}"):
             if server.poll() is not None:
-                break
+                raise SystemExit(f"the server did not start: {' '.join(command)}")
             time.sleep(0.1)
-        raise SystemExit(f"the server did not start: {' '.join(command)}")
+        yield f"{HOST}:{ports[0]}"
     finally:
         server.terminate()
         server.wait()
