@@ -32,6 +32,8 @@ SHARE = 15_000
 """Connections of one client process, from one address of the loopback network."""
 
 BARRIER_S = 300.0
+IP_BIND_ADDRESS_NO_PORT = 24
+"""Of Linux: ports are chosen for an address and its peer, so those of a previous run are no obstacle."""
 IDLE_S = 5.0
 REQUESTS = {
     "http": b"GET /v2/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -77,11 +79,17 @@ def hold(address: str, first: bytes, number: int, count: int, barrier: Barrier) 
     """Hold connections that have sent something and received the response, from the first barrier to the second."""
     host, _, port = address.rpartition(":")
     with ExitStack() as stack:
-        for _ in range(count):
-            source = (f"127.0.1.{number + 1}", 0)
-            connection = stack.enter_context(socket.create_connection((host, int(port)), 60, source))
-            connection.sendall(first)
-            assert connection.recv(4096), f"{address} has closed a connection"
+        try:
+            for _ in range(count):
+                connection = stack.enter_context(socket.socket())
+                connection.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+                connection.bind((f"127.0.1.{number + 1}", 0))
+                connection.connect((host, int(port)))
+                connection.sendall(first)
+                assert connection.recv(4096), f"{address} has closed a connection"
+        except BaseException:
+            barrier.abort()
+            raise
         barrier.wait()
         barrier.wait()
 

@@ -206,7 +206,7 @@ def rewrite(page: str, table: Table, measured: str, records: list[Any]) -> str:
     after = at
     while lines[after].startswith("    "):
         after += 1
-    old = 2 if len(lines) > after + 1 and lines[after + 1].startswith(MEASURED) else 0
+    old = 2 if lines[after + 1].startswith(MEASURED) and "bench.headline" in lines[after + 1] else 0
     body = [f"|{''.join(f' {cell} |' if cell else ' |' for cell in row)}" for row in rows]
     return "\n".join([*lines[: first + 2], *body, *lines[last + 1 : after], "", measured, *lines[after + old :]])
 
