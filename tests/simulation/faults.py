@@ -153,7 +153,7 @@ FAULTS = (
     Fault("unloads by request are forgotten with the engine", "front_ends/keeper.py",
           "            self._changes.model_unloaded(name, with_dependents=with_dependents)", "            pass"),
     Fault("a reload takes the model away while it loads", "lifecycle/model_table.py",
-          "        self._retiring.add(loaded.runner)", "        loaded.runner.abandon(unavailable('retired'))"),
+          "        self._retiring.add(loaded.runner)", "        from charonia.core.errors import unavailable; loaded.runner.abandon(unavailable('retired'))"),
     Fault("a batch forgets the oldest request that a full queue drops", "scheduling/dynamic.py",
           "                self._send_due(now_ns, commands)  # without the oldest", "                #"),
     Fault("a version that is being loaded is refused", "lifecycle/on_demand.py",

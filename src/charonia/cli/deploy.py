@@ -214,9 +214,8 @@ def changed_spec(
     others = [each for each in spec["models"] if each["name"] != model]
     device = {"cpu_cores": given.cpu_cores, "gpus": list(given.gpus) or None, "memory_mib": given.memory_mib}
     _add(spec, "device", device)
-    further = {"environment": given.environment, "keys": given.keys, "ready_within_s": given.ready_within_s}
-    further["idle_unload_s"] = given.idle_unload_s
-    return spec | {"models": [*others, entry]} | {key: value for key, value in further.items() if value}
+    members = {name: getattr(given, name) for name in ("environment", "keys", "ready_within_s", "idle_unload_s")}
+    return spec | {"models": [*others, entry]} | {name: value for name, value in members.items() if value}
 
 
 def _add(target: dict[str, Any], key: str, values: Mapping[str, Any]) -> None:

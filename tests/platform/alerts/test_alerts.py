@@ -126,7 +126,7 @@ def test_every_condition_says_what_is_wrong(scene: Scene) -> None:
     scene.pass_s(1)
 
     assert sorted(call[2]["text"] for call in scene.calls)[1:] == [
-        "Deployment 'reader': 10 % of the requests fail, more than 5 (error_rate, firing) "
+        "Deployment 'reader': 10 % of the requests fail (limit 5 %) (error_rate, firing) "
         "<https://platform/p/default/alerts|Open>",
         "Deployment 'reader': it is failed: its &lt;server&gt; has exited (not_ready, firing) "
         "<https://platform/p/default/alerts|Open>",

@@ -228,7 +228,7 @@ class Alerts:
         if rule.condition == "disk":
             usage = shutil.disk_usage(self._data)
             if (free := 100 * usage.free / usage.total) < rule.threshold:
-                yield "disk", f"{free:.3g} {CONDITIONS['disk']}, less than {rule.threshold:g}"
+                yield "disk", f"{free:.3g} {CONDITIONS['disk']}{_limit(rule)}"
         elif rule.condition == "job_failed":
             since = max(rule.created, now_s - JOB_S)
             query = select(TaskRow).where(TaskRow.project_id == rule.project_id, TaskRow.state == "failed")
@@ -251,7 +251,7 @@ class Alerts:
         if rule.condition == "error_rate":
             value = 100 * figures.errors_per_s / figures.requests_per_s if figures.requests_per_s else None
         is_bad = value is not None and value > rule.threshold
-        return f"{value:.3g} {CONDITIONS[rule.condition]}, more than {rule.threshold:g}" if is_bad else ""
+        return f"{value:.3g} {CONDITIONS[rule.condition]}{_limit(rule)}" if is_bad else ""
 
     def _record(
         self, rules: Mapping[int, AlertRow], held: Mapping[tuple[int, str], str], active: set[tuple[int, str]]
@@ -380,3 +380,8 @@ def open_count(session: Session, project_id: int) -> int:
     """Return how many events of a project wait for somebody."""
     query = select(func.count(AlertEventRow.id)).join(AlertEventRow.alert).where(AlertRow.project_id == project_id)
     return session.scalar(query.where(AlertEventRow.open.is_not(None), AlertEventRow.acknowledged_by == "")) or 0
+
+
+def _limit(rule: AlertRow) -> str:
+    unit = CONDITIONS[rule.condition].split()[0]
+    return f" (limit {rule.threshold:g} {unit})"

@@ -167,7 +167,7 @@ def has_gpu(point: FiguresPoint | None) -> bool:
 
 
 def busiest(points: Sequence[FiguresPoint]) -> list[str]:
-    """Return the versions, also those that others have replaced; the busiest ones if there are many, by name."""
+    """Return the present and former versions by name; of many, the busiest."""
     sums: dict[str, float] = defaultdict(float)
     for point in points:
         for name, figures in point.versions.items():

@@ -1,7 +1,7 @@
 """Repeated work of the platform, and the lease that lets only one of several platforms over a database do it.
 
 With PostgreSQL, the platform that holds the lease renews it. When it stops doing so, another one takes over. Times are
-those of the database, so the clocks of machines do not count. The data folder already keeps others from SQLite.
+those of the database, so clocks of machines may differ. With SQLite, a process locks the data folder instead.
 """
 
 import logging

@@ -192,7 +192,7 @@ class HistoryRow(PlatformTable):
 
 
 class LeaseRow(PlatformTable):
-    """Which platform reconciles. There is one row. See `platform.lease`."""
+    """Which platform reconciles. There is one row. See `database.lease`."""
 
     __tablename__ = "lease"
     holder: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
