@@ -22,7 +22,7 @@ def test_the_story_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
         r"version 1 answers 200: 0\.\d\d\n +the webhook answers 202",
         r"requests to version 1, \d+ to version 2",
         r"request \d+ of key 'batch': 429, Retry-After \d+, API key 'batch' has used its limit of 30 requests a minute",
-        r"received: Deployment 'similar': [0-9.]+ % of the requests fail, more than 5\n +received: resolved; \d+ ",
+        r"received: Deployment 'similar': [0-9.]+ % of the requests fail \(limit 5 %\)\n +received: resolved; \d+ ",
     ):
         assert re.search(line, done.stdout), done.stdout
     assert processes_of(tmp_path) == []

@@ -84,7 +84,7 @@ def test_an_alert_fires_one_time_is_acknowledged_and_resolved(scene: Scene, tmp_
     ((url, headers, body),) = scene.calls
     assert (url, "Authorization" in headers) == (HOOK, False)
     assert (body["state"], body["alert"], body["subject"]) == ("firing", "slow", "deployment reader")
-    assert body["message"] == "Deployment 'reader': 250 ms is the p99 latency, more than 100"
+    assert body["message"] == "Deployment 'reader': 250 ms is the p99 latency (limit 100 ms)"
     (event,) = scene.alerts.events(EVE, "default")
     with pytest.raises(NotPermittedError):
         scene.alerts.acknowledge(EVE, "default", event.id)
