@@ -275,7 +275,7 @@ are added, under the names of their folders.""", "SOURCE",
                      flag("--no-wait", "waits", False, "Do not wait for the check"))),
         "follow": Verb("Add a version after each new commit of a Git repository", _follow, """\
 Let a model follow a branch of a Git repository: a webhook of GitHub, GitLab or Gitea, or polling, adds a version after
-each new commit, with your permissions of today, and --deployment gets it when it is ready.""", "SOURCE",
+each new commit, with the permissions that you have then, and --deployment gets it when it is ready.""", "SOURCE",
                        (Option("SOURCE", "source", str, "SOURCE", "Address of the branch and folder", default=""),
                         Option("--name", "name", str, "NAME", "Name of the model; default: name of the file or folder"),
                         Option("--hook", "hook", str, "NAME", "Secret of the project that the webhook is signed with"),

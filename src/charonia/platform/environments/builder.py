@@ -156,7 +156,7 @@ def _make(
 
 
 def for_cpus(variables: Mapping[str, str], wanted: Requirements, devices: Path) -> dict[str, str]:
-    """Return the variable for a PyTorch without CUDA, a tenth of the size: without a GPU, unless indexes are chosen."""
+    """Return the variable for a PyTorch without CUDA, for a machine without a GPU, unless indexes are chosen."""
     is_chosen = not _INDEX_VARIABLES.isdisjoint(variables) or any("index-url" in line for line in wanted.lines)
     has_gpu = any(devices.glob("nvidia[0-9]*"))
     return {} if is_chosen or has_gpu or sys.platform != "linux" else {"UV_TORCH_BACKEND": "cpu"}

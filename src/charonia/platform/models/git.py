@@ -233,7 +233,7 @@ def _git(
         raise unavailable("git is not installed on the platform's machine", hint="install git, and ssh for git+ssh://")
     with isolation.room(None) as room:
         access, end_s = _access(address, secret, room), time.monotonic() + limit_s
-        yield _Git(address, scratch, room, isolation, check, access, end_s)
+        yield _Git(address, scratch, room, isolation, check, access, limit_s, end_s)
 
 
 def _access(address: GitAddress, secret: str, room: PrivateFolders) -> dict[str, str]:
@@ -290,6 +290,7 @@ class _Git:
     isolation: Isolation
     check: Callable[[], None]
     variables: Mapping[str, str]
+    limit_s: float
     end_s: float
 
     def run(self, *arguments: str) -> bytes:
@@ -322,7 +323,7 @@ class _Git:
         """Raise if the work is cancelled or takes too long."""
         self.check()
         if time.monotonic() > self.end_s:
-            raise unavailable(f"'{self.address.text}': git has not ended in time")
+            raise unavailable(f"'{self.address.text}': git has not ended after {self.limit_s:g} s")
 
     def _run(self, *command: str) -> bytes:
         """Return the output of a command."""

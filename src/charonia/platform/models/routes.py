@@ -183,7 +183,7 @@ def list_follows(project: Text, who: Caller, here: Here) -> Mapping[str, follow.
 
 @router.put("/models/{model}/follow")
 def put_follow(project: Text, model: Text, body: FollowBody, who: Caller, here: Here) -> follow.Follow:
-    """Let a model follow a branch: a new commit adds a version, with the permissions of the caller of today."""
+    """Let a model follow a branch: a new commit adds a version, with the permissions that its caller has then."""
     with here.database.transaction() as session:
         wanted = follow.Follow(**body.model_dump())
         return follow.put(session, here.workloads.secrets, who, project, model, wanted)
