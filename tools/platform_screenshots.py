@@ -37,6 +37,7 @@ PAGES = (
     *("deployments/digits/revisions/1", "deployments/digits/explain", "deployments/digits/log", "deployments/words"),
     *("models", "models/digits", "models/greeter", "models/words", "models/add", "models/add?from=store"),
     *("models/digits/versions/2/try", "models/words/versions/1/try", "models/add?from=mlflow"),
+    *("models/branches", "deployments/digits?range=24h", "alerts", "api"),
     *("environments", "environments/new", "jobs", "jobs/1", "audit", "people"),
 )
 DOCS = (

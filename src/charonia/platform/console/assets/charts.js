@@ -4,6 +4,7 @@ const PAUSE_MS = 2000;
 const LONG_PAUSE_MS = 30000;
 const LONG_S = 7200;
 const DAY_S = 86400;
+const SHOWN_S_MIN = 60;
 const place = document.getElementById("charts");
 const charts = [...place.querySelectorAll("[data-chart]")].map((figure) => ({ figure, key: figure.dataset.chart, unit: figure.dataset.unit, labels: null, plot: null }));
 
@@ -83,13 +84,14 @@ let latest = null;
 function show(answer) {
   latest = answer;
   const now = answer.now;
+  const start = Math.max(answer.since, Math.min(answer.times[0] ?? now, now - SHOWN_S_MIN));
   for (const chart of charts) {
     const series = answer.charts[chart.key] ?? [];
     const labels = series.map(({ label }) => label);
     const data = [answer.times, ...series.map(({ values }) => values)];
     if (!chart.plot || chart.labels.join("\n") !== labels.join("\n")) draw(chart, labels, data);
     else chart.plot.setData(data);
-    chart.plot.setScale("x", { min: answer.since, max: now });
+    chart.plot.setScale("x", { min: start, max: now });
     legend(chart);
   }
 }
