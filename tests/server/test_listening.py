@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 from tests.support.ports import free_port
 
+from charonia.core.errors import ServingError
 from charonia.server.front_ends.processes import bound_sockets
 from charonia.server.listening import check_address, listen
 
@@ -50,3 +51,16 @@ def test_front_ends_get_sockets_of_both_families() -> None:
             return {sock.family for sockets in bound for sock in sockets}
 
     assert asyncio.run(scenario()) >= {family for _, family in FAMILIES}
+
+
+def test_an_address_belongs_to_the_first_server_before_it_listens() -> None:
+    async def scenario() -> None:
+        port = free_port()
+        with ExitStack() as first, ExitStack() as second:
+            await bound_sockets("127.0.0.1", port, 2, first)
+            with pytest.raises(ServingError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+                await bound_sockets("127.0.0.1", port, 2, second)
+            first.close()
+            await bound_sockets("127.0.0.1", port, 2, second)
+
+    asyncio.run(scenario())

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +22,14 @@ from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine
 from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
-from charonia.platform.targets.local_server import MOVED, DeployedServer, DeploymentFolder, ServerFolder, Steps
+from charonia.platform.targets.local_server import (
+    MOVED,
+    SOCKETS,
+    DeployedServer,
+    DeploymentFolder,
+    ServerFolder,
+    Steps,
+)
 from charonia.platform.targets.rollout import LOST_STARTS_MAX
 from charonia.testing.target_suite import TargetCase, TargetSuite
 
@@ -184,6 +192,20 @@ def test_a_server_that_loses_its_ports_to_another_program_gets_others(
     first = {"--http-port=22000", "--grpc-port=22001", "--replica-port=22002", "--metrics-port=22003"}
     assert len(port_options(command)) == 4
     assert not port_options(command) & first
+
+
+def test_another_program_that_answers_at_the_port_of_a_server_is_not_that_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    race = Race(tmp_path, monkeypatch)
+    monkeypatch.setattr(ServerFolder, "is_running", lambda self: True)
+    monkeypatch.setattr(local_server, "server_is_ready", lambda address: True)
+    assert race.observe().phase is RevisionPhase.STARTING
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as own:
+        own.bind(f"\0{SOCKETS}{os.getpid()}")
+        own.listen()
+        assert race.observe().phase is RevisionPhase.READY
 
 
 def test_after_some_lost_races_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

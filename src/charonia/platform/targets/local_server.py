@@ -27,12 +27,14 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,7 +51,17 @@ LOG_BYTES_MAX = 32 * 2**20
 LINES_MAX = 1000
 """Lines of a log that are searched for the reason of an exit."""
 
+NOTES_MAX = 4096
+"""Notes that are kept in memory."""
+
 PRIVATE_MODE = 0o600
+
+
+@lru_cache(NOTES_MAX)
+def _note(path: str, *_identity: int) -> dict[str, Any]:
+    """Return the values of a note; a change replaces its file, so each file is read one time."""
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
 
 
 class NotesFolder:
@@ -65,11 +77,12 @@ class NotesFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the values of a note, {} if there is none."""
+        path = f"{self.path}/{name}.json"
         try:
-            found = json.loads((self.path / f"{name}.json").read_text(encoding="utf-8"))
+            status = os.stat(path)
+            return _note(path, status.st_ino, status.st_mtime_ns, status.st_size).copy()
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def write(self, name: str, **values: Any) -> None:
         write_whole(self.path / f"{name}.json", json.dumps(values))
@@ -134,6 +147,11 @@ class ServerFolder(NotesFolder):
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int(self._pid.read_text())
         return 0
+
+    def has_bound(self) -> bool:
+        """Return whether the server has started, and listens at its own ports."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            return asking.connect_ex(f"\0{SOCKETS}{self.pid()}") == 0
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server, if it lives."""
@@ -207,8 +225,12 @@ class Steps:
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    found = [(path.name.removeprefix(f"{kind}-"), path) for path in folder.glob(f"{kind}-*")]
-    return [(int(number), path) for number, path in found if number.isdecimal()]
+    with contextlib.suppress(FileNotFoundError):
+        found = [name.partition("-") for name in os.listdir(folder)]
+        return [
+            (int(number), folder / f"{kind}-{number}") for own, _, number in found if own == kind and number.isdecimal()
+        ]
+    return []
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644, finish: Callable[[Path], None] | None = None) -> None:
@@ -374,7 +396,8 @@ class DeployedServer:
         if self.folder.stopping_since():
             return replace(state, phase=ReplicaPhase.ENDING, revision=revision)
         self.folder.cut_log()
-        is_ready = server_is_ready(self.http)
+        # Before its sockets are known to be its own, another program could answer at its port.
+        is_ready = (revision > 0 or self.folder.has_bound()) and server_is_ready(self.http)
         if is_ready:
             self._unwell.pop(str(self.folder.path), None)
         elif revision:

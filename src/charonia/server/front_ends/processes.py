@@ -73,14 +73,27 @@ LARGE_BYTES = 20 * 2**20
 CORES_BESIDE_LARGE = 8
 """Cores for each front end beside such a model."""
 
+CLAIM_PREFIX = "charonia-address-"
+"""Prefix of the abstract socket that a server holds for each address that it has bound."""
+
 Address = tuple[int, Any]
 """Family and address as the system writes it: host, port, and fields of the family."""
 
 
-async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> list[tuple[socket.socket, ...]]:
-    """Bind the sockets of an endpoint."""
+async def bound_sockets(
+    host: str, port: int, count: int, stack: ExitStack, *, shares: bool = False
+) -> list[tuple[socket.socket, ...]]:
+    """Bind the sockets of an endpoint.
+
+    Args:
+        shares: Whether other servers may listen on the port.
+    """
     can_share = hasattr(socket, "SO_REUSEPORT")
+    if port and not shares:
+        await check_address(host, port)
     try:
+        if port and not shares:
+            stack.enter_context(_claimed(host, port))
         found = await asyncio.get_running_loop().getaddrinfo(
             every(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )  # fmt: skip
@@ -97,6 +110,22 @@ async def bound_sockets(host: str, port: int, count: int, stack: ExitStack) -> l
     except OSError as error:
         raise cannot_listen(host, port, error) from error
     return bound if can_share else bound * count
+
+
+def _claimed(host: str, port: int) -> socket.socket:
+    """Claim an address: the system lets two servers of one user bind it until one of them listens.
+
+    Raises:
+        OSError: Another server has claimed it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if sys.platform == "linux":  # elsewhere there are no names without a file
+        try:
+            claim.bind(f"\0{CLAIM_PREFIX}{host}:{port}")
+        except OSError:
+            claim.close()
+            raise
+    return claim
 
 
 def _bound(address: Address, port: int) -> socket.socket:
@@ -284,7 +313,6 @@ class ServerProcesses:
         if not options.replica_port:
             return engine, await self._bind_endpoints(options), []
         shared = self._take_beside(options) if options.beside else await self._bind_endpoints(options)
-        await check_address(REPLICA_HOST, options.replica_port)
         own = await bound_sockets(REPLICA_HOST, options.replica_port, options.front_ends, self._cleanup)
         return engine, [{"http": each} for each in own], shared
 
@@ -300,16 +328,12 @@ class ServerProcesses:
         count, stack, found = options.front_ends, self._cleanup, {}
         for endpoint, each in (("http", options.http), ("grpc", options.grpc)):
             if each.enabled:
-                if each.port and not each.reuse_port:
-                    await check_address(each.address, each.port)
-                found[endpoint] = await bound_sockets(each.address, each.port, count, stack)
+                found[endpoint] = await bound_sockets(each.address, each.port, count, stack, shares=each.reuse_port)
         return [{endpoint: bound[number] for endpoint, bound in found.items()} for number in range(count)]
 
     async def _bind_metrics(self, options: ServerOptions) -> Sockets:
         if not options.metrics.enabled:
             return {}
-        if options.metrics.port:
-            await check_address(options.metrics_address, options.metrics.port)
         (sockets,) = await bound_sockets(options.metrics_address, options.metrics.port, 1, self._cleanup)
         return {"metrics": sockets}
 
