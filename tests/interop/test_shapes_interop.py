@@ -41,6 +41,14 @@ output [ {{ name: "OUT" data_type: TYPE_FP32 dims: [ {0} ] {2} }},
          {{ name: "SEEN" data_type: TYPE_STRING dims: [ 1 ] }} ]
 {3}
 """
+ENSEMBLE = """\
+platform: "ensemble"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: [ 1, 2, 2 ] reshape { shape: [ 4 ] } }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ 2, 1, 2 ] reshape { shape: [ 4 ] } }
+ensemble_scheduling { step { model_name: "square" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
+"""
 RESHAPE = "reshape {{ shape: [ {0} ] }}"
 
 
@@ -48,6 +56,7 @@ RESHAPE = "reshape {{ shape: [ {0} ] }}"
 def pair(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("models")
     square, last = RESHAPE.format("2, 2"), RESHAPE.format("-1, 1")
+    write_model(folder, "ensemble", "", config=ENSEMBLE)
     batching = "dynamic_batching { max_queue_delay_microseconds: 50000 }"
     write_model(folder, "square", MODEL, config=CONFIG.format("4", square, square, ""))
     write_model(folder, "variable", MODEL, config=CONFIG.format("-1", last, last, ""))
@@ -73,6 +82,9 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "a variable reshape": ("variable", body([2, 3])),
     "an optional input": ("square", body([1, 4], MORE=[1, 5])),
     "both optional inputs": ("variable", body([1, 2], MORE=[1, 1], FLAT=[1, 1])),
+    "an ensemble": ("ensemble", body([1, 1, 2, 2])),
+    "a batch of an ensemble": ("ensemble", body([3, 1, 2, 2])),
+    "the inner shape of an ensemble": ("ensemble", body([1, 4])),
     "a ragged input": ("ragged", body([2, 3], MORE=[2, 1])),
     "the shape of reshape from a client": ("square", body([1, 2, 2])),
     "too many elements": ("square", body([1, 5])),

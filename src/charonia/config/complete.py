@@ -280,7 +280,7 @@ def _may_batch(config: ModelConfig, signature: Signature) -> bool:
         return False
     ranks = {tensor.name: len(tensor.shape) for tensor in (*signature.inputs, *signature.outputs)}
     given: Sequence[ModelInput | ModelOutput] = config.input or config.output
-    return all(len(_shape(tensor)) != ranks.get(tensor.name) for tensor in given)
+    return all(len(tensor.inner_dims) != ranks.get(tensor.name) for tensor in given)
 
 
 def _dims(tensor: SignatureTensor, batches: bool) -> tuple[int, ...]:
@@ -346,7 +346,7 @@ def _tensor_problems(
             f"configuration expects datatype {given} for {kind} '{tensor.name}', model provides {own.datatype.config}"
         )
         problems.append(Problem(f"{path}.data_type", message))
-    shape = ((-1,) if batches else ()) + _shape(tensor)
+    shape = ((-1,) if batches else ()) + tensor.inner_dims
     # The model's variable dimensions accept any size; its fixed ones must match the configuration.
     fits = len(shape) == len(own.shape) and all(has in (-1, dim) for has, dim in zip(own.shape, shape, strict=True))
     if not fits:
@@ -366,11 +366,6 @@ def _tensor_problems(
         message = f"input '{tensor.name}' has a default in the model: clients can send it only if max_batch_size is 0"
         problems.append(Problem(f"{path}.name", message))
     return problems
-
-
-def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """Return the shape of one element of the batch in the framework."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
 def normalise(config: ModelConfig, *, name: str, gpu_count: int, default_instance_count: int) -> ModelConfig:

@@ -25,13 +25,24 @@ from charonia.core.dtypes import DataType
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """The shape of the framework's tensor if it differs from `dims`."""
+    """The shape of the framework's tensor, or of the tensor of an ensemble's steps, if it differs from `dims`."""
 
     shape: tuple[int, ...] = ()
 
 
+class _Reshaped:
+    __slots__ = ()
+    dims: tuple[int, ...]
+    reshape: Reshape | None
+
+    @property
+    def inner_dims(self) -> tuple[int, ...]:
+        """Dims that the framework has for it, or the steps of an ensemble."""
+        return self.dims if self.reshape is None else self.reshape.shape
+
+
 @dataclass(frozen=True, slots=True)
-class ModelInput:
+class ModelInput(_Reshaped):
     """An input; `dims` has -1 for a variable dimension and excludes the batch dimension of a batching model."""
 
     name: str = ""
@@ -46,7 +57,7 @@ class ModelInput:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOutput:
+class ModelOutput(_Reshaped):
     """An output; `dims` as for inputs. `label_filename` is relative to the model's folder."""
 
     name: str = ""

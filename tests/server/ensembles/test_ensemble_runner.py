@@ -200,7 +200,22 @@ def test_steps_that_are_not_needed_do_not_run() -> None:
     assert [tensor.name for tensor in both.response.outputs] == ["OUT", "SIDE"]
 
 
-def test_a_batch_dimension_that_only_one_side_has_is_a_view() -> None:
+RESHAPED = TENSORS.replace("dims: [ 2 ]", "dims: [ 1, 2 ] reshape { shape: [ 2 ] }")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "size", "sizes", "shape", "shapes"),
+    [
+        (TENSORS, 4, (0, 4, 0), (1, 2), [(2,), (1, 2), (2,)]),
+        (RESHAPED, 0, (0, 0, 0), (1, 2), [(2,), (2,), (2,)]),
+        (RESHAPED, 4, (4, 4, 4), (3, 1, 2), [(3, 2), (3, 2), (3, 2)]),
+        (RESHAPED, 4, (0, 4, 0), (1, 1, 2), [(2,), (1, 2), (2,)]),
+        (RESHAPED.replace("2 ]", "-1 ]"), 4, (4, 4, 4), (1, 1, 5), [(1, 5), (1, 5), (1, 5)]),
+    ],
+)
+def test_another_shape_or_a_batch_dimension_that_only_one_side_has_is_a_view(
+    tensors: str, size: int, sizes: tuple[int, ...], shape: tuple[int, ...], shapes: list[tuple[int, ...]]
+) -> None:
     seen: list[Array] = []
 
     def echo(request: InferRequest) -> dict[str, Array]:
@@ -208,14 +223,14 @@ def test_a_batch_dimension_that_only_one_side_has_is_a_view() -> None:
         return {"OUT": request.inputs["IN"].array}
 
     caller = Caller()
-    sent = np.arange(2, dtype="<f4").reshape(1, 2)
-    configs = [model("a"), model("b", "max_batch_size: 4"), model("c")]
-    runner = ensemble(Models(echo), chain("a", "b", "c"), configs, more="max_batch_size: 4")
+    sent = np.zeros(shape, "<f4")
+    configs = [model(name, f"max_batch_size: {size}") for name, size in zip("abc", sizes, strict=True)]
+    runner = ensemble(Models(echo), chain("a", "b", "c"), configs, more=f"max_batch_size: {size}", tensors=tensors)
 
     runner.submit(request(sent), caller)
 
-    assert [array.shape for array in seen] == [(2,), (1, 2), (2,)]
-    assert caller.response.outputs[0].shape == (1, 2)
+    assert [array.shape for array in seen] == shapes
+    assert caller.response.outputs[0].shape == shape
     assert all(np.shares_memory(array, sent) for array in (*seen, caller.response.outputs[0].array))
 
 

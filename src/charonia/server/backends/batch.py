@@ -60,10 +60,7 @@ def input_plans(config: ModelConfig) -> list[TensorPlan]:
 
 def output_plans(config: ModelConfig) -> list[TensorPlan]:
     """Return the plan of each output: from the model's own shape to `dims`."""
-    return [
-        TensorPlan(o.name, o.data_type, o.reshape.shape if o.reshape else o.dims, o.dims if o.reshape else None)
-        for o in config.output
-    ]
+    return [TensorPlan(o.name, o.data_type, o.inner_dims, o.dims if o.reshape else None) for o in config.output]
 
 
 def batch_sizes(requests: Sequence[InferRequest]) -> list[int]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.config.model import ModelConfig, ModelInput, ModelOutput
+from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import added_names, seen_by_model
 from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
@@ -176,7 +176,7 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
         pairs[tensor.name] = name
         if "INPUT" not in tensor.name or output is None:
             problems.append(f"input '{tensor.name}' needs the name INPUT<x> and an output OUTPUT<x>")
-        elif (output.data_type, _shape(output)) != (tensor.data_type, _shape(tensor)):
+        elif (output.data_type, output.inner_dims) != (tensor.data_type, tensor.inner_dims):
             problems.append(f"output '{name}' needs the datatype and dims, or reshape, of input '{tensor.name}'")
     problems += [f"output '{name}' has no input" for name in outputs]
     if not config.input:
@@ -184,10 +184,6 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
     if problems:
         raise invalid(f"model '{config.name}' cannot be served by the identity backend: {'; '.join(problems)}")
     return pairs
-
-
-def _shape(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    return tensor.reshape.shape if tensor.reshape else tensor.dims
 
 
 def _reshapes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, _Reshape]:

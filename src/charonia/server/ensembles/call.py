@@ -4,7 +4,7 @@ Invariants:
 
 1. Every request gets exactly one final reply, from `EnsembleCall._end`.
 2. A step is a request like any other: its model's scheduler, batches, limits and statistics apply. Its tensors are
-   passed by reference; a batch dimension is added or removed as a view.
+   passed by reference; a batch dimension is added or removed, and `reshape` applied, as a view.
 3. The first step that fails ends the request and cancels the other steps; so does a cancelled request.
 4. A request keeps the plan it started with; a new plan applies to new requests.
 """
@@ -294,7 +294,7 @@ class EnsembleCall:
             if type(value) is DeviceTensor and fit is None:
                 inputs[name] = value.renamed(name)
             else:
-                array = value.array if fit is None else fit.apply(value.array)
+                array = value.array if fit is None else fit(value.array)
                 inputs[name] = Tensor(name, value.datatype, array)
             if isinstance(value, _SequenceTensor):
                 sequence = value.sequence
@@ -369,7 +369,7 @@ class EnsembleCall:
             if type(value) is DeviceTensor and fit is None:
                 outputs.append(value.renamed(name))
             else:
-                outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit.apply(value.array)))
+                outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit(value.array)))
         classes = {wanted.name: wanted.classification for wanted in request.outputs if wanted.classification}
         for index, output in enumerate(outputs if classes else ()):
             if output.name in classes:

@@ -136,12 +136,14 @@ class _End:
     Attributes:
         model: Name of the model, for messages.
         tensor: Its input or output.
+        dims: Its dims on this side: those of the steps for an input or output of the ensemble itself.
         batches: Whether the model has a batch dimension.
         path: Path of the link in the configuration.
     """
 
     model: str
     tensor: ModelInput | ModelOutput
+    dims: tuple[int, ...]
     batches: bool
     path: str
 
@@ -150,14 +152,11 @@ class _End:
 
     def has_shape_of(self, other: "_End") -> bool:
         """Whether the shapes can be the same; a batch dimension may be missing on one side."""
-        own, its = self.tensor.dims, other.tensor.dims
-        if _match(own, its):
-            return True
-        return self.batches != other.batches and _match(self.shape, other.shape)
+        return _match(self.dims, other.dims) or (self.batches != other.batches and _match(self.shape, other.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (WILDCARD, *self.tensor.dims) if self.batches else self.tensor.dims
+        return (WILDCARD, *self.dims) if self.batches else self.dims
 
 
 def scheduling_of(config: ModelConfig) -> EnsembleScheduling:
@@ -224,7 +223,7 @@ def _link_problems(config: ModelConfig, models: Sequence[ModelConfig | None]) ->
     name, batches = config.name, config.max_batch_size > 0
     ends: dict[str, list[_End]] = {}
     for index, given in enumerate(config.input):
-        ends.setdefault(given.name, []).append(_End(name, given, batches, f"input[{index}]"))
+        ends.setdefault(given.name, []).append(_End(name, given, given.inner_dims, batches, f"input[{index}]"))
     steps = scheduling_of(config).step
     for field in ("output_map", "input_map"):
         for index, (step, model) in enumerate(zip(steps, models, strict=True)):
@@ -236,9 +235,10 @@ def _link_problems(config: ModelConfig, models: Sequence[ModelConfig | None]) ->
             for key, tensor in mapping.items():
                 if key in own:
                     path = f"{STEP_PATH}[{index}].{field}[{key}]"
-                    ends.setdefault(tensor, []).append(_End(model.name, own[key], model.max_batch_size > 0, path))
+                    end = _End(model.name, own[key], own[key].dims, model.max_batch_size > 0, path)
+                    ends.setdefault(tensor, []).append(end)
     for index, output in enumerate(config.output):
-        ends.setdefault(output.name, []).append(_End(name, output, batches, f"output[{index}]"))
+        ends.setdefault(output.name, []).append(_End(name, output, output.inner_dims, batches, f"output[{index}]"))
     for tensor_name, (first, *others) in ends.items():
         subject = f"in ensemble {name}, ensemble tensor {tensor_name}: inconsistent"
         for other in others:

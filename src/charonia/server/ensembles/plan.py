@@ -1,6 +1,7 @@
 """The plan of an ensemble: the routes of tensors through its steps, prepared once and shared by all requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import NamedTuple
 
 from charonia.config.model import EnsembleStep, ModelConfig
@@ -8,6 +9,7 @@ from charonia.config.tensors import WILDCARD
 from charonia.core.metadata import model_key
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array
+from charonia.server.backends.batch import input_plans, output_plans
 from charonia.server.ensembles.configuration import composed, scheduling_of
 from charonia.server.ensembles.flow import DataFlow, EnsembleGraph, FlowStep, Plan, StartStep
 
@@ -16,6 +18,9 @@ ROUTES_MAX = 256
 
 Labels = Mapping[str, tuple[str, ...]]
 """Class labels by output."""
+
+Fit = Callable[[Array], Array]
+"""Adapts a tensor to whoever reads it, as a view."""
 
 
 class BatchFit(NamedTuple):
@@ -51,7 +56,7 @@ class MappedTensor(NamedTuple):
 
     name: str
     tensor: str
-    fit: BatchFit | None
+    fit: Fit | None
 
 
 class StepRoute(NamedTuple):
@@ -119,6 +124,10 @@ class EnsemblePlan:
         self._batches = dict.fromkeys([tensor.name for tensor in config.input], self.batches)
         for step, model in zip(self._steps, models, strict=True):
             self._batches |= dict.fromkeys(step.output_map.values(), model.max_batch_size > 0)
+        self._given, self._wanted = (
+            {each.name: partial(each.reshape, is_batched=self.batches) for each in plans if each.target is not None}
+            for plans in (input_plans(config), output_plans(config))
+        )
         flow = [_flow_step(step, model) for step, model in zip(self._steps, models, strict=True)]
         self.graph = EnsembleGraph([tensor.name for tensor in config.input], flow)
         self._routes: dict[tuple[frozenset[str], tuple[str, ...]], TensorRoute] = {}
@@ -149,8 +158,8 @@ class EnsemblePlan:
     def _make(self, given: frozenset[str], wanted: tuple[str, ...]) -> TensorRoute:
         plan = self.graph.plan(given, wanted)
         steps = {index: self._step(index, plan) for index in plan.steps}
-        dims = {output.name: output.dims for output in self.config.output}
-        outputs = tuple(self._mapped(name, name, self.batches, dims[name]) for name in wanted)
+        dims = {output.name: output.inner_dims for output in self.config.output}
+        outputs = tuple(self._mapped(name, name, self.batches, dims[name], self._wanted.get(name)) for name in wanted)
         return TensorRoute(plan, steps, outputs, *_order(plan))
 
     def _step(self, index: int, plan: Plan) -> StepRoute:
@@ -169,8 +178,14 @@ class EnsemblePlan:
             model.is_decoupled,
         )
 
-    def _mapped(self, name: str, tensor: str, batches: bool, dims: tuple[int, ...]) -> MappedTensor:
-        return MappedTensor(name, tensor, None if self._batches[tensor] == batches else BatchFit(batches, dims))
+    def _mapped(
+        self, name: str, tensor: str, batches: bool, dims: tuple[int, ...], wanted: Fit | None = None
+    ) -> MappedTensor:
+        batched = None if self._batches[tensor] == batches else BatchFit(batches, dims).apply
+        fits = [fit for fit in (self._given.get(tensor), batched, wanted) if fit is not None]
+        if len(fits) < 2:
+            return MappedTensor(name, tensor, fits[0] if fits else None)
+        return MappedTensor(name, tensor, lambda array: reduce(lambda form, fit: fit(form), fits, array))
 
 
 def _order(plan: Plan) -> tuple[tuple[int, ...], bool]:

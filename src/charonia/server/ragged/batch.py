@@ -104,8 +104,7 @@ def configured_form(plan: RaggedPlan, config: ModelConfig, model: Signature) -> 
             if tensor.name == name and tensor.datatype is not datatype:
                 message = f"batch input '{name}' is {datatype.config}, model provides {tensor.datatype.config}"
                 problems.append(Problem("batch_input", message))
-    dims = {given.name: given.reshape.shape if given.reshape else given.dims for given in config.input}
-    dims |= {output.name: output.reshape.shape if output.reshape else output.dims for output in config.output}
+    dims = {tensor.name: tensor.inner_dims for tensor in (*config.input, *config.output)}
 
     def unrolled(tensors: Sequence[SignatureTensor], flat: Collection[str], path: str) -> tuple[SignatureTensor, ...]:
         found = []

@@ -291,7 +291,7 @@ def _class_problems(forest: Forest, plan: ForestPlan) -> Iterator[Problem]:
 
 def _signature(forest: Forest, config: ModelConfig, plan: ForestPlan) -> Signature:
     """Return the forest's tensors; where dims can be written in several ways, those of the configuration."""
-    given = {o.name: o.reshape.shape if o.reshape else o.dims for o in config.output}
+    given = {o.name: o.inner_dims for o in config.output}
     lead = 0 if config.max_batch_size > 0 else 1
 
     def output(name: str, *ways: tuple[int, ...]) -> SignatureTensor:

@@ -141,15 +141,15 @@ def _side_problems(config: ModelConfig, plan: ImagePlan) -> Iterator[Problem]:
     for index, output in enumerate(config.output):
         if output.name in GEOMETRY:
             continue
-        dims = output.reshape.shape if output.reshape is not None else output.dims
         if output.data_type not in DATATYPES:
             known = ", ".join(datatype.config for datatype in DATATYPES)
             given = output.data_type.config if output.data_type else "none"
             yield Problem(f"output[{index}].data_type", f"pixels are one of {known}, got {given}")
-        if dims != plan.dims:
+        if output.inner_dims != plan.dims:
             yield Problem(
                 f"output[{index}].dims",
-                f"the parameters make {list(plan.dims)} of an image ({plan.layout.value}), got {list(dims)}",
+                f"the parameters make {list(plan.dims)} of an image ({plan.layout.value}), "
+                f"got {list(output.inner_dims)}",
             )
         return  # check_signature names further outputs
 

@@ -354,8 +354,8 @@ def signature_problems(
         yield Problem("output", message)
     config = replace(config, output=tuple(output for output in config.output if output.name not in passed_over))
     # ONNX Runtime reports an unknown rank like a scalar, without dimensions: the configuration decides then.
-    inputs = {i.name: i.reshape.shape if i.reshape is not None else i.dims for i in config.input}
-    outputs = {o.name: o.reshape.shape if o.reshape is not None else o.dims for o in config.output}
+    inputs = {i.name: i.inner_dims for i in config.input}
+    outputs = {o.name: o.inner_dims for o in config.output}
     lead = (-1,) if config.max_batch_size > 0 else ()
 
     def known(tensor: SignatureTensor, dims: dict[str, tuple[int, ...]]) -> SignatureTensor:

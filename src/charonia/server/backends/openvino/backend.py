@@ -310,7 +310,7 @@ def _shapes(model: Any, config: ModelConfig, plan: OpenVinoPlan) -> tuple[dict[A
     """Return the new shape of each input whose shape changes, and the size that batches are filled up to."""
     batch = 0
     shapes = {}
-    dims = {tensor.name: _dims(tensor) for tensor in config.input}
+    dims = {tensor.name: tensor.inner_dims for tensor in config.input}
     for port, given in zip(model.inputs, _ports(model.inputs, config.input), strict=True):
         shape = given.shape
         if plan.reshapes and given.name in dims:
@@ -370,7 +370,7 @@ def _signature(
         raise unsupported(f"model '{config.name}': {word} '{port.name}' is {kind}, which cannot be sent", hint=hint)
     shape = port.shape
     if shape is None:
-        own = next((_dims(tensor) for tensor in configured if tensor.name == port.name), None)
+        own = next((tensor.inner_dims for tensor in configured if tensor.name == port.name), None)
         if own is None:
             raise unsupported(
                 f"model '{config.name}': the number of dimensions of {word} '{port.name}' is unknown",
@@ -380,11 +380,6 @@ def _signature(
     if network.batch and shape[:1] == (network.batch,):
         shape = (-1, *shape[1:])
     return SignatureTensor(port.name, datatype, shape)
-
-
-def _dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    """Return the dims that the model itself has for a tensor, without the batch."""
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
 # Beneath `infer` of the request's own class, which looks at the types of all inputs once more.

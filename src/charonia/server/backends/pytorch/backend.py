@@ -279,7 +279,7 @@ def _device(placement: Placement) -> torch.device | None:
 def _problems(config: ModelConfig, plan: RunPlan) -> Iterator[Problem]:
     """Yield what the configuration requests and PyTorch models do not support."""
     for index, tensor in enumerate(config.input):
-        dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
+        dims = tensor.inner_dims
         if tensor.data_type is DataType.BYTES and (
             len(dims) > 1 or (config.max_batch_size > 0 and dims not in ((), (1,)))
         ):

@@ -782,6 +782,5 @@ def _configured_inputs(config: ModelConfig) -> list[SignatureTensor]:
     for tensor in config.input:
         if tensor.data_type is None:
             return []
-        dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
-        tensors.append(SignatureTensor(tensor.name, tensor.data_type, (*lead, *dims), tensor.optional))
+        tensors.append(SignatureTensor(tensor.name, tensor.data_type, (*lead, *tensor.inner_dims), tensor.optional))
     return tensors

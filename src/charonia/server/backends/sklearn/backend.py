@@ -283,8 +283,7 @@ def _set_jobs(estimator: Any, jobs: int) -> None:
 
 def _dims(tensor: ModelInput | ModelOutput, config: ModelConfig) -> tuple[int, ...]:
     """Return the shape of a tensor as the estimator sees it, with -1 for the rows of a batch."""
-    dims = tensor.reshape.shape if tensor.reshape is not None else tensor.dims
-    return (-1, *dims) if config.max_batch_size > 0 else dims
+    return (-1, *tensor.inner_dims) if config.max_batch_size > 0 else tensor.inner_dims
 
 
 def _example(features: Features, config: ModelConfig) -> dict[str, Array]:

@@ -239,8 +239,7 @@ def _known(
                 f"model '{config.name}': {kind} '{tensor.name}' has no rank in the model: its shape must be configured",
                 hint=f'config.pbtxt: {kind} [ {{ name: "{tensor.name}" data_type: {datatype.config} dims: [ ... ] }} ]',
             )
-        dims = given.dims if given.reshape is None else given.reshape.shape
-        shape = (-1, *dims) if config.max_batch_size > 0 else dims
+        shape = (-1, *given.inner_dims) if config.max_batch_size > 0 else given.inner_dims
     return SignatureTensor(tensor.name, datatype, shape)
 
 
