@@ -104,7 +104,6 @@ KNOWN: dict[str, str] = {
     "L0_lifecycle LifeCycleTest.test_dynamic_file_delete": "needs a GPU: models of TensorRT",
     "L0_lifecycle LifeCycleTest.test_parse_error_model_no_version": "needs a GPU: models of TensorRT",
     "L0_trace OpenTelemetryTest.*": "needs the program otelcol",
-    "L0_trace TraceEndpointTest.*": "trace settings: `trace_file`",
     "L0_logging TestLogFormat.test_format[[]default]": "log: the table of models",
     "L0_logging TestLogFormat.test_format[[]ISO8601]": "log: the table of models",
     "L0_logging TestLogFormat.test_injection[[]*_unescaped*": "verbose log: refused requests",

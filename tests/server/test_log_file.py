@@ -46,6 +46,17 @@ def test_text_is_appended(path: Path) -> None:
     assert path.read_text() == "earlier\nlater \u00fc\\ud800\n"
 
 
+def test_a_relative_path_begins_where_the_server_has_started(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    file = LogFile(path.name)
+    monkeypatch.chdir("/")
+    path.unlink()
+
+    file.write("later\n")
+
+    assert path.read_text() == "later\n"
+
+
 def test_a_file_that_was_renamed_is_opened_anew_at_the_next_write(path: Path) -> None:
     file = LogFile(str(path))
     file.write("first\n")

@@ -245,7 +245,7 @@ TRACE_SETTINGS: Settings = {
     ("", "level"): ("trace.level", trace_level),
     ("", "rate"): ("trace.rate", trace_rate),
     ("", "count"): ("trace.count", trace_count),
-    ("triton", "file"): ("trace.file", path_text),
+    ("triton", "file"): ("trace.file", filled),
     ("triton", "log-frequency"): ("trace.log_frequency", log_frequency),
     ("opentelemetry", "url"): ("trace.otel.url", filled),
     ("opentelemetry", "resource"): ("trace.otel.resource", _attribute),
@@ -692,7 +692,7 @@ LOGS = (
     Option("--log-warning", "log.warning", boolean, _BOOL, "Write warnings"),
     Option("--log-error", "log.error", boolean, _BOOL, "Write errors"),
     Option("--log-format", "log.format", choice(LogFormat), "default|ISO8601", "Format of the start of a line"),
-    Option("--log-file", "log.file", path_or_none, "PATH", "File to append to", default="stderr"),
+    Option("--log-file", "log.file", str, "PATH", "File to append to", default="stderr"),
     Option("--access-log", "log.access", choice(AccessLogFormat), "none|text|json", "One line for each request"),
     Option(
         "--access-log-file",
@@ -717,7 +717,7 @@ LOGS = (
 )
 
 TRACING = (
-    Option("--trace-file", "trace.file", path_or_none, "PATH", "Old form of --trace-config triton,file", default="",
+    Option("--trace-file", "trace.file", str, "PATH", "Old form of --trace-config triton,file", default="",
            instead="--trace-config triton,file=PATH"),
     Option("--trace-level", "trace.level", trace_level, "OFF|TIMESTAMPS|TENSORS",
            "Old form of --trace-config level; repeatable", all_levels, default="OFF",

@@ -32,6 +32,7 @@ class Reshape:
 
 class _Reshaped:
     __slots__ = ()
+    name: str
     dims: tuple[int, ...]
     reshape: Reshape | None
 

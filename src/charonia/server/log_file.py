@@ -15,8 +15,8 @@ class LogFile:
 
     def __init__(self, path: str, mode: int = 0o666) -> None:
         """Open the file; a new one gets these permissions, as far as the umask leaves them. Raises OSError."""
-        self._path, self._mode = path, mode
-        self._file = _open(path, mode)
+        self._path, self._mode = os.path.abspath(os.path.expanduser(path)), mode
+        self._file = _open(self._path, mode)
         self._is_cut_off = False
 
     def write(self, text: str) -> None:

@@ -7,6 +7,7 @@ in `FILE`.
 
 import contextlib
 import logging
+import os
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -200,7 +201,7 @@ class TraceFiles:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._path = os.path.abspath(os.path.expanduser(path))
         self._next = 0
         self._buffers: dict[Sampling, _Buffer] = {}
         self._file: FileIO | None = None
