@@ -82,7 +82,7 @@ INTERNAL = {
     "server.scaling": {"core", "config", "server.execution", "server.machine.gauges"} | {"server.metrics.prometheus"},
     "server.sequences": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.execution", "server.rate_limiter"},
-    "server.ensembles": {"core", "config", "server.metrics", "server.execution"},
+    "server.ensembles": {"core", "config", "server.metrics", "server.execution", "server.backends.batch"},
     "server.response_cache": {
         "install_hint",
         "core",
