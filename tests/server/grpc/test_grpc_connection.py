@@ -310,6 +310,10 @@ async def test_one_connection_too_many_is_closed(play: Any) -> None:
         _, second = raw_connection(bench)
 
         assert (first.is_closed, second.is_closed) == (False, True)
+        assert second.take() == b""  # after SETTINGS and GOAWAY, the stock client reconnects without a pause
+        first.abort()
+        await asyncio.sleep(0)
+        assert not raw_connection(bench)[1].is_closed
 
 
 async def test_a_silent_client_is_pinged_and_closed_when_it_does_not_answer(play: Any) -> None:

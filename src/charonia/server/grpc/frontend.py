@@ -130,7 +130,7 @@ class GrpcFrontend:
         return len(self._connections)
 
     def opened(self, connection: GrpcConnection) -> None:
-        """A connection has been accepted; one too many is closed."""
+        """A connection has been accepted; one too many is reset: after a GOAWAY, clients reconnect without a pause."""
         self._connections.add(connection)
         self.accepted_count += 1
         self._is_empty.clear()
