@@ -3,6 +3,7 @@
 # make platform-story  a team's day with the platform, in Chromium: a pipeline from an object store, a service from Git, a canary, an alert, a rollback
 # make test-fast  the tests that need neither processes nor files of models, in an environment of 330 MB: for the inner loop
 # make test       all tests; test-server, test-tools, test-platform and test-client run those of one tower
+# make test-gpu   the tests that need a GPU of NVIDIA, in at most 8 minutes; they are skipped where there is none
 # make check      format, lint, types, import contracts, architecture tests, coverage of the pure core, packages
 # make simulate   random scenarios of the whole server on a simulated machine, for 60 s of CPU; HOURS=8 SEED=1000 for a night
 # make wheel      the wheel of this interpreter and platform with the compiled request path, in dist/
@@ -50,7 +51,7 @@ TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 STORY_ARGS ?=
 
-.PHONY: demo platform-demo platform-story test-fast test test-server test-tools test-platform test-client check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
+.PHONY: demo platform-demo platform-story test-fast test test-server test-tools test-platform test-client test-gpu check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -69,6 +70,9 @@ test: $(READY)
 
 test-server test-tools test-platform test-client: test-%: $(READY)
 	$(BIN)/python tools/run_tests.py --tower=$* $(PYTEST_ARGS)
+
+test-gpu: $(READY)
+	$(BIN)/pytest -rs --durations=10 tests/gpu
 
 check: $(READY) packages
 	$(BIN)/ruff format --check src tests bench examples tools fuzz

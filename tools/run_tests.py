@@ -20,7 +20,7 @@ OUTCOMES = ("passed", "failed", "skipped")
 FAILED = ("failure", "error")
 
 TOWERS = {
-    "server": "arch cli config core interop mistakes process schema server simulation stores testing wire",
+    "server": "arch cli config core gpu interop mistakes process schema server simulation stores testing wire",
     "tools": "bench campaign export sim tools",
     "platform": "deploy examples platform ray",
     "client": "client openai_clients",

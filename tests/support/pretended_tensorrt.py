@@ -37,7 +37,6 @@ class StreamingCuda(PretendedCuda):
 
     Attributes:
         allocations: How often memory of a GPU was allocated.
-        is_old: Whether it is older than TensorRT needs.
         given: The address of each block that a context was given for activations.
     """
 
@@ -46,11 +45,8 @@ class StreamingCuda(PretendedCuda):
         self.memory_bytes = 1 << 30
         self.allocations = 0
         self.launches = 0
-        self.pinned = 0
-        self.is_old = False
         self.given: list[int] = []
         self.profiles: list[int] = []
-        self.priorities: list[int] = []
         self._buffers: dict[int, Any] = {}
         self._device: dict[int, int] = {}  # size by address
         self.streams: dict[int, list[Work]] = {}
@@ -111,11 +107,9 @@ class StreamingCuda(PretendedCuda):
         del self._device[address.value], self._buffers[address.value]
 
     def _cuMemHostAlloc(self, address: Any, size: Any, flags: int) -> None:  # noqa: N802
-        self.pinned += 1
         address._obj.value = self._allocate(size.value)
 
     def _cuMemFreeHost(self, address: Any) -> None:  # noqa: N802
-        self.pinned -= 1
         del self._buffers[address.value]
 
     def _cuMemsetD8Async(self, address: Any, value: Any, size: Any, stream: Any) -> int:  # noqa: N802
@@ -135,7 +129,6 @@ class StreamingCuda(PretendedCuda):
         return self.enqueue(stream, lambda: _move(target, source, size))
 
     def _cuStreamCreateWithPriority(self, stream: Any, flags: int, priority: int) -> None:  # noqa: N802
-        self.priorities.append(priority)
         stream._obj.value = self._new()
         self.streams[stream._obj.value] = []
 
@@ -279,9 +272,6 @@ def plan_bytes(
 class Runtime:
     def __init__(self, logger: ILogger) -> None:
         assert logger.is_made
-        if _cuda().is_old:
-            logger.log(ILogger.Severity.ERROR, "CUDA initialization failure with error: 35")
-            raise TypeError("pybind11::init(): factory function returned nullptr")
         self.logger = logger
         self.engine_host_code_allowed = False
 
@@ -318,13 +308,9 @@ class Runtime:
                 "Error Code 6: API Usage Error (The engine plan file is generated on an incompatible device, expecting "
                 f"compute 9.0 got compute {capability}, please rebuild.)"
             )
-        if content.get("plugin") and content["plugin"] not in PLUGINS:
+        if content.get("plugin"):
             return f"Error Code 4: Internal Error (getPluginCreator could not find plugin {content['plugin']})"
         return ""
-
-
-PLUGINS: set[str] = set()
-"""Plugins that `init_libnvinfer_plugins` has registered."""
 
 
 def init_libnvinfer_plugins(logger: ILogger, namespace: str) -> bool:

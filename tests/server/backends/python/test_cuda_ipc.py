@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.pretended_cuda import GPUS, LIBRARY, OnGpu, PretendedCuda
+from tests.support.pretended_cuda import GPUS, OnGpu, PretendedCuda
 from tests.support.python_model import config, load, request
 
 from charonia.config.model import TransactionPolicy
@@ -24,7 +24,6 @@ from charonia.core.tensor import Array, DeviceTensor
 from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.worker.tensor import Tensor
 from charonia.server.backends.workers import codec
-from charonia.server.backends.workers.codec import WorkerContent
 from charonia.server.channel import cuda_driver, dlpack, regions
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.cuda_driver import CudaError
@@ -114,30 +113,6 @@ def test_an_export_keeps_the_tensor_until_it_is_released(cuda: PretendedCuda) ->
     assert pool.release([place[0]]) == []
 
 
-def test_a_message_that_is_withdrawn_and_a_pool_that_closes_export_nothing_any_more(cuda: PretendedCuda) -> None:
-    pool = RegionPool()
-    outgoing = Outgoing(pool)
-    outgoing.export(cuda.put(NUMBERS), "FP32")
-    outgoing.withdraw()
-    Outgoing(pool).export(cuda.put(NUMBERS), "FP32")
-    gc.collect()
-    assert len(cuda.files()) == 1
-
-    pool.close()
-
-    gc.collect()
-    assert cuda.files() == set()
-
-
-def test_elements_that_do_not_follow_each_other_are_put_in_order_on_the_gpu(cuda: PretendedCuda) -> None:
-    exported = export(cuda.put(NUMBERS).transposed(), "FP32", is_done=True)
-
-    assert exported is not None
-    assert exported.shape == (3, 2)
-    assert cuda.noted("cuCtxSynchronize") == 1, "the copy is waited for"
-    assert cuda.noted("cpu") == 0
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -195,15 +170,6 @@ def test_elements_are_read_where_they_are_and_released_when_their_last_user_is_g
     assert cuda.noted("cuCtxSynchronize") == 1, "the GPU may have been at work on it"
 
 
-def test_what_nobody_has_looked_at_is_released_at_once(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    returned: list[int] = []
-
-    imported(elsewhere, returned)
-
-    assert returned == [1]
-    assert cuda.noted("open") == 0
-
-
 def test_tensors_in_the_same_memory_open_it_once(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     returned: list[int] = []
     first, second = imported(elsewhere, returned, 1), imported(elsewhere._replace(offset=40), returned, 2)
@@ -254,14 +220,6 @@ def test_a_process_finds_its_own_memory_when_its_handle_comes_back(cuda: Pretend
     assert cuda.noted("close") == 0
 
 
-def test_a_tensor_that_goes_back_over_the_same_channel_is_named(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    pool, theirs = RegionPool(), RegionPool()
-    array = imported(elsewhere, [], 5, exporter=pool)
-
-    assert Outgoing(pool).export(array, "FP32") == (-5, SIZE, b"", b"", 0)
-    assert Outgoing(theirs).export(array, "FP32") == (1, SIZE, *elsewhere)
-
-
 def test_what_is_named_is_the_very_thing_that_was_exported(cuda: PretendedCuda) -> None:
     pool = RegionPool()
     mine = cuda.put(NUMBERS)
@@ -277,23 +235,6 @@ def test_what_is_named_is_the_very_thing_that_was_exported(cuda: PretendedCuda) 
         imported_array(named, (2, 3), "FP32", pool, print)
     with pytest.raises(ChannelError, match="has none to name"):
         imported_array(named, (2, 3), "FP32", None, print)
-
-
-def test_bf16_is_copied_as_its_bits(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    array = GpuArray(ImportedMemory(1, SIZE, elsewhere, None, lambda: None), (12,), "BF16")
-
-    assert array.cpu().dtype == np.uint16
-    assert array.cpu().tobytes() == NUMBERS.tobytes()
-    assert dlpack.datatype_of(array, "X") == "BF16"
-
-
-def test_a_copy_is_given_by_dlpack_where_the_cpu_is_asked_for(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    array = imported(elsewhere, [])
-
-    capsule = array.__dlpack__(dl_device=dlpack.CPU)
-
-    assert dlpack.read(capsule, "X")[0].tolist() == NUMBERS.tolist()
-    assert array.__dlpack_device__() == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -440,34 +381,6 @@ def test_the_server_passes_on_what_one_worker_has_lent_without_opening_it(
     assert returned == [4]
 
 
-def test_the_server_opens_it_for_those_who_look(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    tensor = lent_by_worker(elsewhere, RegionPool(), [])
-
-    assert (tensor.shape, tensor.datatype) == ((2, 3), DataType.FP32)
-    assert tensor.array.tolist() == NUMBERS.tolist()
-    assert cuda.adopt(tensor.content.native).elements.tolist() == NUMBERS.tolist()
-    assert cuda.noted("open") == cuda.noted("cuMemcpyDtoH_v2") == 1
-
-
-def test_what_the_server_itself_has_on_a_gpu_is_lent_without_a_wait(cuda: PretendedCuda) -> None:
-    class Content:
-        native = cuda.put(NUMBERS)
-        shape = (2, 3)
-
-        def to_host(self) -> Any:
-            raise AssertionError("it is not looked at")
-
-    pool = RegionPool()
-    tensor = DeviceTensor("X", DataType.FP32, Content())
-
-    place = codec.exported_place(tensor, Outgoing(pool))
-
-    assert place is not None
-    assert cuda.noted("cuCtxSynchronize") == 0
-    assert place[0] == 1
-    assert pool.exported(1).content is tensor.content
-
-
 def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
     pool = RegionPool()
     closed, open_here = lent_by_worker(elsewhere, pool, []), lent_by_worker(elsewhere, pool, [])
@@ -486,25 +399,6 @@ def test_what_a_worker_had_is_gone_with_it_unless_it_is_open(cuda: PretendedCuda
         assert caught.value.code is Code.UNAVAILABLE
     assert codec.exported_place(open_here, Outgoing(RegionPool())) is None
     assert open_here.array.tolist() == NUMBERS.tolist()
-
-
-def test_what_the_server_cannot_reach_is_an_error_that_says_why(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
-    tensor = lent_by_worker(elsewhere._replace(gpu=GPUS[1]), RegionPool(), [])
-
-    looks: list[Callable[[], object]] = [lambda: tensor.array, lambda: tensor.content.native]
-    for look in looks:
-        with pytest.raises(ServingError, match="does not see GPU") as caught:
-            look()
-        assert caught.value.code is Code.UNAVAILABLE
-        assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
-    assert isinstance(tensor.content, WorkerContent)
-
-
-def test_a_tensor_without_a_name_is_refused(elsewhere: IpcAddress) -> None:
-    message = Incoming(("done",), memoryview(b""), [], Mappings(), RegionPool())
-
-    with pytest.raises(ChannelError, match="name of a tensor is malformed"):
-        codec.imported_tensor((7, "FP32", (2, 3), (4, SIZE, *elsewhere)), message, print)
 
 
 def test_a_thread_that_hands_a_tensor_on_waits_for_the_gpu(cuda: PretendedCuda, elsewhere: IpcAddress) -> None:
@@ -561,7 +455,3 @@ class TritonPythonModel:
         assert isinstance(first, Outputs)
         assert isinstance(last, Outputs)
         assert [first.tensors[0].array[0], last.tensors[0].array[0]] == [3, 4]
-
-
-def test_the_library_is_that_of_the_driver() -> None:
-    assert cuda_driver.LIBRARY == LIBRARY

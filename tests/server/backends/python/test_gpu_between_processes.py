@@ -1,4 +1,4 @@
-"""Tensors of GPUs between worker processes, the server and clients, with GPUs that are pretended.
+"""Tensors of GPUs between worker processes and the server, with GPUs that are pretended; `tests/gpu` has real ones.
 
 The memory of these GPUs is files that every process maps which opens their handle, so elements really cross.
 """
@@ -10,12 +10,11 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.http as httpclient
 from tests.support import pretended_cuda
+from tests.support.models import write_model
 from tests.support.pretended_cuda import PretendedCuda
 
 import charonia
@@ -27,13 +26,11 @@ VALUES = np.arange(100_000, dtype=np.float32)  # more than goes inline
 
 CONFIG = """
 backend: "python"
-max_batch_size: {batch}
-input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
-output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
-output {{ name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }}
+input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "PID" data_type: TYPE_INT64 dims: [ 1 ] }
+parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "no" } }
 """
-
-PARAMETER = 'parameters {{ key: "{0}" value {{ string_value: "{1}" }} }}\n'
 
 HEAD = """
 import ctypes, os, signal, sys, time
@@ -45,7 +42,7 @@ from tests.support import pretended_cuda
 if pretended_cuda.is_installed():
     cuda = ctypes.CDLL(pretended_cuda.LIBRARY)  # in a thread of the server
 else:
-    cuda = pretended_cuda.install({folder!r}, pretended_cuda.GPUS[{gpus}])
+    cuda = pretended_cuda.install({folder!r})
 
 def on_gpu(name, source):
     return pb_utils.Tensor.from_dlpack(name, source)
@@ -54,7 +51,7 @@ def given(request):
     return pb_utils.get_input_tensor_by_name(request, "IN")
 
 def answer(tensor, **more):
-    pid = pb_utils.Tensor("PID", np.full((tensor.shape()[0], 1) if BATCHES else 1, os.getpid(), np.int64))
+    pid = pb_utils.Tensor("PID", np.full(1, os.getpid(), np.int64))
     return pb_utils.InferenceResponse([tensor, pid])
 
 def call(model, tensor, on_gpu=True):
@@ -76,11 +73,6 @@ class TritonPythonModel:
 """
 
 MAKER = "return answer(on_gpu('OUT', cuda.put(given(request).as_numpy() * 2)))"
-ECHO = """
-tensor = given(request)
-assert not tensor.is_cpu()
-return answer(on_gpu("OUT", tensor))
-"""
 ADDER = """
 tensor = given(request)
 assert not tensor.is_cpu()
@@ -97,19 +89,14 @@ class Bench:
         self.gpu_folder = folder / "gpu"
         self.repository = folder / "models"
 
-    def model(self, name: str, body: str, *, gpus: str = ":1", batch: int = 0, extra: str = "", **given: str) -> None:
-        """Write a model; `given` are its parameters, without any it takes tensors of GPUs."""
-        version = self.repository / name / "1"
-        version.mkdir(parents=True)
-        parameters = given or {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}
-        text = CONFIG.format(batch=batch) + extra + "".join(PARAMETER.format(*item) for item in parameters.items())
-        (version.parent / "config.pbtxt").write_text(text)
+    def model(self, name: str, body: str) -> None:
+        """Write a model that takes tensors of GPUs."""
         lines = textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
-        head = HEAD.format(root=ROOT, folder=str(self.gpu_folder), gpus=gpus).replace("BATCHES", str(batch > 0))
-        (version / "model.py").write_text(head + lines + "\n")
+        head = HEAD.format(root=ROOT, folder=str(self.gpu_folder))
+        write_model(self.repository, name, f"{head}{lines}\n", config=CONFIG)
 
     def serve(self) -> charonia.Server:
-        return charonia.Server(self.repository, http=True)
+        return charonia.Server(self.repository)
 
     def counts(self) -> dict[str, int]:
         """Return how often elements were copied to the memory of the CPU, by models and by the driver."""
@@ -149,46 +136,6 @@ def bench(tmp_path: Path, cuda: PretendedCuda) -> Bench:
     return Bench(tmp_path, cuda)
 
 
-def http_infer(server: charonia.Server, model: str, values: Any = VALUES) -> Any:
-    client = httpclient.InferenceServerClient(f"127.0.0.1:{server.http_port}")
-    tensor = httpclient.InferInput("IN", list(values.shape), "FP32")
-    tensor.set_data_from_numpy(values)
-    try:
-        return client.infer(model, [tensor]).as_numpy("OUT")
-    finally:
-        client.close()
-
-
-def test_what_a_worker_leaves_on_the_gpu_reaches_a_client_by_one_copy(bench: Bench) -> None:
-    bench.model("maker", MAKER)
-
-    with bench.serve() as server:
-        result = http_infer(server, "maker")
-
-        assert result.tolist() == (VALUES * 2).tolist()
-        assert bench.counts() == {"models": 0, "driver": 1}
-        assert bench.opened_here() == 1
-        assert bench.is_clear(), "given back though no other request follows"
-
-
-def test_inputs_are_in_the_memory_of_the_cpu_unless_the_model_says_otherwise(bench: Bench) -> None:
-    bench.model("maker", MAKER)
-    body = (
-        "tensor = given(request)\nassert tensor.is_cpu()\nreturn answer(pb_utils.Tensor('OUT', tensor.as_numpy() + 1))"
-    )
-    bench.model("plain", body, EXECUTION_MODE="process")
-    bench.model("plain_thread", body, EXECUTION_MODE="thread")
-    for name in ("plain", "plain_thread"):
-        bench.model(f"front_{name}", f"return call('{name}', on_gpu('IN', cuda.put(given(request).as_numpy())))")
-
-    with bench.serve() as server:
-        for name in ("front_plain", "front_plain_thread"):
-            assert server.infer(name, {"IN": VALUES})["OUT"].tolist() == (VALUES + 1).tolist()
-
-        assert bench.counts() == {"models": 0, "driver": 2}
-        assert bench.is_clear()
-
-
 def test_a_tensor_goes_from_worker_to_worker_and_back_without_a_copy(bench: Bench) -> None:
     bench.model("adder", ADDER)
     bench.model(
@@ -210,48 +157,6 @@ def test_a_tensor_goes_from_worker_to_worker_and_back_without_a_copy(bench: Benc
         assert bench.counts() == NO_COPIES
         assert bench.opened_here() == 0, "the server only passes handles on"
         assert bench.cuda.noted("open") == 2
-        assert bench.is_clear()
-
-
-def test_outputs_of_a_call_are_copied_for_a_model_that_does_not_ask_for_them_on_the_gpu(bench: Bench) -> None:
-    bench.model("maker", MAKER)
-    body = """
-    out, _ = outputs(call("maker", pb_utils.Tensor("IN", given(request).as_numpy()), on_gpu=False))
-    assert out.is_cpu()
-    return answer(pb_utils.Tensor("OUT", out.as_numpy()))
-    """
-    bench.model("front", body)
-    bench.model("front_thread", body, EXECUTION_MODE="thread")
-
-    with bench.serve() as server:
-        for name in ("front", "front_thread"):
-            assert server.infer(name, {"IN": VALUES})["OUT"].tolist() == (VALUES * 2).tolist()
-
-        assert bench.counts() == {"models": 0, "driver": 2}
-        assert bench.is_clear()
-
-
-def test_threads_and_processes_exchange_tensors_of_gpus(bench: Bench) -> None:
-    bench.model("adder", ADDER)
-    bench.model("echo", ECHO)
-    takes_gpu: Any = {"FORCE_CPU_ONLY_INPUT_TENSORS": "no", "EXECUTION_MODE": "thread"}
-    bench.model("thread_adder", ADDER, **takes_gpu)
-    bench.model(
-        "front",
-        """
-        tensor = on_gpu("IN", cuda.put(given(request).as_numpy()))
-        for model in ("adder", "thread_adder", "echo", "adder", "thread_adder"):
-            out, _ = outputs(call(model, tensor))
-            tensor = on_gpu("IN", out)
-        return answer(pb_utils.Tensor("OUT", cuda.adopt(out).elements.copy()))
-        """,
-        **takes_gpu,
-    )
-
-    with bench.serve() as server:
-        assert server.infer("front", {"IN": VALUES})["OUT"].tolist() == (VALUES + 4).tolist()
-
-        assert bench.counts() == NO_COPIES
         assert bench.is_clear()
 
 
@@ -277,7 +182,7 @@ def test_a_worker_that_is_killed_takes_its_tensors_with_it_and_nothing_else(benc
             server.infer("front", {"IN": VALUES})
 
         assert caught.value.code is Code.UNAVAILABLE
-        assert http_infer(server, "maker").tolist() == (VALUES * 2).tolist(), "by its successor"
+        assert server.infer("maker", {"IN": VALUES})["OUT"].tolist() == (VALUES * 2).tolist(), "by its successor"
         assert soon(lambda: bench.cuda.noted("open") == bench.cuda.noted("close"))
 
 

@@ -1,10 +1,8 @@
-"""Instances on GPUs: the order of things with a GPU that is pretended, and everything where there is one."""
+"""Instances on GPUs: the order of things with a GPU that is pretended; `tests/gpu` has what a real one answers."""
 
-import asyncio
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +16,13 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.tensor import Array, DeviceTensor, Tensor
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.api import ModelFiles, Outputs
 from charonia.server.backends.block_pool import MIN_BLOCK_BYTES, BlockPool
-from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
-from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, check_gpu
+from charonia.server.backends.pytorch.devices import ComputeDevice, GpuDevice, check_gpu
 from charonia.server.backends.pytorch.instance import PyTorchInstance
 from charonia.server.backends.pytorch.program import RunPlan
 from charonia.server.backends.pytorch.source import find_source
 from charonia.server.metrics.devices import PinnedMemory
-from charonia.testing import backend_suite
-from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 BLOCK = MIN_BLOCK_BYTES
 FP32 = DataType.FP32
@@ -35,58 +30,6 @@ FP32 = DataType.FP32
 
 def plain(size: int) -> Array:
     return np.empty(size, np.uint8)
-
-
-class TestBlockPool:
-    def test_blocks_are_powers_of_two_and_used_again(self) -> None:
-        account = PinnedMemory(1 << 20)
-        made: list[int] = []
-
-        def allocate(size: int) -> Array:
-            made.append(size)
-            return plain(size)
-
-        pool = BlockPool(account, allocate)
-        first = pool.take(BLOCK + 1)
-        assert first is not None
-        pool.give_back(first)
-        again = pool.take(2 * BLOCK)
-
-        assert again is first
-        assert made == [2 * BLOCK]
-        assert account.used_bytes == 2 * BLOCK
-
-    def test_without_room_there_is_none_and_nobody_waits(self) -> None:
-        account = PinnedMemory(2 * BLOCK)
-        pool = BlockPool(account, plain)
-        held = [pool.take(1), pool.take(1)]
-
-        assert pool.take(1) is None
-        assert all(held)
-        assert account.used_bytes == 2 * BLOCK
-
-    def test_free_blocks_of_other_sizes_give_way(self) -> None:
-        pool = BlockPool(PinnedMemory(2 * BLOCK), plain)
-        for block in [pool.take(1), pool.take(1)]:
-            assert block is not None
-            pool.give_back(block)
-
-        large = pool.take(2 * BLOCK)
-
-        assert large is not None
-        assert large.size == 2 * BLOCK
-
-    def test_memory_that_the_system_does_not_pin_is_no_block_and_counts_nothing(self) -> None:
-        account = PinnedMemory(1 << 20)
-
-        def refuse(size: int) -> Array:
-            raise RuntimeError("CUDA error: out of memory")
-
-        assert BlockPool(account, refuse).take(1) is None
-        assert account.used_bytes == 0
-
-    def test_a_limit_of_zero_pins_nothing(self) -> None:
-        assert BlockPool(PinnedMemory(0), plain).take(1) is None
 
 
 class FakeStream:
@@ -158,24 +101,6 @@ class TestCopies:
 
         assert array.tolist() == [[2, 2, 2]]
         assert account.used_bytes == 0
-
-    def test_empty_tensors_pass(self) -> None:
-        device, _, account = pretended()
-
-        tensor = device.put([np.ones((0, 3), np.float32)])
-        [array] = device.take([tensor])
-
-        assert array.shape == (0, 3)
-        assert account.used_bytes == 0
-
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bool, torch.uint16])
-    def test_every_datatype_comes_back(self, dtype: torch.dtype) -> None:
-        device, _, _ = pretended()
-        given = torch.tensor([[0, 1]]).to(dtype)
-
-        [array] = device.take([device.put([given.numpy()])])
-
-        np.testing.assert_array_equal(array, given.numpy())
 
 
 PERCEPTRON = ModelConfig(
@@ -267,18 +192,6 @@ class TestExchange:
         assert isinstance(result, Outputs)
         np.testing.assert_array_equal(result.tensors[0].array, plain_result.tensors[0].array)
 
-    def test_an_instance_on_the_cpu_gets_a_copy(self, model_dir: Path) -> None:
-        content = Content(torch.ones(1, 16))
-
-        [result] = (
-            instance_on(model_dir, CpuDevice())
-            .execute([InferRequest("m", {"x": DeviceTensor("x", FP32, content)})])
-            .results
-        )
-
-        assert isinstance(result, Outputs)
-        assert content.copies == 1
-
     def test_outputs_stay_on_the_gpu_for_a_model_that_asks_for_them_there(self, model_dir: Path) -> None:
         device, _, _ = pretended()
         asked = [DeviceRequest("m", request.inputs) for request in (ones(1), ones(2))]
@@ -294,14 +207,6 @@ class TestExchange:
         assert isinstance(tensor.content.native, torch.Tensor)
         assert tensor.shape == (2, 4)
         np.testing.assert_array_equal(tensor.array, expected.tensors[0].array)
-
-    def test_a_batch_that_others_share_is_answered_in_the_memory_of_the_cpu(self, model_dir: Path) -> None:
-        device, _, _ = pretended()
-
-        results = instance_on(model_dir, device).execute([DeviceRequest("m", ones(1).inputs), ones(1)]).results
-
-        kinds = [type(result.tensors[0]) for result in results if isinstance(result, Outputs)]
-        assert kinds == [Tensor, Tensor]
 
 
 class FakeTorchCuda:
@@ -333,98 +238,3 @@ def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason(
         check_gpu("m_0", 1, api)
 
     assert caught.value.code is Code.UNSUPPORTED
-
-
-def test_a_gpu_that_is_there_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-
-    check_gpu("m_0", 0, FakeTorchCuda(True, 1))
-
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
-GPU = Placement("lane_0", InstanceKind.KIND_GPU, 0)
-
-
-class _OnGpu(BackendSuite):
-    @pytest.fixture(autouse=True)
-    def _placed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backend_suite, "PLACEMENT", GPU)
-        monkeypatch.setattr(backend_suite, "TOLERANCE", 1e-3)
-
-
-def case(folder: Path) -> BackendCase:
-    def request(seed: int, size: int) -> InferRequest:
-        array = np.random.default_rng(seed).random((size, 16), np.float32)
-        return InferRequest("m", {"x": Tensor("x", FP32, array)})
-
-    return BackendCase(make=PyTorchBackend, files=files_of(folder), config=PERCEPTRON, request=request)
-
-
-@needs_gpu
-class TestTorchScriptOnAGpu(_OnGpu):
-    @pytest.fixture
-    def backend_case(self, model_dir: Path) -> BackendCase:
-        return case(model_dir)
-
-
-@needs_gpu
-class TestExportedProgramOnAGpu(_OnGpu):
-    @pytest.fixture
-    def backend_case(self, tmp_path: Path) -> BackendCase:
-        torch_models.exported_perceptron(tmp_path / "m")
-        return case(tmp_path / "m")
-
-
-async def on_gpu(folder: Path, config: ModelConfig, count: int) -> tuple[PyTorchModel, list[PyTorchInstance]]:
-    model = await PyTorchBackend().load(files_of(folder), config, BackendSettings())
-    return model, [await model.create_instance(GPU) for _ in range(count)]
-
-
-@needs_gpu
-class TestOnAGpu:
-    @pytest.mark.parametrize(("shares", "copies"), [("false", 2), ("true", 1)])
-    def test_weights_are_there_as_often_as_the_configuration_says(
-        self, model_dir: Path, shares: str, copies: int
-    ) -> None:
-        config = replace(PERCEPTRON, parameters={"ENABLE_WEIGHT_SHARING": shares})
-
-        model, instances = asyncio.run(on_gpu(model_dir, config, 2))
-
-        assert [usage.type for usage in model.memory()] == ["GPU"] * copies
-        for instance in instances:
-            [result] = instance.execute([ones(2)]).results
-            assert isinstance(result, Outputs)
-
-    def test_out_of_memory_fails_the_batch_and_the_next_one_is_answered(self, tmp_path: Path) -> None:
-        (torch_models.folder_of(tmp_path / "m") / "model.py").write_text(
-            "import torch\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
-            "        return torch.zeros(int(x.sum()), 1 << 30, device=x.device).sum(1, keepdim=True) + x\n",
-            encoding="utf-8",
-        )
-        config = ModelConfig(
-            name="m",
-            runtime="model.py",
-            input=(ModelInput("x", FP32, dims=(1, 1)),),
-            output=(ModelOutput("y", FP32, (-1, 1)),),
-        )
-        _, [instance] = asyncio.run(on_gpu(tmp_path / "m", config, 1))
-
-        def ask(size: float) -> InferRequest:
-            return InferRequest("m", {"x": Tensor("x", FP32, np.full((1, 1), size, np.float32))})
-
-        with pytest.raises(ServingError, match="out of memory") as caught:
-            instance.execute([ask(1 << 20)])
-        [result] = instance.execute([ask(1)]).results
-
-        assert caught.value.code is Code.UNAVAILABLE
-        assert isinstance(result, Outputs)
-
-    def test_answers_of_a_gpu_are_those_of_the_cpu(self, model_dir: Path) -> None:
-        _, [instance] = asyncio.run(on_gpu(model_dir, PERCEPTRON, 1))
-        with torch.inference_mode():
-            expected = torch_models.Perceptron()(torch.ones(3, 16)).numpy()
-
-        [result] = instance.execute([ones(3)]).results
-
-        assert isinstance(result, Outputs)
-        np.testing.assert_allclose(result.tensors[0].array.astype(np.float64), expected, atol=1e-3)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.support.pretended_tensorrt import StreamingCuda, plan_bytes, pretended
 
-from charonia.config.kinds import InstanceKind, ModelPriority
+from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     Cuda,
     GraphLowerBound,
@@ -28,7 +28,6 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.tensorrt import backend as tensorrt_backend
 from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend
 from charonia.server.metrics.devices import PinnedMemory
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -123,13 +122,6 @@ class TestCompletion:
         assert (config.max_batch_size, config.input, config.output) == (8, CONFIG.input, CONFIG.output)
         assert config.dynamic_batching is not None
 
-    def test_the_batch_is_that_of_the_profiles_which_instances_use(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
-        used = ModelConfig(name="m", instance_group=(InstanceGroup(profile=("0", "1")),))
-
-        assert bench.complete().max_batch_size == 4
-        assert bench.complete(used).max_batch_size == 16
-
     def test_a_larger_batch_than_the_plan_takes_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes())
 
@@ -149,14 +141,6 @@ class TestCompletion:
 
 
 class TestRuns:
-    def test_requests_are_computed_as_one_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        instance = Bench(tmp_path, plan_bytes()).instance()
-        first, second = rows(1, 4), 10 * rows(3, 4)
-
-        found = answers(instance, request(x=first), request(x=second))
-
-        assert [answer["y"].tolist() for answer in found] == [(2 * x + 1).tolist() for x in (first, second)]
-
     def test_the_profile_that_fits_best_is_used(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
         instance = bench.instance(wide(instance_group=(InstanceGroup("m", profile=("1", "0")),)))
@@ -177,11 +161,6 @@ class TestRuns:
         )
         assert answers(instance, request(x=rows(1, 8)))[0]["y"].shape == (1, 8)
 
-    def test_a_profile_that_the_plan_lacks_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        config = replace(CONFIG, instance_group=(InstanceGroup("m", profile=("1",)),))
-
-        assert "the plan has 1 optimization profiles" in str(Bench(tmp_path, plan_bytes()).refusal(config))
-
     def test_values_that_are_shapes_are_one_for_the_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE))
         instance = bench.instance(bench.complete())
@@ -195,17 +174,6 @@ class TestRuns:
         assert (first["y"].shape, second["y"].shape) == ((1, 3), (1, 2))
         with pytest.raises(ServingError, match=r"no optimization profile .* size \[1, 7\]"):
             instance.execute([request(x=rows(1, 4), size=np.array([[7]]))])
-
-    def test_values_without_batches_are_passed_as_they_are(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE))
-        config = ModelConfig(
-            name="m",
-            input=(ModelInput("x", FP32, dims=(-1, 4)), ModelInput("size", INT64, dims=(2,), is_shape_tensor=True)),
-            output=(ModelOutput("y", FP32, dims=(-1, -1)), ModelOutput("n", INT64, dims=(2,), is_shape_tensor=True)),
-        )
-        (found,) = answers(bench.instance(config), request(x=rows(2, 4), size=np.array([2, 5])))
-
-        assert (found["y"].shape, found["n"].tolist()) == ((2, 5), [2, 5])
 
     def test_an_output_whose_shape_depends_on_data_has_the_shape_of_the_run(
         self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -223,16 +191,6 @@ class TestRuns:
             positive = [value for value in values if value > 0]
             assert answers(instance, request(x=np.array(values, "<f4")))[0]["y"].tolist() == positive
         assert "no CUDA graphs are captured" in caplog.text
-
-    def test_answers_are_in_pinned_memory_until_they_are_gone(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes())
-        instance, account = bench.instance(), bench.settings.pinned
-        assert account is not None
-
-        found = answers(instance, request(x=rows(2, 4)))
-        assert account.used_bytes > 0
-        del found
-        assert account.used_bytes == 0
 
     def test_a_gpu_that_fails_is_an_error_of_the_request(
         self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -253,12 +211,6 @@ class TestRuns:
         found = {usage.instance: usage.byte_size for usage in model.memory()}
         assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
         assert made[0].bytes == 1024 + 2 * 256  # activations, and 8 rows of 4 floats twice, aligned
-
-    def test_the_priority_of_the_model_is_that_of_its_streams(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        optimization = Optimization(priority=ModelPriority.PRIORITY_MAX)
-        Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=optimization))
-
-        assert cuda.priorities == [-100]
 
 
 class TestGraphs:
@@ -283,13 +235,6 @@ class TestGraphs:
         assert filled[:, 4:].tolist() == [[1.0] * 4] * 2  # of zeros
         answers(instance, request(x=rows(1, 8)))
         assert cuda.launches == 2
-
-    def test_a_graph_that_no_profile_takes_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes(tensors=WIDE, profiles=TWO_PROFILES))
-        spec = GraphSpec(4, {"x": GraphShape((9,))})
-        config = replace(wide(), max_batch_size=4, optimization=Optimization(cuda=Cuda(True, graph_spec=(spec,))))
-
-        assert "graph_spec[0]: no profile takes {'x': (4, 9)}" in str(bench.refusal(config))
 
 
 class TestRefusals:
@@ -318,13 +263,6 @@ class TestRefusals:
         assert reason in refused.message
         assert hint in refused.hint
 
-    def test_a_version_compatible_plan_is_loaded_where_that_is_allowed(
-        self, cuda: StreamingCuda, tmp_path: Path
-    ) -> None:
-        bench = Bench(tmp_path, plan_bytes(host_code=True, version="10.3.0.26"), **{"version-compatible": "true"})
-
-        assert answers(bench.instance(), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
-
     @pytest.mark.parametrize(
         ("tensors", "reason"),
         [
@@ -339,27 +277,6 @@ class TestRefusals:
 
         assert (refused.code, reason in str(refused)) == (Code.UNSUPPORTED, True)
 
-    def test_a_configuration_that_contradicts_the_plan_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        config = replace(CONFIG, input=(ModelInput("x", DataType.INT32, dims=(4,)),))
-
-        assert "model provides TYPE_FP32" in str(Bench(tmp_path, plan_bytes()).refusal(config))
-
-    def test_a_plugin_library_that_is_not_there_is_named(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        refused = Bench(tmp_path, plan_bytes(), plugins="/no/such.so").refusal()
-
-        assert "plugins: cannot load '/no/such.so'" in refused.message
-
-    def test_a_gpu_that_is_not_there_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        with pytest.raises(ServingError, match="needs GPU 1: this process sees 1"):
-            Bench(tmp_path, plan_bytes()).instance(device=1)
-
-    def test_a_machine_without_a_driver_is_refused(
-        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(cuda, "_gpus", [])
-
-        assert "sees 0" in str(Bench(tmp_path, plan_bytes()).refusal())
-
     def test_without_the_package_the_command_that_installs_it_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -368,27 +285,6 @@ class TestRefusals:
 
         assert "needs the package 'tensorrt', which is not installed" in refused.message
         assert "[tensorrt]" in refused.hint
-
-    def test_a_driver_that_is_too_old_is_refused(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        cuda.is_old = True
-        refused = Bench(tmp_path, plan_bytes()).refusal()
-
-        assert "TensorRT does not start: CUDA initialization failure with error: 35" in refused.message
-        assert "driver new enough" in refused.hint
-
-    def test_warnings_of_tensorrt_are_in_the_log_and_details_are_not(
-        self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        Bench(tmp_path, plan_bytes()).instance()
-
-        warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert warned == ["Using default stream"]
-
-    def test_a_missing_file_is_known_before_the_gpu_is_asked(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        bench = Bench(tmp_path, plan_bytes(), "other.plan")
-
-        with pytest.raises(ServingError, match=r"has no file 1/model\.plan"):
-            asyncio.run(bench.backend.load(bench.files, CONFIG, bench.settings))
 
     def test_a_package_that_is_too_old_is_refused(
         self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -414,9 +310,3 @@ class TestTensorRtConformance(BackendSuite):
 
         files = Bench(tmp_path, plan_bytes()).files
         return BackendCase(TensorRtBackend, files, CONFIG, make)
-
-
-def test_plans_run_where_gpus_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt_backend, "visible_gpus", lambda: 2)
-
-    assert TensorRtBackend().uses_gpus()

@@ -106,23 +106,6 @@ def test_one_allocation_and_one_address_serve_a_thousand_batches(cuda: Streaming
     assert (1 << 20) + TENSORS <= cuda.device_bytes() <= ((1 << 20) + TENSORS) * 9 // 8
 
 
-def test_batches_that_run_at_the_same_time_have_a_block_each(
-    cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, errors = Server(tmp_path), list[ServingError]()
-    (inner,) = server.load("inner", memory=[1 << 20])
-    meanwhile(monkeypatch, inner, errors)
-    (outer,) = server.load("outer", program="outer", memory=[1 << 20])
-
-    for _ in range(3):
-        assert works(outer, 3)
-        assert works(inner, 1)  # in the other block
-
-    assert not errors
-    assert server.account.used_bytes == 0
-    assert (len(set(cuda.given)), 2 << 20 < cuda.device_bytes() < 3 << 20) == (2, True)
-
-
 def test_unloading_gives_the_memory_back(cuda: StreamingCuda, tmp_path: Path) -> None:
     server = Server(tmp_path)
     graphs, plain = server.load("graphs", GRAPHS), server.load("plain", instances=2)
@@ -155,42 +138,6 @@ def test_a_batch_without_memory_is_unavailable_and_says_what_it_needs(
     assert cuda.device_bytes() < 2 << 20
 
 
-def test_a_gpu_whose_memory_others_use_is_unavailable(cuda: StreamingCuda, tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    (instance,) = server.load("m", memory=[1 << 20])
-    server.unload("m")
-    cuda.memory_bytes = 1 << 19
-
-    with pytest.raises(ServingError, match=f"needs {(1 << 20) + TENSORS} bytes, {1 << 19} are free") as refused:
-        works(instance, 1)
-    assert refused.value.code is Code.UNAVAILABLE
-    cuda.memory_bytes = 1 << 30
-    assert works(instance, 1)
-
-
-def test_a_load_without_memory_fails_and_leaves_others_alone(cuda: StreamingCuda, tmp_path: Path) -> None:
-    cuda.memory_bytes = 3 << 20
-    server = Server(tmp_path)
-    (graphs,) = server.load("graphs", GRAPHS, memory=[1 << 20])
-
-    for config in (CONFIG, GRAPHS):
-        with pytest.raises(ServingError, match=r"GPU 0 has not enough memory: a batch needs 2097\d+ bytes") as refused:
-            server.load(f"large{config is GRAPHS}", config, memory=[2 << 20])
-        assert refused.value.code is Code.UNAVAILABLE
-    assert works(graphs, 3)
-    assert server.account.used_bytes == cuda.device_bytes()
-
-
-def test_a_load_that_fails_keeps_no_block(cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tmp_path)
-    monkeypatch.setattr(StreamingCuda, "_cuGraphInstantiateWithFlags", lambda *_: 999)
-
-    with pytest.raises(ServingError, match="cuGraphInstantiateWithFlags failed with CUDA error 999"):
-        server.load("m", GRAPHS)
-    server.unload("m")
-    assert (server.account.used_bytes, server.account.idle_bytes, cuda.left()) == (0, 0, 0)
-
-
 def test_a_graph_keeps_its_block(cuda: StreamingCuda, tmp_path: Path) -> None:
     server = Server(tmp_path)
     (graphs,) = server.load("graphs", GRAPHS)
@@ -204,8 +151,3 @@ def test_a_graph_keeps_its_block(cuda: StreamingCuda, tmp_path: Path) -> None:
         assert works(other, 3)
         assert (cuda.launches, server.account.used_bytes) == (launches, kept)
     assert (len(cuda.given), len(set(cuda.given))) == (2, 2)
-
-
-def test_a_limit_that_is_no_number_is_refused(cuda: StreamingCuda, tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match=r"memory-pool-byte-size: expected a whole number of at least 0, got '1g'"):
-        Server(tmp_path, memory_pool_byte_size="1g").load("m")

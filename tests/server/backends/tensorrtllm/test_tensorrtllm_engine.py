@@ -77,14 +77,6 @@ def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted(
     assert json.loads(last["logprobs"][0])[1] == {"1": {"logprob": -0.5, "rank": 1}}
 
 
-def test_each_of_several_choices_is_an_element() -> None:
-    sampling = {"n": 2, "max_tokens": 1, "top_p": 0.9}
-    asked = answered(Asked("one", returns=frozenset({"cumulative_logprob"}), sampling=sampling))
-    assert asked.responses == [{"text_output": [b" one", b" one"], "cumulative_logprob": [-0.5, -0.5]}]
-    assert asked.usage is not None
-    assert asked.usage["completion_tokens"] == 2
-
-
 def test_what_was_measured_is_in_outputs_of_tritons_names() -> None:
     asked = answered(Asked("one", sampling={"sampling_param_return_perf_metrics": True, "max_tokens": 1}))
     found = {name: value.tolist() for name, value in asked.responses[0].items() if name != "text_output"}
@@ -125,20 +117,10 @@ def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: 
     assert error.code == TritonError.INVALID_ARG
 
 
-@pytest.mark.parametrize(("name", "value"), [("use_beam_search", True), ("best_of", 2)])
-def test_what_is_known_at_the_end_only_is_not_streamed(name: str, value: object) -> None:
-    assert str(refused(Asked("one", stream=True, sampling={name: value, "top_p": 0.5}))).startswith(f"{name}: ")
-
-
 def test_a_temperature_of_0_takes_the_most_likely_token() -> None:
     answered(Asked("one", sampling={"temperature": 0, "top_p": 0.5, "seed": None, "stop": ["a", "b"]}))
     params = LLM.latest.requests[0][1]
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (None, None, 1, ["a", "b"])
-
-
-@pytest.mark.parametrize("text", ["refuse", "word " * 100])
-def test_what_the_engine_refuses_is_an_error_of_the_client(text: str) -> None:
-    assert refused(Asked(text)).code == TritonError.INVALID_ARG
 
 
 def test_a_chat_is_streamed_in_chunks() -> None:
@@ -208,19 +190,6 @@ def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:
     assert error.code == TritonError.INVALID_ARG
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_body_that_is_no_object_is_refused(text: str) -> None:
-    assert refused(Asked(text, CHAT)).code == TritonError.INVALID_ARG
-
-
-def test_a_route_that_the_model_does_not_have_is_not_found() -> None:
-    assert refused(openai("embeddings", {"input": "x"})).code == TritonError.NOT_FOUND
-
-
-def test_several_prompts_are_refused() -> None:
-    assert str(refused(openai(COMPLETIONS, {"prompt": ["a", "b"]}))).startswith("prompt: expected one text")
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -272,14 +241,6 @@ def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
         assert "the executor is gone" in engine.problem()
         with pytest.raises(RefusedError, match="the executor is gone"):
             await running
-
-    with_engine(use)
-
-
-def test_an_engine_that_ends_while_it_has_nothing_to_do_is_seen() -> None:
-    async def use(engine: Engine) -> None:
-        LLM.latest.is_dead = True
-        assert "executor has ended" in engine.problem()
 
     with_engine(use)
 

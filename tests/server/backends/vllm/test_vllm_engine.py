@@ -88,11 +88,6 @@ def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted(
     assert json.loads(last["logprobs"][0]) == [{"1": {"logprob": -0.5, "rank": 1, "decoded_token": " two"}}]
 
 
-def test_the_sum_of_log_probabilities_can_be_had_without_each_of_them() -> None:
-    asked = answered(Asked("one", returns=frozenset({"cumulative_logprob"}), sampling={"max_tokens": 2}))
-    assert asked.responses[0]["cumulative_logprob"] == [-1.0]
-
-
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
@@ -115,11 +110,6 @@ def test_a_wrong_request_for_an_embedding_is_named(given: object) -> None:
     error = refused(Asked("", sampling={"embedding_request": given}))
     assert str(error).startswith("embedding_request: expected a JSON object with `input`")
     assert error.code == INVALID_ARG
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_body_that_is_no_object_is_refused(text: str) -> None:
-    assert refused(Asked(text, CHAT)).code == INVALID_ARG
 
 
 def test_an_adapter_is_chosen_by_its_name() -> None:
@@ -169,23 +159,6 @@ def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest
     assert put == []
 
 
-def test_an_engine_that_holds_texts_back_makes_its_own_outputs() -> None:
-    body = {"prompt": "one", "stream": True, "max_tokens": 2}
-    asked = answered(openai(COMPLETIONS, body), arguments={"model": "m", "stream_interval": 2})
-    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
-
-
-def test_a_plain_completion_is_streamed_without_usage_unless_it_is_wanted() -> None:
-    asked = answered(openai(COMPLETIONS, {"prompt": "one", "stream": True, "max_tokens": 2}))
-    assert [chunk["choices"][0]["text"] for chunk in asked.chunks()] == [" one", " one"]
-    assert asked.usage is not None
-
-
-def test_chunks_name_the_model_as_the_client_does() -> None:
-    asked = answered(openai(COMPLETIONS, {"model": "lm:2", "prompt": "one", "stream": True, "max_tokens": 1}))
-    assert asked.chunks()[0]["model"] == "lm:2"
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -215,22 +188,12 @@ def test_events_of_vllms_application_pass_as_they_are() -> None:
     assert named.responses[0]["text_output"] == b'event: response.created\ndata: {"n":0}'
 
 
-def test_an_event_that_reports_an_error_fails_the_request() -> None:
-    error = refused(openai(CHAT, {"messages": MESSAGES, "stream": True, "logprobs": True, "fails": True}))
-    assert (str(error), error.code) == ("it failed", INTERNAL)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> None:
     error = refused(openai(CHAT, {"messages": MESSAGES, "stream": stream, "max_tokens": 0}))
     assert (str(error), error.code) == ("max_tokens: is wrong", INVALID_ARG)
     long = refused(openai(COMPLETIONS, {"prompt": "word " * 100, "stream": stream}))
     assert (str(long), long.code) == ("prompt: the prompt is too long", INVALID_ARG)
-
-
-def test_a_route_that_the_model_does_not_have_is_not_found() -> None:
-    error = refused(openai("embeddings", {"input": "x"}))
-    assert (str(error), error.code) == ("vLLM has no route /v1/embeddings for this model", NOT_FOUND)
 
 
 def test_a_route_that_is_none_of_openais_never_reaches_vllm() -> None:
@@ -312,13 +275,6 @@ def test_parameters_of_the_model_reach_the_engine_and_an_unknown_one_is_warned_o
     assert warnings == [expected]
 
 
-def test_a_kind_of_gpu_instances_and_a_list_of_gpus_choose_the_gpus() -> None:
-    async def use(engine: Engine) -> None:
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,3"
-
-    with_engine(use, gpus="1,3")
-
-
 @pytest.mark.parametrize(
     ("cores", "threads", "bind", "number"),
     [
@@ -332,15 +288,6 @@ def test_a_kind_of_gpu_instances_and_a_list_of_gpus_choose_the_gpus() -> None:
 def test_the_engine_leaves_a_core_to_the_serving(cores: list[int], threads: int, bind: str, number: str) -> None:
     found = engine_cores(cores, threads)
     assert found == {"VLLM_CPU_OMP_THREADS_BIND": bind, "OMP_NUM_THREADS": number}
-
-
-def test_numbers_of_threads_that_would_replace_vllms_own_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MKL_NUM_THREADS", "2")
-
-    async def use(engine: Engine) -> None:
-        assert "MKL_NUM_THREADS" not in os.environ
-
-    with_engine(use)
 
 
 @pytest.mark.parametrize("text", ['"quotes" and \\', "line\nbreak\t", "ünïcödé 漢字 🐚", "\x00\x1f", "half \ud83d"])

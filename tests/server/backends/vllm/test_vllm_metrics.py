@@ -136,8 +136,3 @@ def test_no_more_statistics_wait_than_the_limit(vllm: None, monkeypatch: pytest.
     for number in range(5):
         logger.record(None, number)
     assert logger.recorded == [0, 1, 2]
-
-
-def test_a_version_of_vllm_without_such_loggers_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", None)
-    assert later_statistics() is None
