@@ -116,7 +116,7 @@ def test_a_step_that_fails_for_one_request_of_a_batch_fails_that_one_alone(serve
     status = "400" if module is httpclient else "StatusCode.INVALID_ARGUMENT"
     assert outcomes.pop(3) == f"{status} in ensemble 'pipeline', step 'double': less than nothing"
     assert outcomes == [2, 4, 6, 10, 12, 14, 16]
-    with pytest.raises(InferenceServerException, match="in ensemble 'nested', step 'pipeline': in ensemble 'pipeline'"):
+    with pytest.raises(InferenceServerException, match="in ensemble 'nested', in ensemble 'pipeline'"):
         ask(server, "nested", -1, module=module)
     assert metric(server, "nv_inference_request_failure", "pipeline", "OTHER") == failures + 2
 

@@ -364,8 +364,8 @@ def _check_unique(text: bytes, inputs: Mapping[str, object]) -> None:
 
     def pairs(members: list[tuple[str, object]]) -> Object:
         names = [name for name, _ in members if name in inputs]
-        for name in names:
-            if names.count(name) > 1:
+        for index, name in enumerate(names):
+            if name in names[:index]:
                 raise _repeated(name)
         return dict(members)
 

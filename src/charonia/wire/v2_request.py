@@ -259,7 +259,7 @@ def custom_parameter(key: str, value: object) -> ParameterValue:
             "be specified."
         )
     if not isinstance(value, bool | int | float | str):
-        raise invalid(f"parameter '{key}': expected a string, a number or a boolean, got {kind_of(value)}")
+        raise invalid(f"parameter '{key}' has invalid type. Expected a string, number or boolean, got {kind_of(value)}")
     if isinstance(value, int) and not INT64_MIN <= value <= UINT64_MAX:
         raise invalid(f"parameter '{key}': the integer does not fit 64 bits")
     return value

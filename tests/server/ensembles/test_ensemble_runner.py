@@ -451,7 +451,7 @@ def test_a_step_whose_model_gets_less_than_it_needs_says_so_itself() -> None:
     assert second.request.inputs == {}
     assert (caller.error.code, str(caller.error)) == (
         Code.INVALID_ARG,
-        "in ensemble 'e', step 'b': expected 1 inputs but got 0 inputs for model 'b'",
+        "in ensemble 'e', expected 1 inputs but got 0 inputs for model 'b'",
     )
 
 

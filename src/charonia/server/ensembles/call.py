@@ -382,7 +382,9 @@ class EnsembleCall:
     def _fail_step(self, route: StepRoute, error: ServingError) -> None:
         request = self.request
         message = error.message.removeprefix(f"[request id: {request.id or '<id_unknown>'}] ")
-        text = f"in ensemble '{self._plan.config.name}', step '{name_of(route.model_name)}': {message}"
+        name = name_of(route.model_name)
+        step = "" if f"'{name}'" in message else f"step '{name}': "
+        text = f"in ensemble '{self._plan.config.name}', {step}{message}"
         self.fail(ServingError(error.code, text, hint=error.hint), FailureReason.OTHER)
 
     def _end(self, outcome: Outcome) -> None:

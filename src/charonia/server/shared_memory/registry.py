@@ -312,7 +312,8 @@ class RegionRegistry:
 
     async def _register(self, region: SystemRegion | CudaRegion, open_memory: Callable[[], Memory]) -> None:
         if not 0 < len(region.name) <= NAME_LENGTH_MAX:
-            raise invalid(f"the name of a shared memory region: expected 1 to {NAME_LENGTH_MAX} characters")
+            reason = f"invalid args: a name has 1 to {NAME_LENGTH_MAX} characters, got {len(region.name)}"
+            raise invalid(f"failed to register shared memory region: {reason}")
         async with self._lock:
             self._check_room(region)
             # In a thread: allocating the memory of a large object takes time.
