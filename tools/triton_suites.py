@@ -371,7 +371,7 @@ def prepare(checkout: Path, work: Path) -> None:
     for suite in TEST_MODELS:
         for file in (triton / "qa" / suite / "models").glob("*/config.pbtxt"):
             (file.parent / "1").mkdir(exist_ok=True)
-    for file in (triton / "qa" / "custom_models").glob("*/config.pbtxt"):
+    for file in (triton / "qa" / "custom_models").glob("*sequence*/config.pbtxt"):  # suites make that of the other one
         (file.parent / "1").mkdir(exist_ok=True)
     decoupled = triton / "qa" / "L0_decoupled"
     if decoupled.exists():  # the suite has the same test for models of the Python backend

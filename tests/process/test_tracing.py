@@ -200,7 +200,7 @@ def test_what_cannot_be_set_is_refused_with_the_right_status(repository: Path) -
             (None, {"trace_file": "x"}, "501", "StatusCode.UNIMPLEMENTED"),
             (None, {"trace_level": ["TIMESTAMPS"]}, "400", "StatusCode.INVALID_ARGUMENT"),
             (None, {"trace_rate": "x"}, "400", "StatusCode.INVALID_ARGUMENT"),
-            ("absent", {"trace_rate": "1"}, "400", "StatusCode.INVALID_ARGUMENT"),
+            ("absent", {"trace_file": "x"}, "400", "StatusCode.INVALID_ARGUMENT"),
         ):
             with pytest.raises(InferenceServerException) as caught:
                 http.update_trace_settings(model, settings)

@@ -38,7 +38,7 @@ def test_a_document_and_a_message_ask_for_the_same_change() -> None:
 
     change = {"level": TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, "rate": 3, "count": None}
     assert trace_settings.decode_json(document.encode()) == change
-    assert trace_settings.decode_message(message) == ("m", change)
+    assert trace_settings.decode_message(message, str) == ("m", change)
 
 
 def test_a_number_may_be_one_and_nothing_asks_for_nothing() -> None:
@@ -63,7 +63,7 @@ def test_settings_are_shown_in_the_form_of_each_protocol() -> None:
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     with pytest.raises(RpcError):
-        trace_settings.decode_message(b"\xff")
+        trace_settings.decode_message(b"\xff", str)
     with pytest.raises(RpcError):
         log_settings.decode_message(b"\xff", LogOptions())
 

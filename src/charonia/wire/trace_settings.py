@@ -6,7 +6,7 @@ field.
 Source: Triton's trace extension, for names, ranges and precedence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from charonia.core.errors import ServingError, invalid, unsupported
@@ -193,14 +193,15 @@ def describe(settings: TraceTexts) -> dict[str, object]:
     return {name: list(texts) if name == "trace_level" else texts[0] for name, texts in settings.items()}
 
 
-def decode_message(data: Buffer) -> tuple[str, Change]:
-    """Return the model and the change that a `TraceSettingRequest` requests.
+def decode_message(data: Buffer, check_model: Callable[[str], object]) -> tuple[str, Change]:
+    """Return the model, which is checked first, and the change that a `TraceSettingRequest` requests.
 
     Raises:
         RpcError: INTERNAL when the bytes are not such a message.
         ServingError: As `decode_json`.
     """
     request = parsed("inference.TraceSettingRequest", data)
+    check_model(request.model_name)
     return request.model_name, read_change({name: list(s.value) for name, s in request.settings.items()})
 
 

@@ -84,7 +84,7 @@ def drop_error(reason: DropReason, request: InferRequest, model: str) -> Serving
                 hint="retry later, or add instances; max_queue_size in the queue policy sets a fixed limit instead",
             )
         case DropReason.TIMEOUT:
-            return refuse("Request timeout expired", hint="the request waited longer than its queue timeout")
+            return refuse("Request timeout expired")
         case DropReason.STOPPING:
             return refuse(f"Server is stopping, scheduler for model '{model}' has stopped accepting new requests")
         case DropReason.STRATEGY_FAILED:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -307,8 +308,7 @@ async def _trace_setting(service: Service, message: Buffer) -> bytes:
     tracing = service.services.tracing
     if tracing is None:
         raise unsupported(NO_TRACING)
-    model, change = trace_settings.decode_message(message)
-    known_model(service.engine, model)
+    model, change = trace_settings.decode_message(message, partial(known_model, service.engine))
     await tracing.change(model, change)
     return trace_settings.encode_message(await tracing.settings(model))
 

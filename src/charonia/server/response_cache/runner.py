@@ -354,8 +354,7 @@ class CachedRunner:
             call.timer = asyncio.get_running_loop().call_later(timeout_ns / _NS_PER_S, self._timed_out, call)
 
     def _timed_out(self, call: CachedCall) -> None:
-        error = unavailable("Request timeout expired", hint="the request waited longer than its queue timeout")
-        self._fail(call, error, FailureReason.REJECTED)
+        self._fail(call, unavailable("Request timeout expired"), FailureReason.REJECTED)
 
     def _fail(self, call: CachedCall, error: ServingError, reason: FailureReason) -> None:
         """Answer a call that does not run, with an error."""
