@@ -89,7 +89,7 @@ def traced(remote: RemoteParent | None = None) -> TraceTree:
 def exported(tree: TraceTree, **options: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """The spans by name, and the attributes of the server."""
     with collector() as (url, exports):
-        sink = OtelExport(OtelOptions(url=url, **options))
+        sink = OtelExport(OtelOptions(url=url.removeprefix("http://"), **options))
         sink.write(SAMPLING, tree, False)
         sink.flush()
         sink.retire(SAMPLING)

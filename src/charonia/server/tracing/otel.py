@@ -68,7 +68,7 @@ class OtelExport:
         if str(named.attributes.get(SERVICE_NAME_KEY, "")).startswith("unknown_service"):
             named = named.merge(Resource({SERVICE_NAME_KEY: SERVICE_NAME}))
         self._resource = named.merge(Resource(dict(options.resource)))
-        self._exporter = OTLPSpanExporter(endpoint=options.url)
+        self._exporter = OTLPSpanExporter(endpoint=options.url if "://" in options.url else f"http://{options.url}")
         batch_size = options.batch_size
         if batch_size is None and options.queue_size is not None:
             batch_size = min(options.queue_size, BATCH_SIZE)

@@ -141,6 +141,7 @@ class Pair(NamedTuple):
         (["OUTPUT__0"], 5, [5]),
         (["a", "b"], (5, 6), [5, 6]),
         (["a"], (5, 6), [5]),
+        (["a", "OUTPUT__1"], (5, 6), [5, 6]),
         (["OUTPUT__1"], [5, 6], [6]),
         (["b", "a"], {"a": 5, "b": 6}, [6, 5]),
         (["OUTPUT__1", "OUTPUT__0"], OrderedDict(a=5, b=6), [6, 5]),
@@ -156,7 +157,7 @@ def test_outputs_find_their_part_of_the_result(names: list[str], result: object,
     assert found.select(result) == values
 
 
-@pytest.mark.parametrize("names", [["a", "b", "c"], ["OUTPUT__2"], ["RESULT[sum]"]])
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["OUTPUT__2"], ["OUTPUT__1", "a"], ["RESULT[sum]"]])
 def test_a_result_without_such_a_part_is_an_error_that_shows_what_came(names: list[str]) -> None:
     with pytest.raises(ServingError) as caught:
         bind_results(names, result_paths((5, 6)))

@@ -291,18 +291,16 @@ def bind_results(names: Sequence[str], paths: Sequence[Path]) -> list[int]:
         return [outer[name] for name in names]
     places: dict[Path, int] = {("RESULT", *path): index for index, path in enumerate(paths)}
     chosen = []
-    for name in names:
-        path = place_of(name)
-        number = number_of(name)
+    has_unplaced = False
+    for position, name in enumerate(names):
+        path, number = place_of(name), number_of(name)
+        if path is None and number is None:  # its place in the configuration
+            has_unplaced, number = True, position
         index = number if path is None and number is not None and number < len(paths) else places.get(path or ())
-        if index is not None:
-            chosen.append(index)
-    if len(chosen) == len(names):
-        return chosen
-    is_placed = any(place_of(name) or number_of(name) is not None for name in names)
-    if is_placed or len(names) > len(paths):
-        raise _no_such_result(names, paths)
-    return list(range(len(names)))
+        if index is None or (has_unplaced and index in chosen):
+            raise _no_such_result(names, paths)
+        chosen.append(index)
+    return chosen
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
