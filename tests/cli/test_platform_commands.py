@@ -550,6 +550,20 @@ def test_secrets_are_read_from_stdin_and_a_link_signs_the_owner_in(run: Any, mon
     assert "/login/link?token=" in run("platform", "login-link")[1]
 
 
+def test_alerts_are_created_listed_and_removed(run: Any) -> None:
+    rule = ("--condition=p99_ms", "--threshold=200", "--for=30", "--deployment=reader", "--url=http://127.0.0.1:1/hook")
+    assert run("platform", "create-alert", "slow", *rule)[0] == 0
+    again = run("platform", "create-alert", "slow", *rule)
+    listed = run("platform", "alerts")[1]
+    refused = run("platform", "create-alert", "other", "--condition=slow")
+    assert run("platform", "remove-alert", "slow")[0] == 0
+
+    assert (again[0], "alert 'slow' already exists" in again[2]) == (1, True)
+    assert listed.splitlines()[2].split() == ["slow", "p99_ms", "reader", "200.0"]
+    assert (refused[0], "error_rate" in refused[2]) == (2, True)
+    assert "slow" not in run("platform", "alerts")[1]
+
+
 def test_several_of_a_name_are_told_apart_by_their_numbers(run: Any) -> None:
     for _ in range(2):
         run("people", "add-user", "Ada")

@@ -7,14 +7,14 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from charonia.cli import logs, people
 from charonia.cli.command_line import CommandLine, Option, carry_out, joined
 from charonia.cli.platform_access import THIS_MACHINE, Columns, PlatformAccess, Resource, Verb, at, table
-from charonia.cli.values import filled, integer, names, path, path_text
+from charonia.cli.values import filled, integer, names, number, one_of, path, path_text
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.api_client import PlatformClient, path_of
@@ -149,6 +149,13 @@ class AlertOptions:
     """The options of the verbs of alerts."""
 
     name: str = ""
+    condition: str = ""
+    deployment: str = ""
+    threshold: float = 0.0
+    for_s: int = 60
+    url: str = ""
+    secret: str = ""
+    format: str = "json"
     access: PlatformAccess = THIS_MACHINE
 
 
@@ -169,6 +176,12 @@ def _alerts(client: PlatformClient, given: AlertOptions) -> int:
     return 0
 
 
+def _create_alert(client: PlatformClient, given: AlertOptions) -> int:
+    rule = {field.name: getattr(given, field.name) for field in fields(given) if field.name != "access"}
+    client.call("POST", path_of("projects", given.access.project, "alerts"), rule)
+    return 0
+
+
 def _on_alert(method: str, *parts: str) -> Callable[[PlatformClient, AlertOptions], int]:
     def act(client: PlatformClient, given: AlertOptions) -> int:
         client.call(method, path_of("projects", given.access.project, parts[0], given.name, *parts[1:]))
@@ -177,12 +190,29 @@ def _on_alert(method: str, *parts: str) -> Callable[[PlatformClient, AlertOption
     return act
 
 
+_CONDITIONS = ("error_rate", "p99_ms", "not_ready", "job_failed", "disk")
+
 # fmt: off
 _NAME = Option("NAME", "name", filled, "NAME", "Name of the alert", default="")
 ALERTS = Resource(
     "charonia platform", "Alerts of a project.", AlertOptions(),
     {
         "alerts": Verb("List alerts and their events", _alerts, "List alerts and their latest events."),
+        "create-alert": Verb(
+            "Create an alert", _create_alert, "Create an alert: a webhook is called while a condition holds.", "NAME",
+            (
+                _NAME,
+                Option("--condition", "condition", one_of(_CONDITIONS), "|".join(_CONDITIONS), "What it is about"),
+                Option("--threshold", "threshold", number(0), "N",
+                       "Percent of requests, milliseconds, or percent of free disk space"),
+                Option("--for", "for_s", integer(0), "SECONDS", "How long the condition must hold"),
+                Option("--deployment", "deployment", filled, "NAME", "Only this deployment; default: all"),
+                Option("--url", "url", filled, "URL", "Address of the webhook, unless a secret has it"),
+                Option("--secret", "secret", filled, "NAME",
+                       "Secret of the project: the webhook's address, or its bearer token"),
+                Option("--format", "format", one_of(("json", "slack")), "json|slack", "Form of the message"),
+            ),
+        ),
         "acknowledge-alert": Verb("Acknowledge an event", _on_alert("POST", "alert-events", "acknowledge"),
                                   "Acknowledge an event, by its number.", "EVENT",
                                   (Option("EVENT", "name", filled, "EVENT", "Number of the event", default=""),)),

@@ -37,7 +37,7 @@ from charonia.platform.console import (
     traffic_pages,
     trial_pages,
 )
-from charonia.platform.console.pages import Visit, plain_page, wants_page
+from charonia.platform.console.pages import plain_page, visit_of, wants_page
 from charonia.platform.database.connection import Database, DatabaseFullError
 from charonia.platform.database.lease import PlatformLease
 from charonia.platform.deployments import routes as deployments
@@ -227,8 +227,13 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
     if wants_page(request):
         heading = HTTPStatus(status).phrase
         values = {"heading": heading, "message": message or heading, "hint": hint}
-        visit = getattr(request.state, "visit", None)
-        if isinstance(visit, Visit) and status < 500:
+        try:
+            visit = visit_of(request) if status < 500 else None
+        except NotPermittedError as error:  # a browser that has not signed in
+            if status == HTTPStatus.NOT_FOUND:
+                return _refusal(request, error)
+            visit = None
+        if visit is not None:
             return visit.show("problem.html", values, status=status)
         return plain_page("problem.html", values, status)
     content = {"error": message or HTTPStatus(status).phrase, "hint": hint}

@@ -69,6 +69,19 @@ def test_what_is_missing_has_a_page_that_says_so(visitor: TestClient) -> None:
     assert 'aria-label="Platform"' in answer.text  # the navigation stays
 
 
+@pytest.mark.parametrize("address", ["/nothing", "/p/default/nothing", "/p/nothing/models", "/p/default/jobs/x/y"])
+def test_an_unknown_address_keeps_the_navigation_or_leads_to_the_page_to_sign_in(
+    visitor: TestClient, address: str
+) -> None:
+    answer = visitor.get(address)
+
+    assert answer.status_code == 404
+    assert 'aria-label="Platform"' in answer.text
+    assert 'href="/p/default/deployments"' in answer.text
+    visitor.cookies.clear()
+    assert visitor.get(address).headers["location"].startswith("/login?next=%2F")
+
+
 def test_lists_are_sorted_by_the_address_which_keeps_the_filters(visitor: TestClient, platform: Platform) -> None:
     for name in ("ab", "abc", "abc", "b"):
         add_version(platform.database, platform.settings.data, name, {"1/model.onnx": b"x"})

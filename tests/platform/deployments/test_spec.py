@@ -145,8 +145,6 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
         ({"variables": {"A": "1"}, "secrets": {"A": "x"}}, "secrets: expected a variable that is not among "
             "'variables', got 'A'"),
         ({"replicas": 0}, "replicas: expected a whole number from 1 to 10000, got 0"),
-        ({"target": "ray"},
-            "idle_unload_s: expected the target local, whose servers unload idle models, got 'ray'"),
         ({"ready_within_s": 0}, "ready_within_s: expected seconds, above 0 and up to 86400, got 0"),
         ({"device": {"gpus": [0, 0]}}, "device.gpus: expected each number once, got [0, 0]"),
         ({"models": [{"name": "a"}, {"name": "a"}]},

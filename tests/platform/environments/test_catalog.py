@@ -5,18 +5,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, GrantRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.isolation.isolation import Isolation
+from charonia.platform.people import keys
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.tasks.runner import TaskRunner
 
@@ -64,10 +66,13 @@ class Environments:
         with self.database.transaction() as session:
             self.project = ProjectRow(name="p", created=now())
             session.add(self.project)
+            session.flush()
+            grant = Grant(ProjectRole.DEPLOYER, "p", may_run_code=True)
+            self.ada = keys.principal(keys.create(session, Principal("root", ProjectRole.ADMIN), "ada", [grant])[0])
 
     def add(self, name: str, requirements: str = "", imports: tuple[str, ...] = (), python: str = "") -> int:
         with self.database.transaction() as session:
-            row, _ = catalog.add(session, self.project, NewEnvironment(name, requirements, python, imports), "ada")
+            row, _ = catalog.add(session, self.ada, "p", NewEnvironment(name, requirements, python, imports))
         self.runner.wake()
         return row.id
 
@@ -203,24 +208,30 @@ def test_what_has_failed_is_built_again(environments: Environments, uv: Path) ->
     )
 
     with environments.database.transaction() as session:
-        catalog.rebuild(session, catalog.get(session, environments.project, "reader"), "ada")
+        catalog.rebuild(session, environments.ada, "p", "reader")
     environments.runner.wake()
 
     assert environments.when_built("reader").reason.startswith("a package cannot be imported:")
 
 
-@pytest.mark.parametrize(("requirements", "count"), [("iniconfig", 1), ("absent", 0)])
-def test_a_deployment_that_waits_for_its_environment_follows_its_build(
-    environments: Environments, uv: Path, requirements: str, count: int
+@pytest.mark.parametrize(
+    ("requirements", "role", "count"),
+    [("iniconfig", "deployer", 1), ("absent", "deployer", 0), ("iniconfig", "viewer", 0)],
+)
+def test_a_deployment_that_waits_for_its_environment_follows_its_build_with_the_roles_of_then(
+    environments: Environments, uv: Path, requirements: str, role: str, count: int
 ) -> None:
     spec = {"name": "reader", "environment": "torch"}
     with environments.database.transaction() as session:
-        catalog.add(session, environments.project, NewEnvironment("torch", requirements), "ada", spec)
+        catalog.add(session, environments.ada, "p", NewEnvironment("torch", requirements), spec)
+        session.execute(update(GrantRow).values(role=role, may_run_code=False))
     environments.runner.wake()
-    environments.when_built("torch")
+    row = environments.when_built("torch")
 
-    expected = Principal.of("ada", [Grant(ProjectRole.DEPLOYER, "p", may_run_code=True)])
-    assert environments.deployed == [(expected, "p", spec)] * count
+    now_has = replace(environments.ada, may_run_code=frozenset())
+    assert environments.deployed == [(now_has, "p", spec)] * count
+    assert row.state == ("failed" if requirements == "absent" else "ready")
+    assert ("'key ada' is no longer a deployer of project 'p'" in environments.log("torch")) == (role == "viewer")
 
 
 def test_an_environment_that_a_deployment_uses_is_not_removed(environments: Environments, uv: Path) -> None:
@@ -236,12 +247,12 @@ def test_an_environment_that_a_deployment_uses_is_not_removed(environments: Envi
         session.add(deployment)
 
     with pytest.raises(ServingError) as raised, environments.database.transaction() as session:
-        catalog.remove(session, catalog.get(session, environments.project, "reader"))
+        catalog.remove(session, environments.ada, "p", "reader")
     assert raised.value.code is Code.ALREADY_EXISTS
 
     with environments.database.transaction() as session:
         session.get_one(DeploymentRow, deployment.id).removed = True
-        catalog.remove(session, catalog.get(session, environments.project, "reader"))
+        catalog.remove(session, environments.ada, "p", "reader")
     with environments.database.reading() as session:
         catalog.sweep(session, environments.folder)
     assert not (environments.folder / "1" / row.digest).exists()

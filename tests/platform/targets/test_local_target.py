@@ -21,7 +21,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine
-from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget
+from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget, _made
 from charonia.platform.targets.local_server import (
     MOVED,
     SOCKETS,
@@ -249,6 +249,12 @@ def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
     state = DeployedServer(folder, 1, {}, isolation).look()
 
     assert (state.failure, state.starts) == (failure, starts)
+
+
+def test_a_server_with_another_idle_time_is_not_interchangeable(tmp_path: Path) -> None:
+    one = workload(tmp_path, 1)
+
+    assert len({_made(replace(one, spec=replace(one.spec, idle_unload_s=idle_s))) for idle_s in (0, 60, 900)}) == 3
 
 
 def test_variables_reach_the_interpreter_of_a_revision_by_a_private_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from charonia.core.errors import TooManyError, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import ProjectRow, TaskRow
+from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks import queue
 from charonia.platform.tasks import runner as module
 from charonia.platform.tasks.runner import Handler, TaskRun, TaskRunner, next_project
@@ -54,6 +55,7 @@ class Tasks:
         return (self.runner.folder(number) / "log").read_text()
 
 
+ROOT = Principal("root", ProjectRole.ADMIN)
 Make = Callable[[Mapping[str, Handler]], Tasks]
 
 
@@ -116,7 +118,7 @@ def test_a_task_that_runs_is_cancelled_with_its_command(make: Make) -> None:
     tasks.when(number, "running")
 
     with tasks.database.transaction() as session:
-        queue.cancel(session, number)
+        queue.cancel(session, ROOT, number)
 
     assert tasks.when(number, "cancelled").reason == "it was cancelled"
 
@@ -127,9 +129,9 @@ def test_a_task_that_waits_is_cancelled_at_once(make: Make) -> None:
     tasks.when(numbers[1], "running")
 
     with tasks.database.transaction() as session:
-        assert queue.cancel(session, numbers[2]).state == "cancelled"
+        assert queue.cancel(session, ROOT, numbers[2]).state == "cancelled"
         for number in numbers[:2]:
-            queue.cancel(session, number)
+            queue.cancel(session, ROOT, number)
 
     assert [tasks.when(number, "cancelled").started > 0 for number in numbers] == [True, True, False]
 

@@ -237,6 +237,9 @@ securityContext:
 {{- if .logVerbose }}
 - --log-verbose={{ .logVerbose }}
 {{- end }}
+{{- if .modelIdleUnloadSeconds }}
+- --model-idle-unload={{ .modelIdleUnloadSeconds }}
+{{- end }}
 {{- if .grpcMaxConnectionAgeSeconds }}
 - --grpc-max-connection-age={{ mul .grpcMaxConnectionAgeSeconds 1000 }}
 {{- end }}

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Response
-from sqlalchemy.orm import Session
 
 from charonia.config.backends import Preset, presets, record_of
 from charonia.core.errors import ServingError
@@ -14,8 +13,7 @@ from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.models.records import VersionReport
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/environments")
@@ -62,9 +60,7 @@ def add(
         else:
             wanted = _wanted(name, python, requirements, imports)
         with visit.platform.database.transaction() as session:
-            project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-            row, _ = catalog.add(session, project, wanted, visit.who.name)
-            audit.note(session, visit.who, "environment.create", f"{project.name}/{row.name}", project_id=project.id)
+            row, _ = catalog.add(session, visit.who, visit.project, wanted)
     except ServingError as error:
         if ready is not None:
             raise
@@ -78,7 +74,7 @@ def add(
 def show(visit: OnPage, name: Text) -> Response:
     """Show an environment with its build log."""
     with visit.platform.database.reading() as session:
-        row = _get(session, visit, name)
+        row = catalog.get(session, projects.find(session, visit.who, visit.project), name)
         task = catalog.newest_task(session, row)
     values = {"it": _row(row), "job": task, "log": visit.task_log(task.id) if task is not None else ""}
     return visit.show("environment.html", values)
@@ -88,9 +84,7 @@ def show(visit: OnPage, name: Text) -> Response:
 def rebuild(visit: OnPage, name: Text) -> Response:
     """Build an environment again."""
     with visit.platform.database.transaction() as session:
-        row = _get(session, visit, name, ProjectRole.DEPLOYER)
-        catalog.rebuild(session, row, visit.who.name)
-        audit.note(session, visit.who, "environment.rebuild", f"{visit.project}/{name}", project_id=row.project_id)
+        catalog.rebuild(session, visit.who, visit.project, name)
     visit.platform.tasks.wake()
     return go(visit.path("environments", name))
 
@@ -99,9 +93,7 @@ def rebuild(visit: OnPage, name: Text) -> Response:
 def remove(visit: OnPage, name: Text) -> Response:
     """Delete an environment."""
     with visit.platform.database.transaction() as session:
-        row = _get(session, visit, name, ProjectRole.DEPLOYER)
-        catalog.remove(session, row)
-        audit.note(session, visit.who, "environment.remove", f"{visit.project}/{name}", project_id=row.project_id)
+        catalog.remove(session, visit.who, visit.project, name)
     return go(visit.path("environments"))
 
 
@@ -134,10 +126,6 @@ def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | N
     return visit.show(
         "environment_new.html", values, block="form" if is_wrong else "", status=INVALID if is_wrong else 200
     )
-
-
-def _get(session: Session, visit: Visit, name: str, role: ProjectRole = ProjectRole.VIEWER) -> EnvironmentRow:
-    return catalog.get(session, projects.find(session, visit.who, visit.project, role), name)
 
 
 def _row(row: EnvironmentRow) -> dict[str, Any]:

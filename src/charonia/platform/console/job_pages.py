@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Response
 from sqlalchemy import select
 
-from charonia.core.errors import invalid, not_found
+from charonia.core.errors import invalid
 from charonia.platform.console.deploy_form import FormFields, form_of, number, text_of
 from charonia.platform.console.pages import ROWS_MAX, OnPage, Sent, Visit, go
 from charonia.platform.console.text import date_text, duration_text, figure
@@ -18,8 +18,7 @@ from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.jobs.commands import PerfJob, TuneJob
 from charonia.platform.models import records, registry
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.tasks import queue
 from charonia.platform.values import Number, Text
 
@@ -63,12 +62,7 @@ def show(visit: OnPage, number: Number) -> Response:
 def cancel(visit: OnPage, number: Number) -> Response:
     """Cancel a task."""
     with visit.platform.database.transaction() as session:
-        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-        row = session.get(TaskRow, number)
-        if row is None or row.project_id != project.id:
-            raise not_found(f"job {number} does not exist in project '{visit.project}'")
-        queue.cancel(session, number)
-        audit.note(session, visit.who, "task.cancel", f"{visit.project}/{row.subject}", project_id=project.id)
+        queue.cancel(session, visit.who, number, visit.project)
     return _page(visit, number, block="live")
 
 
@@ -95,12 +89,9 @@ def job(row: TaskRow) -> dict[str, Any]:
 
 def _page(visit: OnPage, number: int, *, block: str = "") -> Response:
     with visit.platform.database.reading() as session:
-        project = projects.find(session, visit.who, visit.project)
-        row = session.get(TaskRow, number)
-        if row is None or row.project_id != project.id:
-            raise not_found(f"job {number} does not exist in project '{visit.project}'")
+        row = queue.find(session, visit.who, number, project=visit.project)
         model = row.subject.rpartition("/")[0]
-        deployed = registry.names(registry.uses(session, project.id, model)) if row.kind == jobs.TUNE else ()
+        deployed = registry.names(registry.uses(session, row.project_id, model)) if row.kind == jobs.TUNE else ()
     folder = visit.platform.tasks.folder(number)
     files = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     results = [
@@ -142,9 +133,7 @@ def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Measure a model of a deployment."""
     job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), text_of(sent, "protocol") or "http")
     with visit.platform.database.transaction() as session:
-        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-        task = jobs.start_perf(session, project, name, job, visit.who.name)
-        audit.note(session, visit.who, "job.perf", f"{visit.project}/{task.subject}", project_id=project.id)
+        task = jobs.start_perf(session, visit.who, visit.project, name, job)
     return _started(visit, task)
 
 
@@ -159,9 +148,7 @@ def search(visit: OnPage, name: Text, version: Number, sent: Sent) -> Response:
         environment=text_of(sent, "environment"),
     )
     with visit.platform.database.transaction() as session:
-        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-        task = jobs.start_tune(session, project, visit.platform.workloads, job, visit.who)
-        audit.note(session, visit.who, "job.tune", f"{visit.project}/{task.subject}", project_id=project.id)
+        task = jobs.start_tune(session, visit.who, visit.project, visit.platform.workloads, job)
     return _started(visit, task)
 
 

@@ -35,8 +35,7 @@ from charonia.platform.models.records import (
 )
 from charonia.platform.models.registry import ModelDetails
 from charonia.platform.models.sources import SourceKind, VersionSource
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/p/{project}/models")
@@ -244,18 +243,12 @@ def deploy(visit: OnPage, name: Text, number: Number) -> Response:
 
 def _build_and_deploy(visit: Visit, preset: Preset, value: Mapping[str, Any]) -> Response:
     """Build an environment, which then deploys a version."""
-    visit.who.demand_code(visit.project)
     with visit.platform.database.transaction() as session:
-        project = projects.find(session, visit.who, visit.project, ProjectRole.DEPLOYER)
-        row = catalog.find(session, project, preset.name)
-        if row is None:
+        if catalog.find(session, projects.find(session, visit.who, visit.project), preset.name) is None:
             wanted = NewEnvironment(preset.name, preset.requirements, "", preset.imports)
-            catalog.add(session, project, wanted, visit.who.name, value)
+            catalog.add(session, visit.who, visit.project, wanted, value)
         else:
-            catalog.rebuild(session, row, visit.who.name, value)
-        detail = {"for": value["name"]}
-        subject = f"{project.name}/{preset.name}"
-        audit.note(session, visit.who, "environment.create", subject, detail, project_id=project.id)
+            catalog.rebuild(session, visit.who, visit.project, preset.name, value)
     visit.platform.tasks.wake()
     return go(visit.path("environments", preset.name))
 

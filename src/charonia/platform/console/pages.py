@@ -17,9 +17,9 @@ from charonia.platform.console import text
 from charonia.platform.console.assets import PREFIX, address
 from charonia.platform.console.deploy_form import by_field
 from charonia.platform.database.connection import now
-from charonia.platform.people import projects
+from charonia.platform.people import projects, users
 from charonia.platform.people.access import Principal, ProjectRole
-from charonia.platform.people.calls import Caller
+from charonia.platform.people.calls import Caller, caller
 from charonia.platform.state import Here
 from charonia.platform.values import Text, check_json
 
@@ -129,6 +129,19 @@ class Visit:
 
 OnPage = Annotated[Visit, Depends()]
 """The visitor and the project, as a parameter of a route."""
+
+
+def visit_of(request: Request) -> Visit | None:
+    """Return the visit of an address without a page, in its project or the visitor's first one; None for no user."""
+    platform: Here = request.app.state.platform
+    known: Visit | None = getattr(request.state, "visit", None)
+    if known is None and "authorization" in request.headers:
+        return None
+    who = caller(request, platform, "", None, request.cookies.get(users.COOKIE)) if known is None else known.who
+    with platform.database.reading() as session:
+        visible = [row.name for row in projects.visible(session, who)]
+    asked = (request.url.path.split("/") + [""] * 2)[2]
+    return Visit(request, platform, who, asked if asked in visible else visible[0]) if visible else None
 
 
 async def _sent(request: Request) -> dict[str, list[str]]:

@@ -267,8 +267,6 @@ class _Reader:
         name = self._text("name", given.get("name", ""))
         if not NAME.fullmatch(name):
             self._wrong("name", "up to 63 of a-z, 0-9, - and _, with a letter or digit first", name)
-        if given.get("idle_unload_s") and given.get("target", "local") != "local":
-            self._wrong("idle_unload_s", "the target local, whose servers unload idle models", given["target"])
         return DeploymentSpec(
             name=name,
             target=self._text("target", given.get("target", "local")),

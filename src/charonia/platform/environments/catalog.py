@@ -14,7 +14,8 @@ from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, Pro
 from charonia.platform.environments import builder
 from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.people.access import Grant, Principal, ProjectRole
+from charonia.platform.people import audit, keys, projects
+from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
 from charonia.platform.values import check_name
@@ -41,23 +42,24 @@ class NewEnvironment:
 
 def add(
     session: Session,
-    project: ProjectRow,
+    who: Principal,
+    project: str,
     wanted: NewEnvironment,
-    author: str,
     deployment: Mapping[str, Any] | None = None,
 ) -> tuple[EnvironmentRow, TaskRow]:
-    """Add an environment, and the task that builds it.
+    """Add an environment, and the task that builds it. Its packages run code. Wake the tasks after the transaction.
 
     Args:
-        deployment: The specification of a deployment to create when it is built, by the author; None for none.
+        deployment: The specification of a deployment that the caller creates when it is built; None for none.
     """
+    found = _to_build(session, who, project)
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
     digest = _digest(read_requirements(wanted.requirements), python)
-    if find(session, project, name) is not None:
+    if find(session, found, name) is not None:
         raise conflict(f"environment '{name}' exists already", hint="choose another name")
     row = EnvironmentRow(
-        project_id=project.id,
+        project_id=found.id,
         name=name,
         python=python,
         requirements=wanted.requirements,
@@ -67,16 +69,20 @@ def add(
         created=now(),
     )
     session.add(row)
-    return row, _build_again(session, row, author, deployment)
+    return row, _build(session, who, found, row, deployment, "create")
 
 
-def rebuild(session: Session, row: EnvironmentRow, author: str, deployment: Mapping[str, Any] | None = None) -> TaskRow:
-    """Rebuild an environment that has failed, or was built by another release of the platform."""
+def rebuild(
+    session: Session, who: Principal, project: str, name: str, deployment: Mapping[str, Any] | None = None
+) -> tuple[EnvironmentRow, TaskRow]:
+    """Rebuild an environment that has failed, or was built by another release of the platform. See `add`."""
+    found = _to_build(session, who, project)
+    row = get(session, found, name)
     if row.state in ("waiting", "building"):
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
     row.digest = _digest(read_requirements(row.requirements), row.python)
     row.state, row.reason = "waiting", ""
-    return _build_again(session, row, author, deployment)
+    return row, _build(session, who, found, row, deployment, "rebuild")
 
 
 def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
@@ -107,8 +113,9 @@ def newest_task(session: Session, row: EnvironmentRow) -> TaskRow | None:
     return session.scalar(query.order_by(TaskRow.id.desc()).limit(1))
 
 
-def remove(session: Session, row: EnvironmentRow) -> None:
+def remove(session: Session, who: Principal, project: str, name: str) -> None:
     """Delete an environment; `sweep` removes its folder."""
+    row = get(session, projects.find(session, who, project, ProjectRole.DEPLOYER), name)
     specs = session.execute(
         select(DeploymentRow.name, RevisionRow.spec)
         .join(RevisionRow.deployment)
@@ -122,6 +129,7 @@ def remove(session: Session, row: EnvironmentRow) -> None:
             hint="stop or remove these deployments first",
         )
     session.delete(row)
+    audit.note(session, who, "environment.remove", f"{project}/{name}", project_id=row.project_id)
 
 
 def sweep(session: Session, folder: Path) -> None:
@@ -165,7 +173,8 @@ def handler(
         change(number, state="ready", packages=made["packages"], size=made["size"])
         if wanted_next := run.arguments.get("deployment"):
             project = str(run.arguments["project"])
-            who = Principal.of(run.arguments["who"], [Grant(ProjectRole.DEPLOYER, project, may_run_code=True)])
+            with database.reading() as session:  # with the permissions of now
+                who = keys.standing_deployer(session, run.arguments.get("by", ""), run.arguments["who"], project)
             deploy(who, project, wanted_next)
         return {"packages": len(made["packages"]), "size": made["size"]}
 
@@ -176,12 +185,23 @@ def _digest(wanted: Requirements, python: str) -> str:
     return wanted.digest(python, builder.own_requirement())
 
 
-def _build_again(
-    session: Session, row: EnvironmentRow, author: str, deployment: Mapping[str, Any] | None = None
+def _to_build(session: Session, who: Principal, project: str) -> ProjectRow:
+    who.demand_code(project)
+    return projects.find(session, who, project, ProjectRole.DEPLOYER)
+
+
+def _build(
+    session: Session,
+    who: Principal,
+    project: ProjectRow,
+    row: EnvironmentRow,
+    deployment: Mapping[str, Any] | None,
+    verb: str,
 ) -> TaskRow:
     session.flush()
     arguments: dict[str, Any] = {"environment": row.id}
     if deployment is not None:
-        project = session.get_one(ProjectRow, row.project_id).name
-        arguments |= {"deployment": dict(deployment), "project": project, "who": author}
-    return queue.add(session, KIND, row.project_id, row.name, arguments, author)
+        arguments |= {"deployment": dict(deployment), "project": project.name, "who": who.name, "by": who.id}
+    detail = {"for": deployment["name"]} if deployment else {}
+    audit.note(session, who, f"environment.{verb}", f"{project.name}/{row.name}", detail, project_id=project.id)
+    return queue.add(session, KIND, project.id, row.name, arguments, who.name)

@@ -11,8 +11,7 @@ from charonia.platform.database.tables import EnvironmentRow, TaskRow, copied
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
 from charonia.platform.values import Limit, Offset, RequestBody, Text
@@ -88,16 +87,13 @@ def list_environments(
 @router.post("/projects/{project}/environments", status_code=202)
 def create_environment(platform: Here, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
     """Build an environment. Its packages run code, so this needs the permission for code."""
-    who.demand_code(project)
     python, requirements = body.python, body.requirements
     if body.script:
         stated, requirements = read_script(body.script)
         python = python or stated
     wanted = NewEnvironment(body.name, requirements, python, body.imports)
     with platform.database.transaction() as session:
-        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        row, task = catalog.add(session, owner, wanted, who.name)
-        audit.note(session, who, "environment.create", f"{project}/{row.name}", project_id=owner.id)
+        row, task = catalog.add(session, who, project, wanted)
     platform.tasks.wake()
     return EnvironmentBody.of(row, task)
 
@@ -113,12 +109,8 @@ def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> E
 @router.post("/projects/{project}/environments/{name}/rebuild", status_code=202)
 def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Rebuild an environment that has failed, or was built by another release of the platform."""
-    who.demand_code(project)
     with platform.database.transaction() as session:
-        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        row = catalog.get(session, owner, name)
-        task = catalog.rebuild(session, row, who.name)
-        audit.note(session, who, "environment.rebuild", f"{project}/{name}", project_id=owner.id)
+        row, task = catalog.rebuild(session, who, project, name)
     platform.tasks.wake()
     return EnvironmentBody.of(row, task)
 
@@ -127,8 +119,6 @@ def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) 
 def remove_environment(platform: Here, who: Caller, project: Text, name: Text) -> None:
     """Delete an environment that no deployment uses."""
     with platform.database.transaction() as session:
-        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        catalog.remove(session, catalog.get(session, owner, name))
-        audit.note(session, who, "environment.remove", f"{project}/{name}", project_id=owner.id)
+        catalog.remove(session, who, project, name)
     with platform.database.reading() as session:
         catalog.sweep(session, platform.settings.data / "environments")

@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from charonia.core.errors import internal, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.database.tables import ProjectRow, RevisionRow, TaskRow
+from charonia.platform.deployments.reads import find
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.deployments.workloads import Workloads, with_steps
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, collect
@@ -26,7 +27,8 @@ from charonia.platform.jobs.commands import (
     recommendation,
     seconds_left,
 )
-from charonia.platform.people.access import Principal
+from charonia.platform.people import audit, projects
+from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget, make_model_folder
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
@@ -46,15 +48,9 @@ _FOUND = (0, 2)
 """Exit statuses of `charonia tune` with a result."""
 
 
-def start_perf(session: Session, project: ProjectRow, deployment: str, job: PerfJob, author: str) -> TaskRow:
-    """Add the task that measures a model of a deployment."""
-    row = session.scalar(
-        select(DeploymentRow).where(
-            DeploymentRow.project_id == project.id, DeploymentRow.name == deployment, ~DeploymentRow.removed
-        )
-    )
-    if row is None:
-        raise not_found(f"deployment '{deployment}' does not exist in project '{project.name}'")
+def start_perf(session: Session, who: Principal, project: str, deployment: str, job: PerfJob) -> TaskRow:
+    """Add the task that measures a model of a deployment. Wake the tasks after the transaction."""
+    row, _ = find(session, who, project, deployment, ProjectRole.DEPLOYER)
     spec = session.scalar(
         select(RevisionRow.spec).where(RevisionRow.deployment_id == row.id, RevisionRow.number == row.wanted)
     )
@@ -62,14 +58,17 @@ def start_perf(session: Session, project: ProjectRow, deployment: str, job: Perf
     if job.model not in names:
         raise not_found(f"deployment '{deployment}' has no model '{job.model}'", hint=f"it has {', '.join(names)}")
     arguments = {"deployment": deployment, "target": row.target, "job": asdict(job)}
-    return queue.add(session, PERF, project.id, f"{deployment}/{job.model}", arguments, author)
+    audit.note(session, who, "job.perf", f"{project}/{deployment}/{job.model}", project_id=row.project_id)
+    return queue.add(session, PERF, row.project_id, f"{deployment}/{job.model}", arguments, who.name)
 
 
-def start_tune(session: Session, project: ProjectRow, workloads: Workloads, job: TuneJob, who: Principal) -> TaskRow:
-    """Add the task that searches the best configuration of a version of a model."""
-    if workloads.named(session, project.id, _trial(session, project.id, job)).runs_code:
-        who.demand_code(project.name)
-    return queue.add(session, TUNE, project.id, f"{job.model}/{job.version}", {"job": asdict(job)}, who.name)
+def start_tune(session: Session, who: Principal, project: str, workloads: Workloads, job: TuneJob) -> TaskRow:
+    """Add the task that searches the best configuration of a version of a model. See `start_perf`."""
+    found, subject = projects.find(session, who, project, ProjectRole.DEPLOYER), f"{job.model}/{job.version}"
+    if workloads.named(session, found.id, _trial(session, found.id, job)).runs_code:
+        who.demand_code(project)
+    audit.note(session, who, "job.tune", f"{project}/{subject}", project_id=found.id)
+    return queue.add(session, TUNE, found.id, subject, {"job": asdict(job)}, who.name)
 
 
 def found(session: Session, project_id: int, model: str, version: int = 0) -> TaskRow | None:

@@ -7,8 +7,7 @@ from pydantic import BaseModel, Field
 
 from charonia.platform.jobs import jobs
 from charonia.platform.jobs.commands import PerfJob, TuneJob
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
 from charonia.platform.tasks.routes import TaskBody
@@ -56,10 +55,7 @@ def measure(platform: Here, who: Caller, project: Text, body: MeasureRequest) ->
     deployment = values.pop("deployment")
     job = PerfJob(**values)
     with platform.database.transaction() as session:
-        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        task = jobs.start_perf(session, owner, deployment, job, who.name)
-        audit.note(session, who, "job.perf", f"{project}/{task.subject}", project_id=owner.id)
-        shown = TaskBody.of(task)
+        shown = TaskBody.of(jobs.start_perf(session, who, project, deployment, job))
     platform.tasks.wake()
     return shown
 
@@ -69,10 +65,7 @@ def search(platform: Here, who: Caller, project: Text, body: SearchRequest) -> T
     """Search the best configuration of a version of a model, on a separate server on the platform's machine."""
     job = TuneJob(**body.model_dump())
     with platform.database.transaction() as session:
-        owner = projects.find(session, who, project, ProjectRole.DEPLOYER)
-        task = jobs.start_tune(session, owner, platform.workloads, job, who)
-        audit.note(session, who, "job.tune", f"{project}/{task.subject}", project_id=owner.id)
-        shown = TaskBody.of(task)
+        shown = TaskBody.of(jobs.start_tune(session, who, project, platform.workloads, job))
     platform.tasks.wake()
     return shown
 

@@ -485,6 +485,7 @@ def _made(workload: Workload) -> str:
     ]
     rest = [key_file(spec), str(workload.python), spec.cpu_cores, list(spec.gpus), spec.memory_mib]
     rest += [sorted(workload.variables.items())] if workload.variables else []
+    rest += [spec.idle_unload_s] if spec.idle_unload_s else []
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
 
 

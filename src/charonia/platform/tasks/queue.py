@@ -9,6 +9,8 @@ from sqlalchemy.orm import Session, joinedload
 from charonia.core.errors import not_found, too_many, unavailable
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow, TaskRow
+from charonia.platform.people import audit
+from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks.runner import PROJECT_WAITING_MAX, WAITING_MAX
 
 
@@ -63,12 +65,22 @@ def page(
     return session.scalars(query.order_by(TaskRow.id.desc()).limit(limit)).all()
 
 
-def cancel(session: Session, task_id: int) -> TaskRow:
-    """Cancel a task: immediately if it waits, as soon as it notices if it runs."""
-    task = session.get(TaskRow, task_id)
-    if task is None:
-        raise not_found(f"task {task_id} does not exist")
+def find(
+    session: Session, who: Principal, number: int, role: ProjectRole = ProjectRole.VIEWER, project: str = ""
+) -> TaskRow:
+    """Return a task, of any project or of one."""
+    task = session.get(TaskRow, number)
+    if task is None or who.role(task.project.name) is None or project not in ("", task.project.name):
+        raise not_found(f"task {number} does not exist")
+    who.demand(role, task.project.name)
+    return task
+
+
+def cancel(session: Session, who: Principal, number: int, project: str = "") -> TaskRow:
+    """Cancel a task: immediately if it waits, as soon as it notices if it runs. See `find`."""
+    task = find(session, who, number, ProjectRole.DEPLOYER, project)
     if task.state == "waiting":
         task.state, task.ended, task.reason = "cancelled", now(), "it was cancelled"
     task.is_cancelled = True
+    audit.note(session, who, "task.cancel", f"{task.project.name}/{task.subject}", project_id=task.project_id)
     return task

@@ -7,12 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel, Field
-from sqlalchemy.orm import Session
 
 from charonia.core.errors import not_found
 from charonia.platform.database.tables import TaskRow, copied
-from charonia.platform.people import audit, projects
-from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here, Platform
 from charonia.platform.tasks import queue
@@ -71,7 +69,7 @@ def list_tasks(
 def get_task(platform: Here, who: Caller, number: Number) -> TaskBody:
     """Return a task."""
     with platform.database.reading() as session:
-        row = _visible(session, who, number)
+        row = queue.find(session, who, number)
         return TaskBody.of(row, _files(platform, number))
 
 
@@ -84,7 +82,7 @@ def get_log(
 ) -> StreamingResponse:
     """Return the log of a task from an offset on; the header X-Log-Offset says where the next piece begins."""
     with platform.database.reading() as session:
-        _visible(session, who, number)
+        queue.find(session, who, number)
     piece = log_piece(platform, number, offset)
     headers = {"X-Log-Offset": str(offset + len(piece)), "Cache-Control": "no-store"}
     return StreamingResponse(iter([piece]), headers=headers, media_type="text/plain; charset=utf-8")
@@ -94,17 +92,14 @@ def get_log(
 def cancel_task(platform: Here, who: Caller, number: Number) -> TaskBody:
     """Cancel a task: immediately if it waits, as soon as it notices if it runs."""
     with platform.database.transaction() as session:
-        row = _visible(session, who, number, ProjectRole.DEPLOYER)
-        queue.cancel(session, number)
-        audit.note(session, who, "task.cancel", f"{row.kind} {row.subject}", project_id=row.project_id)
-        return TaskBody.of(row)
+        return TaskBody.of(queue.cancel(session, who, number))
 
 
 @router.get("/tasks/{number}/files/{name}")
 def get_file(platform: Here, who: Caller, number: Number, name: Text) -> FileResponse:
     """Return a result file of a task, such as a report."""
     with platform.database.reading() as session:
-        _visible(session, who, number)
+        queue.find(session, who, number)
     if name not in _files(platform, number):
         raise not_found(f"task {number} has no result file '{name}'")
     headers = {"Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
@@ -120,14 +115,6 @@ def log_piece(platform: Platform, number: int, offset: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
         return file.read(LOG_PIECE_BYTES)
-
-
-def _visible(session: Session, who: Principal, number: int, role: ProjectRole = ProjectRole.VIEWER) -> TaskRow:
-    row = session.get(TaskRow, number)
-    if row is None or who.role(row.project.name) is None:
-        raise not_found(f"task {number} does not exist")
-    who.demand(role, row.project.name)
-    return row
 
 
 def _files(platform: Platform, number: int) -> list[str]:

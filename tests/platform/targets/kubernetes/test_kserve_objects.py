@@ -1,5 +1,6 @@
 """The objects of KServe that a workload becomes, and how far an InferenceService is."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ def mark(objects: list[dict[str, Any]]) -> str:
 
 def test_a_workload_is_a_runtime_and_an_inference_service() -> None:
     made = workload(1, cpu_cores=2, memory_mib=512, gpus=(0, 1), replicas_min=2, replicas_max=6, ready_within_s=60.0)
+    made = replace(made, spec=replace(made.spec, idle_unload_s=900))
 
     runtime, service = rendered(made, image="registry/charonia:1")
 
@@ -37,7 +39,7 @@ def test_a_workload_is_a_runtime_and_an_inference_service() -> None:
     container = runtime["spec"]["containers"][0]
     assert container["image"] == "registry/charonia:1"
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "512Mi", "nvidia.com/gpu": "2"}
-    assert "--exit-on-error=true" in container["args"]
+    assert {"--exit-on-error=true", "--model-idle-unload=900"} <= set(container["args"])
     assert "--api-keys=/etc/charonia/keys/open-keys.txt" in container["args"]
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "RawDeployment"}
     predictor = service["spec"]["predictor"]

@@ -33,7 +33,9 @@ def test_images(image: str, repository: str, tag: str, digest: str) -> None:
 
 
 def test_what_a_workload_says_is_in_the_values() -> None:
-    asked = workload(1, cpu_cores=2, gpus=(0, 1), memory_mib=2048, replicas_min=2, replicas_max=5, keys=True)
+    asked = workload(
+        1, cpu_cores=2, gpus=(0, 1), memory_mib=2048, replicas_min=2, replicas_max=5, keys=True, idle_unload_s=900
+    )
 
     values = chart_values(asked, "s3://bucket/r", SETTINGS)
 
@@ -43,6 +45,7 @@ def test_what_a_workload_says_is_in_the_values() -> None:
     assert values["autoscaling"] == {"minReplicas": 2, "maxReplicas": 5}
     assert values["apiKeys"]["existingSecret"] == f"{OBJECT}-keys"
     assert values["probes"] == {"startupSeconds": 600}
+    assert values["server"] == {"modelIdleUnloadSeconds": 900}
 
 
 def test_an_environment_is_an_image_or_packages_that_are_installed() -> None:
@@ -65,7 +68,7 @@ def objects_of(asked: Workload, settings: KubernetesSettings = SETTINGS) -> dict
 
 
 def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
-    found = objects_of(workload(1, memory_mib=300, keys=True))
+    found = objects_of(workload(1, memory_mib=300, keys=True, idle_unload_s=900))
 
     assert list(found)[-1] == f"Deployment '{OBJECT}'"
     assert f"Service '{OBJECT}'" in found
@@ -77,7 +80,7 @@ def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
     pod = deployment["spec"]["template"]
     server = pod["spec"]["containers"][0]
     assert "--model-repository=s3://bucket/r" in server["args"]
-    assert "--exit-on-error=true" in server["args"]
+    assert {"--exit-on-error=true", "--model-idle-unload=900"} <= set(server["args"])
     assert server["resources"]["limits"] == {"memory": "300Mi"}
     assert server["envFrom"] == [{"secretRef": {"name": "store"}}]
     assert {"name": "api-keys", "secret": {"secretName": f"{OBJECT}-keys", "defaultMode": 0o440}} in pod["spec"][

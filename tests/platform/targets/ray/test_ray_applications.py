@@ -23,7 +23,7 @@ def details(status: str, message: str = "", states: tuple[str, ...] = (), said: 
 
 
 def test_an_application_has_what_the_workload_asks_for() -> None:
-    spec = DeploymentSpec("reader", cpu_cores=2, gpus=(0, 3), replicas_min=2, replicas_max=6)
+    spec = DeploymentSpec("reader", cpu_cores=2, gpus=(0, 3), replicas_min=2, replicas_max=6, idle_unload_s=900)
     found = application(
         "own", Workload("default/reader", 4, spec, (), packages=("torch==2.5",)), "s3://b/r", "secret", 9
     )
@@ -39,6 +39,7 @@ def test_an_application_has_what_the_workload_asks_for() -> None:
             "min_replicas": 2,
             "max_replicas": 6,
             "keys": [f"platform admin {digest_of('secret')}", "clients infer,read none"],
+            "options": ["--model-idle-unload=900"],
             "autoscaling": {"initial_replicas": 6},
         },
         "runtime_env": {"pip": ["torch==2.5"]},

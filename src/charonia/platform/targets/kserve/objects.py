@@ -94,7 +94,10 @@ def kserve_rendered(workload: Workload, repository: str, settings: KubernetesSet
         cpu=str(spec.cpu_cores or 1),
         memory=f"{spec.memory_mib or -(-needs_of(workload).memory_bytes // MIB)}Mi",
         gpus=len(spec.gpus),
-        arguments=("--exit-on-error=true", f"--api-keys={KEYS_FOLDER}/{key_file(spec)}"),
+        arguments=(
+            *("--exit-on-error=true", f"--api-keys={KEYS_FOLDER}/{key_file(spec)}"),
+            *([f"--model-idle-unload={spec.idle_unload_s}"] if spec.idle_unload_s else []),
+        ),
     )
     models = tuple(ModelConfig(name=model.name) for model in workload.models)  # served as one repository
     made: dict[str, Any] = kserve_objects(ExportedModels(name, models, is_repository=True), options)

@@ -147,6 +147,8 @@ def chart_values(workload: Workload, repository: str, settings: KubernetesSettin
         values["extraPackages"] = list(workload.packages)
     if image or settings.image:
         values["image"] = image_values(image or settings.image)
+    if spec.idle_unload_s:
+        values["server"] = {"modelIdleUnloadSeconds": spec.idle_unload_s}
     values["apiKeys"] = {"existingSecret": keys_name(name), "file": "", "key": key_file(spec)}
     return values
 

@@ -95,6 +95,8 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
         "max_replicas": spec.replicas_max,
         "keys": key_files(key, ())[key_file(spec)].splitlines(),
     }
+    if spec.idle_unload_s:
+        args["options"] = [f"--model-idle-unload={spec.idle_unload_s}"]
     if spec.replicas_max > spec.replicas_min and replicas:
         args["autoscaling"] = {"initial_replicas": min(max(replicas, spec.replicas_min), spec.replicas_max)}
     found: dict[str, Any] = {
