@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from sqlalchemy import update
 from tests.support.onnx_writer import GraphWriter
 from tests.support.platform_models import add_version
 from tests.support.ports import free_ports
@@ -24,14 +26,19 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
+from charonia.platform.database.tables import TaskRow, VersionRow
 from charonia.platform.deployments.reads import ChangePlan, DeploymentView
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
+from charonia.platform.environments import catalog
+from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.fit import MIB, LocalMachine
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.local_server import ServerFolder
 from charonia.platform.targets.server_calls import ask
+from charonia.platform.tasks.runner import TaskRunner
 from charonia.server.access.rules import METHODS, Scope
 from charonia.server.grpc.methods import method_table
 
@@ -260,3 +267,53 @@ def test_what_runs_survives_the_platform_and_is_adopted_and_a_server_that_is_kil
     place.deployments.changes.remove(ADA, "default", "adder")
     assert eventually(lambda: not place.deployments.reads.list(ADA, "default")[1])
     assert list((place.data / "deployments").rglob("*")) == []
+
+
+OLD_MODEL = b"""
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        version = np.array(sys.version_info[:2], np.float32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", version)]) for _ in requests]
+"""
+OLD_CONFIG = b"""backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }"""
+
+
+def test_a_python_model_runs_in_an_environment_of_an_older_python(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [path.parent for path in Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")]
+    if not own and shutil.which("python3.8") is None:
+        pytest.skip("Python 3.8 is not installed")
+    monkeypatch.setenv("PATH", ":".join([*map(str, own), os.environ["PATH"]]))
+    isolation = Isolation(tmp_path, mode="available")
+    handler = catalog.handler(place.database, tmp_path / "environments", isolation, lambda *_: None)
+    runner = TaskRunner(place.database, tmp_path / "tasks", {catalog.KIND: handler})
+    with place.database.transaction() as session:
+        row, task = catalog.add(session, ADA, "default", NewEnvironment("old", "iniconfig", "3.8"))
+    runner.start()
+    try:
+
+        def is_over() -> bool:
+            with place.database.reading() as session:
+                return session.get_one(TaskRow, task.id).state in ("done", "failed")
+
+        assert eventually(is_over, READY_S)
+    finally:
+        runner.close()
+    assert "charonia" not in (runner.folder(task.id) / "log").read_text().partition("import ")[2]
+    add_version(place.database, tmp_path, "old", {"config.pbtxt": OLD_CONFIG, "1/model.py": OLD_MODEL})
+    with place.database.transaction() as session:
+        session.execute(update(VersionRow).where(VersionRow.model.has(name="old")).values(backend="python"))
+
+    with pytest.raises(ServingError, match=r"'old' has Python 3\.8, which only runs Python models"):
+        place.deployments.changes.create(ADA, "default", {**spec(1), "environment": row.name})
+    value = {"name": "adder", "environment": "old", "models": [{"name": "old"}]}
+    place.deployments.changes.create(ADA, "default", value)
+    with Client(place.until(state="ready").http) as client:
+        assert client.infer("old", {"x": np.zeros(4, np.float32)})["y"].tolist() == [3.0, 8.0]

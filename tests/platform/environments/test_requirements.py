@@ -70,7 +70,7 @@ def test_a_script_states_its_dependencies() -> None:
         ("# /// script\n# dependencies = [\n# ///\n", "not TOML"),
         ('# /// script\n# dependencies = "numpy"\n# ///\n', "expected a list of strings"),
         ('# /// script\n# requires-python = "newest"\n# ///\n', "not a range of versions"),
-        ('# /// script\n# requires-python = "<3.9"\n# ///\n', "3.11 or newer"),
+        ('# /// script\n# requires-python = "<3.8"\n# ///\n', "3.8 or newer"),
     ],
 )
 def test_a_script_that_states_them_badly_is_refused(content: str, problem: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Form, Response
 
-from charonia.config.backends import Preset, presets, record_of
+from charonia.config.backends import PYTHON, Preset, presets, record_of
 from charonia.core.errors import ServingError
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
@@ -119,7 +119,10 @@ def _problems(error: ServingError) -> Mapping[str, str]:
 def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | None = None) -> Response:
     pythons = [
         ("", f"{builder.pythons()[0]}, as the platform"),
-        *((version, version) for version in builder.pythons()[1:]),
+        *(
+            (version, f"{version}, for Python models only" if version in builder.OLDER_PYTHONS else version)
+            for version in builder.pythons()[1:]
+        ),
     ]
     values = {"form": form, "pythons": pythons, "problems": problems or {}}
     is_wrong = problems is not None
@@ -160,7 +163,12 @@ def suggested(report: VersionReport, environments: Sequence[EnvironmentRow]) -> 
     if not missing:
         return ""
     for environment in environments:
-        if environment.state == "ready" and missing <= {_plain(name) for name, _ in environment.packages}:
+        is_older = environment.python in builder.OLDER_PYTHONS and report.backend != PYTHON
+        if (
+            environment.state == "ready"
+            and not is_older
+            and missing <= {_plain(name) for name, _ in environment.packages}
+        ):
             return str(environment.name)
     return ""
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from charonia.config import json_form, pbtxt
-from charonia.config.backends import ENSEMBLE
+from charonia.config.backends import ENSEMBLE, PYTHON
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import from_json
@@ -25,7 +25,7 @@ from charonia.platform.database.tables import (
     VersionRow,
 )
 from charonia.platform.deployments.spec import MODELS_MAX, DeployedModel, DeploymentSpec
-from charonia.platform.environments.builder import folder_of, python_of
+from charonia.platform.environments.builder import OLDER_PYTHONS, folder_of, python_of
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
 from charonia.platform.people.secrets import ProjectSecrets
@@ -45,6 +45,7 @@ class Named:
         spec: The specification, with numbers in place of "latest".
         models: The versions of each model by number.
         python: The interpreter of its environment, None for the platform's own.
+        workers: The folder of an environment with an older Python, in which only workers of Python models run.
         keys: Lines of the file of API keys.
         runs_code: Whether a version is not known to be data, or the configuration may make it code.
         packages: Requirements of its environment in pip's syntax.
@@ -59,6 +60,7 @@ class Named:
     packages: tuple[str, ...] = ()
     project_id: int = 0
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    workers: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,14 @@ class Workloads:
         rows = _models(session, project_id, [model.name for model in spec.models])
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
         environment = _environment(session, project_id, spec.environment, problems)
+        is_older = environment is not None and environment.python in OLDER_PYTHONS
+        if environment is not None and is_older:
+            has_python = any(version.backend == PYTHON for _, versions in models for version in versions.values())
+            if spec.target != "local" or not has_python:
+                problems.append(
+                    f"environment: '{environment.name}' has Python {environment.python}, which only runs Python models "
+                    "at the target local"
+                )
         variables = {**spec.variables}
         for variable, name in spec.secrets.items():
             try:
@@ -103,11 +113,11 @@ class Workloads:
             for model, versions in models
         )
         keys = self.key_lines(session, project_id, spec.name) if spec.keys else ()
-        python = (
-            python_of(folder_of(self._data / "environments", project_id, environment.digest)) if environment else None
-        )
+        folder = folder_of(self._data / "environments", project_id, environment.digest) if environment else None
+        python = python_of(folder) if folder and not is_older else None
         packages = read_requirements(environment.requirements).lines if environment else ()
-        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id, variables)
+        workers = folder if is_older else None
+        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id, variables, workers)
 
     def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
         """Return the lines of the file of API keys of a deployment's servers."""
@@ -125,7 +135,7 @@ class Workloads:
             deployment=f"{project}/{named.spec.name}",
             revision=revision,
             spec=named.spec,
-            models=tuple(self._placed(model, versions) for model, versions in named.models),
+            models=tuple(self._placed(model, versions, named.workers) for model, versions in named.models),
             python=named.python,
             keys=named.keys,
             packages=named.packages,
@@ -147,11 +157,12 @@ class Workloads:
             if path.name not in known:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _placed(self, model: DeployedModel, versions: Mapping[int, VersionRow]) -> PlacedModel:
+    def _placed(self, model: DeployedModel, versions: Mapping[int, VersionRow], workers: Path | None) -> PlacedModel:
         config = from_json(versions[max(versions)].files).get(CONFIG)
         text = "" if config is None else self._store.fetch(config).read_text(encoding="utf-8")
         try:
-            changed = configured(text, model, sorted(versions))
+            is_python = versions[max(versions)].backend == PYTHON
+            changed = configured(text, model, sorted(versions), workers if is_python else None)
         except ServingError as error:
             raise invalid(f"model '{model.name}': {error.message}", hint=error.hint) from error
         return PlacedModel(
@@ -269,21 +280,25 @@ def _versions(
 
 
 TRAFFIC = "traffic"
+WORKERS = "EXECUTION_ENV_PATH"
 INSTANCES_MIN = "INSTANCES_MIN"
 INSTANCES_MAX = "INSTANCES_MAX"
 
 
-def configured(text: str, model: DeployedModel, versions: Sequence[int]) -> str:
+def configured(text: str, model: DeployedModel, versions: Sequence[int], workers: Path | None = None) -> str:
     """Return a model's config.pbtxt.
 
     Args:
         text: The config.pbtxt of its latest version, "" if it has none: the server completes it from the model.
+        workers: The folder of an environment for its workers, unless it names one itself.
     """
     members = json_form.to_json(pbtxt.parse(text))
     members["name"] = model.name
     members["version_policy"] = {"specific": {"versions": list(versions)}}
     _set_batching(members, model)
     _set_instances(members, model)
+    if workers is not None:
+        _parameters(members).setdefault(WORKERS, {"string_value": str(workers)})
     if model.traffic:
         _parameters(members)[TRAFFIC] = {"string_value": json.dumps(model.traffic, sort_keys=True)}
     return pbtxt.render(json_form.from_json(json.dumps(_merged(members, model.config))))

@@ -17,8 +17,13 @@ from charonia.platform.environments.requirements import OWN, Requirements
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, base_file, note_base
 from charonia.platform.tasks.runner import TaskRun
 
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Versions of Python that servers support."""
+
+OLDER_PYTHONS = ("3.10", "3.9", "3.8")
+"""Versions that only workers of Python models support: their environments have no server."""
+
+NEEDED_BY_WORKERS = "numpy"
 
 BUILD_S_MAX = 1800.0
 REASON_LINES_MAX = 8
@@ -37,7 +42,7 @@ _TRIAL = Path(__file__).parent / "import_trial.py"
 def pythons() -> tuple[str, ...]:
     """Return the versions to choose from, the platform's first."""
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (own, *(version for version in PYTHONS if version != own))
+    return (own, *(version for version in PYTHONS if version != own), *OLDER_PYTHONS)
 
 
 def own_requirement(extras: Sequence[str] = ()) -> str:
@@ -119,7 +124,8 @@ def _make(
         return isolation.command(command, room, reach)
 
     file = room.home / "requirements.txt"
-    file.write_text("\n".join([*wanted.lines, own_requirement(wanted.extras)]) + "\n", encoding="utf-8")
+    own = NEEDED_BY_WORKERS if python in OLDER_PYTHONS else own_requirement(wanted.extras)
+    file.write_text("\n".join([*wanted.lines, own]) + "\n", encoding="utf-8")
     run.progress(0.1, "packages are installed")
     interpreter = str(python_of(folder))
     command = [uv, "pip", "install", "--refresh-package", OWN, "--python", interpreter, "-r", str(file)]
@@ -139,7 +145,9 @@ def _make(
     if status:
         raise invalid("\n".join(["the packages cannot be installed:", *said]), hint="the log has everything")
     run.progress(0.8, "importing the installed packages")
-    trial = json.dumps({"packages": wanted.names, "modules": [*imports, OWN]})
+    trial = json.dumps(
+        {"packages": wanted.names, "modules": [*imports, NEEDED_BY_WORKERS if python in OLDER_PYTHONS else OWN]}
+    )
     said.clear()
     tried = confined(interpreter, "-I", str(_TRIAL), trial)
     if run.run(tried, timeout_s=IMPORT_S_MAX, on_line=said.append, **inside):

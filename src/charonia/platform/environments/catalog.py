@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import conflict, not_found
+from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder
@@ -55,7 +55,10 @@ def add(
     found = _to_build(session, who, project)
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
-    digest = _digest(read_requirements(wanted.requirements), python)
+    required = read_requirements(wanted.requirements)
+    if required.extras and python in builder.OLDER_PYTHONS:
+        raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
+    digest = _digest(required, python)
     if find(session, found, name) is not None:
         raise conflict(f"environment '{name}' exists already", hint="choose another name")
     row = EnvironmentRow(

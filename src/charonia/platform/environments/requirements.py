@@ -111,7 +111,7 @@ def _least(requires: str) -> str:
         fitting = SpecifierSet(requires)
     except InvalidSpecifier:
         raise invalid(f"requires-python: '{requires}' is not a range of versions") from None
-    for minor in range(11, 30):
+    for minor in (*range(11, 30), 10, 9, 8):  # the last three have no servers
         if f"3.{minor}.99" in fitting:
             return f"3.{minor}"
-    raise invalid(f"requires-python: expected a range with 3.11 or newer, got '{requires}'")
+    raise invalid(f"requires-python: expected a range with 3.8 or newer, got '{requires}'")

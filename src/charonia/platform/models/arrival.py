@@ -22,6 +22,7 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.environments.builder import OLDER_PYTHONS
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
@@ -381,7 +382,9 @@ class VersionTasks:
         """Return the interpreter of an environment that has these packages, None for none."""
         with self.database.reading() as session:
             query = select(EnvironmentRow).where(
-                EnvironmentRow.project_id == run.project_id, EnvironmentRow.state == "ready"
+                EnvironmentRow.project_id == run.project_id,
+                EnvironmentRow.state == "ready",
+                EnvironmentRow.python.not_in(OLDER_PYTHONS),
             )
             rows = session.scalars(query.order_by(EnvironmentRow.id.desc())).all()
         for row in rows:
