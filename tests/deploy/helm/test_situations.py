@@ -298,7 +298,14 @@ def test_the_tune_job_waits_for_its_models(models: str, wait_s: str, status: int
         ("models.type=pvc,models.pvc.create=true,models.pvc.readOnly=false,test.model=resnet", "cp ./MODEL "),
         ("models.type=pvc,models.pvc.create=true,models.pvc.accessModes={ReadWriteOnce}", "only pods of one node"),
         ("tune.enabled=true,tune.models={resnet},tune.server=other", "logs job/demo-charonia-tune-"),
-        ("replicas=1", "which no registry has"),
+        ("replicas=1", "docker push REGISTRY/charonia:"),
+        ("replicas=1", "One request to identity:"),
+        ("models.type=pvc,models.pvc.create=true", "helm test sends no request"),
+        (
+            "models.type=pvc,models.pvc.create=true,server.modelControlMode=explicit,"
+            "tune.enabled=true,tune.models={resnet}",
+            "One request to resnet:",
+        ),
     ],
 )
 def test_the_notes_say_what_to_do_next(tmp_path: Path, setting: str, said: str) -> None:

@@ -412,6 +412,17 @@ sum(clamp_max(sum by (pod) (rate(charonia_queue_duration_seconds_sum{{ $pods }}[
 {{- mul (regexFind "[0-9]+" .) (index (dict "s" 1 "m" 60 "h" 3600) (regexFind "[smh]$" .)) -}}
 {{- end -}}
 
+{{/* The model of `helm test`: as given; else the one of the built-in files, or the first that is tuned; "" for none. */}}
+{{- define "charonia.testModel" -}}
+{{- if not (kindIs "invalid" .Values.test.model) -}}
+{{- .Values.test.model -}}
+{{- else if and (eq .Values.models.type "files") (hasKey .Values.models.files "identity/config.pbtxt") -}}
+identity
+{{- else if not .Values.tune.server -}}
+{{- first .Values.tune.models | default "" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The specification of the Job that runs `charonia tune`. It waits for its models first. */}}
 {{- define "charonia.tuneJob" -}}
 {{- $host := .Values.tune.server | default (include "charonia.fullname" .) -}}
