@@ -85,6 +85,10 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries t
 Offset = Annotated[Number, Query(description="How many entries to skip.")]
 
 
+OLDER_PYTHONS = ("3.10", "3.9", "3.8")
+"""Versions of Python that only workers of Python models support: their environments have no server."""
+
+
 NAME_CHARS_MAX = 128
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{NAME_CHARS_MAX - 1}}}")

@@ -14,7 +14,7 @@ from charonia.platform.environments.catalog import NewEnvironment
 from charonia.platform.environments.requirements import read_script
 from charonia.platform.models.records import VersionReport
 from charonia.platform.people import projects
-from charonia.platform.values import Number, Text
+from charonia.platform.values import OLDER_PYTHONS, Number, Text
 
 router = APIRouter(prefix="/p/{project}/environments")
 
@@ -120,7 +120,7 @@ def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | N
     pythons = [
         ("", f"{builder.pythons()[0]}, as the platform"),
         *(
-            (version, f"{version}, for Python models only" if version in builder.OLDER_PYTHONS else version)
+            (version, f"{version}, for Python models only" if version in OLDER_PYTHONS else version)
             for version in builder.pythons()[1:]
         ),
     ]
@@ -163,7 +163,7 @@ def suggested(report: VersionReport, environments: Sequence[EnvironmentRow]) -> 
     if not missing:
         return ""
     for environment in environments:
-        is_older = environment.python in builder.OLDER_PYTHONS and report.backend != PYTHON
+        is_older = environment.python in OLDER_PYTHONS and report.backend != PYTHON
         if (
             environment.state == "ready"
             and not is_older

@@ -25,11 +25,12 @@ from charonia.platform.database.tables import (
     VersionRow,
 )
 from charonia.platform.deployments.spec import MODELS_MAX, DeployedModel, DeploymentSpec
-from charonia.platform.environments.builder import OLDER_PYTHONS, folder_of, python_of
+from charonia.platform.environments.builder import folder_of, python_of
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.targets.api import PlacedModel, Workload
+from charonia.platform.values import OLDER_PYTHONS
 
 CONFIG = "config.pbtxt"
 

@@ -16,12 +16,10 @@ from charonia.core.errors import invalid
 from charonia.platform.environments.requirements import OWN, Requirements
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, base_file, note_base
 from charonia.platform.tasks.runner import TaskRun
+from charonia.platform.values import OLDER_PYTHONS
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Versions of Python that servers support."""
-
-OLDER_PYTHONS = ("3.10", "3.9", "3.8")
-"""Versions that only workers of Python models support: their environments have no server."""
 
 NEEDED_BY_WORKERS = "numpy"
 

@@ -18,7 +18,7 @@ from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
-from charonia.platform.values import check_name
+from charonia.platform.values import OLDER_PYTHONS, check_name
 
 KIND = "environment"
 """Kind of the task that builds an environment."""
@@ -56,7 +56,7 @@ def add(
     name = check_name("environment", wanted.name)
     python = check_python(wanted.python, builder.pythons())
     required = read_requirements(wanted.requirements)
-    if required.extras and python in builder.OLDER_PYTHONS:
+    if required.extras and python in OLDER_PYTHONS:
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
     digest = _digest(required, python)
     if find(session, found, name) is not None:

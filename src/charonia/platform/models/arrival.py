@@ -22,7 +22,6 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
-from charonia.platform.environments.builder import OLDER_PYTHONS
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
@@ -63,7 +62,7 @@ from charonia.platform.people.access import Grant, Principal, ProjectRole, permi
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import CancelledTaskError, Handler, TaskRun
-from charonia.platform.values import check_name
+from charonia.platform.values import OLDER_PYTHONS, check_name
 
 LOOK_S = 0.5
 """Pause between two reports of progress."""
