@@ -49,6 +49,11 @@ class Asked:
             self.responses.append(outputs)
         self.usage = parameters or self.usage
 
+    @property
+    def body(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.text)
+        return found
+
     def chunks(self) -> list[dict[str, Any]]:
         """Return the responses to a request of OpenAI's API."""
         return [json.loads(response["text_output"]) for response in self.responses]

@@ -104,7 +104,7 @@ def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
         ({"stop": ["x"] * 17}, "stop: expected a string, or at most 16"),
         ({"stream": "yes"}, "stream: expected a boolean"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: expected a boolean"),
-        ({"messages": []}, "messages: expected 1 to"),
+        ({"messages": []}, "messages: expected 1 to 10000 messages, got 0"),
         ({"messages": ["hi"]}, "messages[0]: expected an object with a role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: expected a string"),
     ],

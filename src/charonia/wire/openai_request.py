@@ -277,7 +277,8 @@ def checked_messages(value: object) -> list[Object]:
         ServingError: INVALID_ARG; the message begins with the member.
     """
     if type(value) is not list or not 0 < len(value) <= MESSAGES_MAX:
-        raise invalid(f"messages: expected 1 to {MESSAGES_MAX} messages, got {_shown(value)}")
+        got = len(value) if type(value) is list else _shown(value)
+        raise invalid(f"messages: expected 1 to {MESSAGES_MAX} messages, got {got}")
     for number, message in enumerate(value):
         where = f"messages[{number}]"
         if type(message) is not dict or type(message.get("role")) is not str:

@@ -51,7 +51,7 @@ def chat_request(document: Object, earlier: list[Object]) -> Object:
             continue
         if name in _ONLY:
             if value not in _ONLY[name]:
-                raise unsupported(f"{name}: expected {_ONLY[name][0]!r}, got {value!r:.80}")
+                raise unsupported(f"{name}: expected {dump(_ONLY[name][0]).decode()}, got {dump(value).decode():.80}")
         elif name in _MEMBERS:
             chat.update(_MEMBERS[name](name, value))
         else:

@@ -239,6 +239,7 @@ async def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
             ("'text_input': expected UTF-8", {"text": b"\xff"}),
             ("'sampling_parameters': expected a JSON object", {"text": "show", "sampling_parameters": b"{"}),
             ("'sampling_parameters': expected a JSON object, got list", {"text": "show", "sampling_parameters": b"[]"}),
+            ("the model has no route 'audio'", {"text": "{}", "openai": "audio"}),
             ("'exclude_input_in_output'", {"text": "show", "stream": True, "exclude_input_in_output": False}),
         ):
             error = error_of(await bench.answer(**asked))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, AnswerForm, MemberError, llama_request
+from charonia.server.backends.language.worker.members import MemberError
+from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, AnswerForm, llama_request
 
 CHAT = "chat/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}

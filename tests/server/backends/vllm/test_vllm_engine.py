@@ -18,7 +18,6 @@ from charonia.server.backends.vllm.options import ROUTES
 from charonia.server.backends.vllm.worker.application import (
     INTERNAL,
     INVALID_ARG,
-    NOT_FOUND,
     UNAVAILABLE,
     failure_of,
     failure_of_document,
@@ -194,11 +193,6 @@ def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> 
     assert (str(error), error.code) == ("max_tokens: is wrong", INVALID_ARG)
     long = refused(openai(COMPLETIONS, {"prompt": "word " * 100, "stream": stream}))
     assert (str(long), long.code) == ("prompt: the prompt is too long", INVALID_ARG)
-
-
-def test_a_route_that_is_none_of_openais_never_reaches_vllm() -> None:
-    error = refused(openai("load_lora_adapter", {}))
-    assert (str(error), error.code) == ("the model has no route 'load_lora_adapter'", NOT_FOUND)
 
 
 @pytest.mark.parametrize(

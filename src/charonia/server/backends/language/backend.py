@@ -13,7 +13,7 @@ from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import raise_problems
-from charonia.core.errors import unsupported
+from charonia.core.errors import invalid, unsupported
 from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems
@@ -85,6 +85,20 @@ class LanguageBackend(ABC):
                     hint=install_hint(package),
                 )
         return environment
+
+
+def version_text(files: ModelFiles, config: ModelConfig, name: str, hint: str) -> str:
+    """Return the content of a file that a version must have; `hint` says what it holds. Blocks on disk I/O.
+
+    Raises:
+        ServingError: INVALID_ARG: it is missing, or cannot be read.
+    """
+    try:
+        return (files.version_dir / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise invalid(f"model '{config.name}' version {files.version} has no file {name}", hint=hint) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise invalid(f"model '{config.name}': {name} cannot be read: {error}") from None
 
 
 class LanguageModel(PythonModel):

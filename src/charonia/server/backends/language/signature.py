@@ -20,6 +20,7 @@ from charonia.config.parameters import (
 )
 from charonia.config.problems import Problem
 from charonia.core.dtypes import DataType
+from charonia.core.errors import invalid
 from charonia.server.backends.python.environment import ENVIRONMENT
 from charonia.server.backends.workers.model import START_SECONDS
 
@@ -47,6 +48,23 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def gpu_lists(config: ModelConfig, parameter: str, separators: str) -> list[list[str]]:
+    """Return the GPUs of each instance that a parameter names, "0,1;2,3"; [] where it names none.
+
+    Raises:
+        ServingError: INVALID_ARG for others than numbers, each once.
+    """
+    text = config.parameters.get(parameter, "")
+    lists = [[number.strip() for number in numbers.split(",")] for numbers in text.split(";")] if text else []
+    numbers = [number for each in lists for number in each]
+    if not all(number.isascii() and number.isdigit() for number in numbers) or len(set(numbers)) < len(numbers):
+        raise invalid(
+            f"model '{config.name}': parameter {parameter}: expected numbers of GPUs, each once, separated by "
+            f"{separators}, got '{text}'"
+        )
+    return lists
 
 
 RETURNS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")

@@ -15,8 +15,8 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, ModelFiles
-from charonia.server.backends.language.backend import LanguageBackend
-from charonia.server.backends.language.signature import arguments_of
+from charonia.server.backends.language.backend import LanguageBackend, version_text
+from charonia.server.backends.language.signature import arguments_of, gpu_lists
 
 ARGUMENTS_FILE = "model.yaml"
 """File of a version: arguments of `tensorrt_llm.LLM` by name, and `triton_config`."""
@@ -97,14 +97,7 @@ def engine_options(config: ModelConfig, found: object) -> dict[str, object]:
 
 def _gpus(config: ModelConfig) -> list[str]:
     """Return the GPUs of each instance, separated by commas; [] where there is nothing to choose."""
-    text = config.parameters.get(GPU_DEVICE_IDS, "")
-    lists = [[number.strip() for number in numbers.split(",")] for numbers in text.split(";")] if text else []
-    numbers = [number for each in lists for number in each]
-    if not all(number.isascii() and number.isdigit() for number in numbers) or len(set(numbers)) < len(numbers):
-        raise invalid(
-            f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected numbers of GPUs, each once, separated by "
-            f"commas, and by semicolons between instances, got '{text}'"
-        )
+    lists = gpu_lists(config, GPU_DEVICE_IDS, "commas, and by semicolons between instances")
     groups = [group for group in config.instance_group if group.kind is not InstanceKind.KIND_GPU]
     count = sum(group.count for group in groups)
     if len(groups) > 1:
@@ -112,7 +105,7 @@ def _gpus(config: ModelConfig) -> list[str]:
     if (count > 1 or lists) and len(lists) != count:
         raise invalid(
             f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected GPUs for each of {count} instances, "
-            f"got '{text}'",
+            f"got {len(lists)}",
             hint='for example "0,1;2,3" for two instances',
         )
     return [",".join(each) for each in lists]
@@ -136,14 +129,14 @@ class TensorRtLlmBackend(LanguageBackend):
 
 
 def _document(files: ModelFiles, config: ModelConfig) -> object:
-    path = files.version_dir / ARGUMENTS_FILE
+    text = version_text(
+        files,
+        config,
+        ARGUMENTS_FILE,
+        "it holds arguments of tensorrt_llm.LLM, such as `model: name or folder`; an engine built for the C++ "
+        "backend is named there with `backend: tensorrt`",
+    )
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise invalid(
-            f"model '{config.name}' version {files.version} has no file {ARGUMENTS_FILE}",
-            hint="it holds arguments of tensorrt_llm.LLM, such as `model: name or folder`; an engine built for the C++ "
-            "backend is named there with `backend: tensorrt`",
-        ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise invalid(f"model '{config.name}': {ARGUMENTS_FILE} cannot be read: {error}") from None
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _invalid(config, f"cannot be read: {error}") from None

@@ -10,9 +10,8 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.config.parameters import LORA_ADAPTERS
 from charonia.core.dtypes import DataType
-from charonia.core.errors import invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
-from charonia.server.backends.language.backend import LanguageBackend
+from charonia.server.backends.language.backend import LanguageBackend, version_text
 from charonia.server.backends.language.signature import IMAGE, complete_language
 from charonia.server.backends.vllm.options import (
     ARGUMENTS_FILE,
@@ -50,29 +49,21 @@ class VllmBackend(LanguageBackend):
         return Completion(*complete_language(config, self.kind, routes_of(arguments), self.more_inputs))
 
     async def options(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Mapping[str, object]:
-        return await asyncio.to_thread(
-            lambda: engine_options(config, _text(files, config, ARGUMENTS_FILE) or "", _text(files, config, LORAS_FILE))
-        )
+        return await asyncio.to_thread(lambda: engine_options(config, _text(files, config), _loras(files, config)))
 
 
 def _arguments(files: ModelFiles, config: ModelConfig) -> tuple[dict[str, Any], Iterable[str]]:
     """Return the arguments of the engine, and the names of the adapters."""
-    arguments, _ = engine_arguments(config, _text(files, config, ARGUMENTS_FILE) or "")
-    text = _text(files, config, LORAS_FILE) if enables_loras(arguments) else None
+    arguments, _ = engine_arguments(config, _text(files, config))
+    text = _loras(files, config) if enables_loras(arguments) else None
     return arguments, read_object(config.name, LORAS_FILE, text) if text is not None else ()
 
 
-def _text(files: ModelFiles, config: ModelConfig, name: str) -> str | None:
-    """Return the content of a file of a version, None for one that is not there and need not be."""
-    path = files.version_dir / name
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if name != ARGUMENTS_FILE:
-            return None
-        raise invalid(
-            f"model '{config.name}' version {files.version} has no file {name}",
-            hint='it holds arguments of vLLM\'s engine: {"model": "name or folder of a model"}',
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"model '{config.name}': {name} cannot be read: {error}") from None
+def _text(files: ModelFiles, config: ModelConfig) -> str:
+    hint = 'it holds arguments of vLLM\'s engine: {"model": "name or folder of a model"}'
+    return version_text(files, config, ARGUMENTS_FILE, hint)
+
+
+def _loras(files: ModelFiles, config: ModelConfig) -> str | None:
+    has_some = (files.version_dir / LORAS_FILE).exists()
+    return version_text(files, config, LORAS_FILE, "") if has_some else None

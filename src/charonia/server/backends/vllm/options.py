@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.server.backends.language.signature import arguments_of
+from charonia.server.backends.language.signature import arguments_of, gpu_lists
 from charonia.server.backends.parameters import Param, Params
 
 ARGUMENTS_FILE = "model.json"
@@ -114,13 +114,10 @@ def read_object(model: str, file: str, text: str) -> dict[str, Any]:
 
 
 def _gpus(config: ModelConfig, arguments: Mapping[str, Any]) -> str:
-    text = config.parameters.get(GPU_DEVICE_IDS, "")
-    numbers = [number.strip() for number in text.split(",")] if text else []
-    if not all(number.isascii() and number.isdigit() for number in numbers) or len(set(numbers)) < len(numbers):
-        raise invalid(
-            f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected numbers of GPUs, each once, separated by "
-            f"commas, got '{text}'"
-        )
+    lists = gpu_lists(config, GPU_DEVICE_IDS, "commas")
+    if len(lists) > 1:
+        raise invalid(f"model '{config.name}': parameter {GPU_DEVICE_IDS}: expected one list, got {len(lists)}")
+    numbers = lists[0] if lists else []
     sizes = [arguments.get(name, 1) for name in _PARALLEL]
     if not all(type(size) is int for size in sizes):
         raise invalid(f"model '{config.name}': {' and '.join(_PARALLEL)}: expected whole numbers, got {sizes}")

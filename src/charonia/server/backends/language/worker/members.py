@@ -1,4 +1,4 @@
-"""Members of a request by name, such as sampling parameters: known ones are read, others are refused. Pure."""
+"""Members of a request by name, such as sampling parameters: known ones are checked, others are refused. Pure."""
 
 import difflib
 import json
@@ -6,40 +6,51 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-INTEGER_MAX = 2**31 - 1
-
 
 class RequestMember(NamedTuple):
-    """One member.
-
-    Attributes:
-        words: What it expects.
-        read: Returns its value; raises ValueError, TypeError, LookupError or AttributeError for one that it does not
-            expect.
-    """
+    """Valid values of a member."""
 
     words: str
-    read: Callable[[Any], Any]
+    fits: Callable[[Any], bool]
+
+
+class MemberError(ValueError):
+    """A wrong member; the text begins with its name."""
+
+
+def check(name: str, value: Any, member: RequestMember) -> None:
+    """Raise MemberError for a value that a member cannot have."""
+    if not member.fits(value):
+        raise MemberError(f"{name}: expected {member.words}, got {json.dumps(value)[:100]}")
 
 
 def read_members(given: Mapping[str, Any], known: Mapping[str, RequestMember]) -> dict[str, Any]:
-    """Return the values of members; numbers and truth values may be texts, and None stands for the default.
+    """Return the values of members; texts may stand for other values, and None for the default.
 
     Raises:
-        ValueError: One is unknown, or has a value that it cannot have; the message begins with its name.
+        MemberError: One is unknown, or has a value that it cannot have.
     """
     values = {}
     for name, value in given.items():
         member = known.get(name)
         if member is None:
-            raise ValueError(f"{name}: there is no such parameter{near(name, known)}")
-        if value is None:
-            continue
-        try:
-            values[name] = member.read(value)
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
-            raise ValueError(f"{name}: expected {member.words}, got {json.dumps(value)[:100]}") from None
+            raise MemberError(f"{name}: there is no such parameter{near(name, known)}")
+        if value is not None:
+            read = _read(value)
+            values[name] = read if member.fits(read) else value
+            check(name, values[name], member)
     return values
+
+
+def _read(value: Any) -> Any:
+    """Return what a text stands for, such as a number; lists and flags of some clients are texts."""
+    try:
+        found = json.loads(value.lower() if value.lower() in ("true", "false") else value)
+    except (AttributeError, ValueError):
+        found = value
+    if isinstance(found, str):
+        return value
+    return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -48,57 +59,35 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{found[0]}'?" if found else ""
 
 
-def number(words: str, least: float = -math.inf, most: float = math.inf) -> RequestMember:
+ABOVE_0 = math.ulp(0.0)
+"""The least number above 0."""
+
+
+def number(least: float = -math.inf, most: float = math.inf) -> RequestMember:
     """Return a member that is a finite number from `least` to `most`."""
-
-    def read(value: Any) -> float:
-        found = float(value)
-        if isinstance(value, bool) or not math.isfinite(found) or not least <= found <= most:
-            raise ValueError
-        return found
-
-    return RequestMember(words, read)
+    above = "above 0" if least == ABOVE_0 else f"of at least {least:g}" if least > -math.inf else ""
+    words = f"a number {above}" if most == math.inf else f"a number {above} and up to {most:g}"
+    words = f"a number from {least:g} to {most:g}" if most < math.inf and least != ABOVE_0 else words
+    return RequestMember(
+        words.rstrip(), lambda value: type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+    )
 
 
-def integer(least: int, most: int = INTEGER_MAX) -> RequestMember:
+def integer(least: int, most: float = math.inf) -> RequestMember:
     """Return a member that is a whole number from `least` to `most`."""
-
-    def read(value: Any) -> int:
-        found = value if isinstance(value, int) else int(value) if isinstance(value, str) else round(value)
-        if isinstance(value, bool) or not least <= found <= most or (isinstance(value, float) and found != value):
-            raise ValueError
-        return found
-
-    bound = f"at least {least}" if most == INTEGER_MAX else f"{least} to {most}"
-    return RequestMember(f"a whole number, {bound}", read)
+    words = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    return RequestMember(f"a whole number {words}", lambda value: type(value) is int and least <= value <= most)
 
 
-def _flag(value: Any) -> bool:
-    return value if isinstance(value, bool) else {"true": True, "false": False}[value.lower()]
+def is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str) and value.startswith('["'):  # a list, from a client that sends everything as text
-        value = json.loads(value)
-    texts = [value] if isinstance(value, str) else list(value)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError
-    return texts
-
-
-def _ids(value: Any) -> list[int]:
-    read = integer(0).read
-    return [read(each) for each in (json.loads(value) if isinstance(value, str) else list(value))]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    found = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
-        raise TypeError
-    return found
-
-
-FLAG = RequestMember("true or false", _flag)
-TEXTS = RequestMember("a text or a list of texts, none of them empty", _texts)
-IDS = RequestMember("a list of ids of tokens", _ids)
-OBJECT = RequestMember("an object", _object)
+FLAG = RequestMember("a boolean", lambda value: type(value) is bool)
+TEXT = RequestMember("a string", lambda value: isinstance(value, str))
+TEXTS = RequestMember("an array of strings", is_texts)
+STOPS = RequestMember("a string or an array of strings", lambda value: isinstance(value, str) or is_texts(value))
+IDS = RequestMember(
+    "an array of ids", lambda value: isinstance(value, list) and all(type(each) is int for each in value)
+)
+OBJECT = RequestMember("an object", lambda value: isinstance(value, dict))

@@ -59,7 +59,7 @@ class EngineSetup:
 
     Attributes:
         version_dir: Folder of the version.
-        routes: OpenAI's routes that the model has; a request may name any other.
+        routes: OpenAI's routes that the model has; requests to others are refused.
         options: What the server's side of the backend has read.
         threads: Cores that the engine may use.
         number: Number of the instance in its group, from 0.
@@ -125,6 +125,17 @@ class LanguageRequest:
         self.images = [_text(image, "image") for image in inputs.get("image", ())]
         self.sampling = {} if self.route else _sampling(inputs, self.parameters)
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """The document of the client."""
+        try:
+            found = json.loads(self.text)
+        except ValueError as error:
+            raise RequestError(f"expected a JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise RequestError(f"expected a JSON object, got {type(found).__name__}")
+        return found
+
     def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
         """Send a response, together with others of this turn of the event loop.
 
@@ -152,7 +163,9 @@ class TritonPythonModel:
         self._tasks: set[asyncio.Task[None]] = set()
         parameters = json.loads(arguments["model_config"]).get("parameters", {})
         self._most = int(parameters.get("max_requests", {}).get("string_value", REQUESTS_MAX))
-        self._engine = _engine_class(arguments["engine"])(EngineSetup(arguments))
+        setup = EngineSetup(arguments)
+        self._routes = {"", *setup.routes}
+        self._engine = _engine_class(arguments["engine"])(setup)
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         asyncio.run_coroutine_threadsafe(self._engine.start(), self._loop).result()
@@ -184,6 +197,8 @@ class TritonPythonModel:
         made = error = None
         try:
             made = LanguageRequest(request, sender, self._outbox)
+            if made.route not in self._routes:
+                raise RequestError(f"the model has no route '{made.route}'")
             await self._engine.answer(made)
         except asyncio.CancelledError:
             pass

@@ -1,4 +1,6 @@
-"""A streamed answer of OpenAI's API with one choice of plain text, written without a serialiser: only the text changes.
+"""Answers of engines: outputs of Triton's contract, and streams of OpenAI's API with one choice of plain text.
+
+Chunks of a stream are written without a serialiser: only the text changes.
 
 Source: OpenAI's API reference, "Chat completion chunk object" and "Completion object".
 """
@@ -6,12 +8,13 @@ Source: OpenAI's API reference, "Chat completion chunk object" and "Completion o
 from __future__ import annotations
 
 import json
+import math
 import time
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 
@@ -24,6 +27,40 @@ _OBJECTS = {CHAT: "chat.completion.chunk", COMPLETIONS: "text_completion"}
 def usage_of(prompt: int, completion: int = 0, cached: int = 0) -> dict[str, int]:
     """Return the response parameters that count tokens; those of the prompt from a cache are counted twice."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "cached_tokens": cached}
+
+
+def returned(
+    wanted: frozenset[str], choices: Sequence[Any], prompt_tokens: int, counts: Sequence[int]
+) -> dict[str, list[Any]]:
+    """Return the outputs that a request of Triton's contract wants besides the text.
+
+    Args:
+        choices: Choices of vLLM or TensorRT-LLM.
+        counts: New tokens of each.
+    """
+    values: dict[str, Callable[[], list[Any]]] = {
+        "finish_reason": lambda: [str(choice.finish_reason).encode() for choice in choices],
+        "stop_reason": lambda: [str(choice.stop_reason).encode() for choice in choices],
+        "cumulative_logprob": lambda: [
+            math.nan if choice.cumulative_logprob is None else choice.cumulative_logprob for choice in choices
+        ],
+        "logprobs": lambda: [_logprobs(choice.logprobs) for choice in choices],
+        "num_input_tokens": lambda: [prompt_tokens],
+        "num_output_tokens": lambda: list(counts),
+    }
+    return {name: values[name]() for name in wanted if name in values}
+
+
+def _logprobs(of_tokens: Any) -> bytes:
+    """Return the alternatives at each place as JSON text, by the token's id."""
+    if of_tokens is None:
+        return b"null"
+    return json.dumps([{token: _alternative(each) for token, each in of.items()} for of in of_tokens]).encode()
+
+
+def _alternative(of_token: Any) -> dict[str, Any]:
+    names = ("logprob", "rank", "decoded_token")  # the last one is vLLM's
+    return {name: getattr(of_token, name) for name in names if hasattr(of_token, name)}
 
 
 class ChunkWriter:

@@ -16,18 +16,16 @@ from uuid import uuid4
 
 import xllamacpp
 
+from ...language.worker.members import MemberError
 from ...language.worker.text_stream import TextStream, usage_of
 from .exchange import OK, SeveralChoices, ask, choices_count, streamed_request
 from .openai_members import (
     CHAT,
     COMPLETIONS,
     DETOKENIZE,
-    EMBEDDINGS,
-    MESSAGES,
     TOKENIZE,
     Abilities,
     AnswerForm,
-    MemberError,
     completion_of,
     llama_request,
 )
@@ -55,7 +53,6 @@ _LOAD = (
     ("vllm:num_requests_waiting", "Requests that wait for a slot"),
     ("vllm:kv_cache_usage_perc", "Share of the slots, which divide the cache, that are in use"),
 )
-_ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, *_TOKENS)
 _DATA = b"data: "
 _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error":'
@@ -235,17 +232,7 @@ class Engine:
     # OpenAI's
 
     async def _answer_openai(self, request: "LanguageRequest") -> None:
-        if request.route not in _ROUTES:
-            raise self._setup.invalid(f"llama.cpp has no route '{request.route}'")
-        if self._embeds != (request.route == EMBEDDINGS) and request.route not in _TOKENS:
-            does = "gives embeddings only" if self._embeds else "gives no embeddings: its parameter embedding is false"
-            raise self._setup.invalid(f"model '{self._setup.model_name}' {does}")
-        try:
-            body = json.loads(request.text)
-        except ValueError as error:
-            raise self._setup.invalid(f"expected a JSON object: {error}") from None
-        if not isinstance(body, dict):
-            raise self._setup.invalid(f"expected a JSON object, got {type(body).__name__}")
+        body = request.body
         address = next(_addresses(body), None)
         if address is not None:
             raise self._setup.invalid(f"image_url: must begin with 'data:', got {address[:100]!r}")

@@ -7,11 +7,26 @@ reference.
 """
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...language.worker.members import FLAG, OBJECT, TEXTS, RequestMember, integer, near, number, read_members
+from ...language.worker.members import (
+    ABOVE_0,
+    FLAG,
+    IDS,
+    OBJECT,
+    STOPS,
+    TEXT,
+    TEXTS,
+    MemberError,
+    RequestMember,
+    check,
+    integer,
+    is_texts,
+    near,
+    number,
+    read_members,
+)
 
 
 class AnswerForm:
@@ -32,8 +47,9 @@ class AnswerForm:
         asked = body.get("model")
         if isinstance(asked, str) and asked != served:
             self._replaced.append((b'"model":' + json.dumps(served).encode(), b'"model":' + json.dumps(asked).encode()))
-        if self._is_completion:
-            self._replaced.append((b'"id":"chatcmpl-', b'"id":"cmpl-'))
+        prefix = {COMPLETIONS: b"cmpl-", MESSAGES: b"msg_"}.get(route)
+        if prefix is not None:
+            self._replaced.append((b'"id":"chatcmpl-', b'"id":"' + prefix))
 
     def of(self, document: bytes) -> bytes:
         """Return a chunk, or a document, for the client."""
@@ -75,63 +91,22 @@ class AnswerForm:
 SEED_MAX = 2**32 - 1
 """Seeds have 32 bits; the largest one stands for any."""
 
-TEMPERATURE_MAX = 2
-
 SAMPLED_LOGPROBS_MAX = 100
-"""Most tokens of which a request may have the probabilities at each place."""
+"""Most tokens of which a request of Triton's contract may have the probabilities at each place."""
 
-_NAMES = {
-    "max_tokens": "n_predict",
-    "repetition_penalty": "repeat_penalty",
-    "logprobs": "n_probs",
-    "n": "n_cmpl",
-}
+_NAMES = {"max_tokens": "n_predict", "logprobs": "n_probs", "n": "n_cmpl"}
 """Names of llama.cpp, where they differ."""
 
 
 def completion_of(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a request of llama.cpp for these sampling parameters.
-
-    Numbers and truth values may be texts, as some clients send them. None stands for the default.
+    """Return the members of a request of llama.cpp for these sampling parameters of Triton's contract.
 
     Raises:
-        ValueError: One is unknown, or has a value that it cannot have; the message begins with its name.
+        MemberError: One is unknown, or has a value that it cannot have.
     """
-    return {_NAMES.get(name, name): value for name, value in read_members(sampling, PARAMETERS).items()}
-
-
-def _biases(value: Any) -> list[list[float]]:
-    return [[int(token), float(bias)] for token, bias in OBJECT.read(value).items()]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-_ABOVE_0 = math.ulp(0.0)
-_SHARE = number("a number from 0 to 1", 0, 1)
-_PENALTY = number("a number from -2 to 2", -2, 2)
-
-PARAMETERS = {
-    "max_tokens": integer(1),
-    "temperature": number(f"a number from 0 to {TEMPERATURE_MAX}", 0, TEMPERATURE_MAX),
-    "top_p": number("a number above 0 and up to 1", _ABOVE_0, 1),
-    "top_k": integer(-1),
-    **dict.fromkeys(("min_p", "typical_p"), _SHARE),
-    "seed": integer(-1, SEED_MAX),
-    "stop": TEXTS,
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _PENALTY),
-    "repetition_penalty": number("a number above 0", _ABOVE_0),
-    "logprobs": integer(0, SAMPLED_LOGPROBS_MAX),
-    "logit_bias": RequestMember("an object with a number for each token's id", _biases),
-    "ignore_eos": FLAG,
-    "json_schema": OBJECT,
-    "grammar": RequestMember("a text, in llama.cpp's notation for grammars", _text),
-    "n": RequestMember("1: a response has one text", integer(1, 1).read),
-}
-"""The parameters, by their names for clients."""
+    request = read_members(sampling, SAMPLING)
+    _set_sampling(request)
+    return {_NAMES.get(name, name): value for name, value in request.items()}
 
 
 CHAT = "chat/completions"
@@ -150,10 +125,6 @@ CHOICES_MAX = 1000
 """Most choices of `guided_choice`."""
 
 
-class MemberError(ValueError):
-    """A wrong member; the text begins with its name."""
-
-
 class Abilities(NamedTuple):
     """Abilities of a model.
 
@@ -166,13 +137,6 @@ class Abilities(NamedTuple):
     tools: bool = False
     images: bool = False
     audio: bool = False
-
-
-class Expected(NamedTuple):
-    """Valid values of a member."""
-
-    words: str
-    fits: Callable[[Any], bool]
 
 
 def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict[str, Any]:
@@ -189,8 +153,7 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
     for name, value in request.items():
         if name not in known:
             raise MemberError(f"{name}: llama.cpp does not support this member{near(name, known)}")
-        if not known[name].fits(value):
-            raise MemberError(f"{name}: expected {known[name].words}, got {json.dumps(value)[:100]}")
+        check(name, value, known[name])
     if route == TOKENIZE:
         return _tokenize_request(request)
     if route == MESSAGES and request.get("tools") and not model.tools:
@@ -199,9 +162,10 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
         return request
     options = request.get("stream_options", {})
     for name, value in options.items():
-        if not (_STREAM_OPTIONS[name].fits(value) if name in _STREAM_OPTIONS else value is None):
-            words = f"expected {_STREAM_OPTIONS[name].words}" if name in _STREAM_OPTIONS else "is not supported"
-            raise MemberError(f"stream_options.{name}: {words}, got {json.dumps(value)[:100]}")
+        if name in _STREAM_OPTIONS:
+            check(f"stream_options.{name}", value, _STREAM_OPTIONS[name])
+        elif value is not None:
+            raise MemberError(f"stream_options.{name}: is not supported{near(name, _STREAM_OPTIONS)}")
     if options.get("continuous_usage_stats"):
         request["timings_per_token"] = True
     if route == CHAT:
@@ -323,33 +287,15 @@ def _grammar(name: str, value: Any) -> dict[str, Any]:
     if kind == "grammar" and isinstance(value, str):
         return {"grammar": value}
     if kind == "choice":
-        if _is_texts(value) and 0 < len(value) <= CHOICES_MAX:
+        if is_texts(value) and 0 < len(value) <= CHOICES_MAX:
             return {"grammar": f"root ::= {' | '.join(json.dumps(each, ensure_ascii=False) for each in value)}"}
         raise MemberError(f"{name}: expected 1 to {CHOICES_MAX} strings, got {json.dumps(value)[:100]}")
     raise MemberError(f"{name}: llama.cpp does not support this (hint: it follows json, choice and grammar)")
 
 
-def _number(least: float, most: float = 1e9) -> Expected:
-    def fits(value: Any) -> bool:
-        return type(value) in (int, float) and least <= value <= most
-
-    return Expected(f"a number from {least:g} to {most:g}", fits)
-
-
-def _integer(least: int, most: int | None = None) -> Expected:
-    def fits(value: Any) -> bool:
-        return type(value) is int and least <= value and (most is None or value <= most)
-
-    return Expected(f"a whole number {f'of at least {least}' if most is None else f'from {least} to {most}'}", fits)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
 def _is_bias(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        token.isdecimal() and _number(-LOGIT_BIAS_MAX, LOGIT_BIAS_MAX).fits(bias) for token, bias in value.items()
+        token.isdecimal() and number(-LOGIT_BIAS_MAX, LOGIT_BIAS_MAX).fits(bias) for token, bias in value.items()
     )
 
 
@@ -370,24 +316,20 @@ def _is_format(value: Any) -> bool:
     return value["type"] != "json_schema" or (isinstance(schema, dict) and isinstance(schema.get("schema"), dict))
 
 
-def _only(value: object) -> Expected:
-    return Expected(f"{json.dumps(value)}: llama.cpp can do nothing else", lambda given: given == value)
+def _only(value: object) -> RequestMember:
+    return RequestMember(f"{json.dumps(value)}: llama.cpp can do nothing else", lambda given: given == value)
 
 
 _NO_TOOLS = "the chat template of the model has no place for tools (hint: parameter chat_template sets another)"
-_ANY = Expected("a value", lambda _: True)
-_FLAG = Expected("a boolean", lambda value: type(value) is bool)
-_TEXT = Expected("a string", lambda value: isinstance(value, str))
-_TEXTS = Expected("an array of strings", _is_texts)
-_OBJECT = Expected("an object", lambda value: isinstance(value, dict))
+_ANY = RequestMember("a value", lambda _: True)
 _MODES = ("none", "auto", "required")
-_CHOICE = Expected(
+_CHOICE = RequestMember(
     "none, auto, required, or an object that names functions", lambda value: isinstance(value, dict) or value in _MODES
 )
 _GUIDED = ("guided_json", "guided_choice", "guided_grammar", "guided_regex")
 
 _STREAM_OPTIONS = {
-    **dict.fromkeys(("include_usage", "continuous_usage_stats"), _FLAG),
+    **dict.fromkeys(("include_usage", "continuous_usage_stats"), FLAG),
     "include_obfuscation": _only(False),
 }
 
@@ -397,42 +339,42 @@ _WITHOUT_EFFECT = (
 """Members that change no answer."""
 
 _TEXT_MEMBERS = {
-    "model": _TEXT,
+    "model": TEXT,
     **dict.fromkeys(_WITHOUT_EFFECT, _ANY),
-    "temperature": _number(0, 2),
-    **dict.fromkeys(("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"), _number(0, 1)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number(-2, 2)),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), _integer(1)),
-    **dict.fromkeys(("min_tokens", "n_keep"), _integer(0)),
-    **dict.fromkeys(("seed", "top_k", "n_predict", "repeat_last_n", "dry_penalty_last_n"), _integer(-1)),
-    **dict.fromkeys(("repetition_penalty", "repeat_penalty"), _number(0)),
-    **dict.fromkeys(("dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"), _number(0)),
-    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), _number(0)),
-    "top_n_sigma": _number(-1),
-    "mirostat": _integer(0, 2),
-    "dry_allowed_length": _integer(0),
-    **dict.fromkeys(("dry_sequence_breakers", "samplers"), _TEXTS),
-    **dict.fromkeys(("ignore_eos", "cache_prompt", "stream", "timings_per_token", "return_progress"), _FLAG),
-    "stop": Expected("a string or an array of strings", lambda value: isinstance(value, str) or _is_texts(value)),
-    "logit_bias": Expected(f"an object with a number up to {LOGIT_BIAS_MAX} for each token's id", _is_bias),
-    "stream_options": _OBJECT,
-    "response_format": Expected("an object of type text, json_object, or json_schema with its schema", _is_format),
-    **dict.fromkeys(("json_schema", "structured_outputs"), _OBJECT),
-    "grammar": _TEXT,
+    "temperature": number(0, 2),
+    **dict.fromkeys(("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"), number(0, 1)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), number(-2, 2)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "n"), integer(1)),
+    **dict.fromkeys(("min_tokens", "n_keep"), integer(0)),
+    **dict.fromkeys(("seed", "top_k", "n_predict", "repeat_last_n", "dry_penalty_last_n"), integer(-1)),
+    **dict.fromkeys(("repetition_penalty", "repeat_penalty"), number(ABOVE_0)),
+    **dict.fromkeys(("dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"), number(0)),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), number(0)),
+    "top_n_sigma": number(-1),
+    "mirostat": integer(0, 2),
+    "dry_allowed_length": integer(0),
+    **dict.fromkeys(("dry_sequence_breakers", "samplers"), TEXTS),
+    **dict.fromkeys(("ignore_eos", "cache_prompt", "stream", "timings_per_token", "return_progress"), FLAG),
+    "stop": STOPS,
+    "logit_bias": RequestMember(f"an object with a number up to {LOGIT_BIAS_MAX} for each token's id", _is_bias),
+    "stream_options": OBJECT,
+    "response_format": RequestMember("an object of type text, json_object, or json_schema with its schema", _is_format),
+    **dict.fromkeys(("json_schema", "structured_outputs"), OBJECT),
+    "grammar": TEXT,
     **dict.fromkeys(_GUIDED, _ANY),
 }
 
-MEMBERS: Mapping[str, Mapping[str, Expected]] = {
+MEMBERS: Mapping[str, Mapping[str, RequestMember]] = {
     CHAT: {
         **_TEXT_MEMBERS,
-        "messages": Expected("an array", lambda value: isinstance(value, list)),
-        "logprobs": _FLAG,
-        "top_logprobs": _integer(0, LOGPROBS_MAX),
-        "tools": Expected("an array of tools of type function", _is_tools),
+        "messages": RequestMember("an array", lambda value: isinstance(value, list)),
+        "logprobs": FLAG,
+        "top_logprobs": integer(0, LOGPROBS_MAX),
+        "tools": RequestMember("an array of tools of type function", _is_tools),
         "tool_choice": _CHOICE,
-        **dict.fromkeys(("parallel_tool_calls", "add_generation_prompt", "continue_final_message"), _FLAG),
-        "chat_template_kwargs": _OBJECT,
-        "reasoning_format": _TEXT,
+        **dict.fromkeys(("parallel_tool_calls", "add_generation_prompt", "continue_final_message"), FLAG),
+        "chat_template_kwargs": OBJECT,
+        "reasoning_format": TEXT,
         "functions": _only([]),
         "function_call": _only("none"),
         "modalities": _only(["text"]),
@@ -440,41 +382,50 @@ MEMBERS: Mapping[str, Mapping[str, Expected]] = {
     COMPLETIONS: {
         **_TEXT_MEMBERS,
         "prompt": _ANY,
-        "logprobs": _integer(0, LOGPROBS_MAX),
+        "logprobs": integer(0, LOGPROBS_MAX),
         "echo": _only(False),
-        "suffix": _TEXT,
+        "suffix": TEXT,
         "best_of": _only(1),
     },
     EMBEDDINGS: {
-        **dict.fromkeys(("model", "user"), _TEXT),
+        **dict.fromkeys(("model", "user"), TEXT),
         "input": _ANY,
-        "encoding_format": Expected("float or base64", lambda value: value in ("float", "base64")),
-        "embd_normalize": _integer(-1),
+        "encoding_format": RequestMember("float or base64", lambda value: value in ("float", "base64")),
+        "embd_normalize": integer(-1),
     },
     MESSAGES: {
-        "model": _TEXT,
-        "messages": Expected("an array", lambda value: isinstance(value, list)),
-        "system": Expected("a string or an array", lambda value: isinstance(value, str | list)),
-        "max_tokens": _integer(1),
-        "temperature": _number(0, 1),
-        "top_p": _number(0, 1),
-        "top_k": _integer(0),
-        "stop_sequences": _TEXTS,
-        "stream": _FLAG,
-        "tools": Expected("an array", lambda value: isinstance(value, list)),
-        "tool_choice": _OBJECT,
+        "model": TEXT,
+        "messages": RequestMember("an array", lambda value: isinstance(value, list)),
+        "system": RequestMember("a string or an array", lambda value: isinstance(value, str | list)),
+        "max_tokens": integer(1),
+        "temperature": number(0, 1),
+        "top_p": number(0, 1),
+        "top_k": integer(0),
+        "stop_sequences": TEXTS,
+        "stream": FLAG,
+        "tools": RequestMember("an array", lambda value: isinstance(value, list)),
+        "tool_choice": OBJECT,
         "metadata": _ANY,
-        "thinking": Expected("an object of type disabled", lambda value: value == {"type": "disabled"}),
+        "thinking": RequestMember("an object of type disabled", lambda value: value == {"type": "disabled"}),
     },
     TOKENIZE: {
-        **dict.fromkeys(("model", "prompt", "content"), _TEXT),
-        **dict.fromkeys(("add_special", "add_special_tokens", "with_pieces", "return_token_strs"), _FLAG),
+        **dict.fromkeys(("model", "prompt", "content"), TEXT),
+        **dict.fromkeys(("add_special", "add_special_tokens", "with_pieces", "return_token_strs"), FLAG),
     },
     DETOKENIZE: {
-        "model": _TEXT,
-        "tokens": Expected(
-            "an array of ids", lambda value: isinstance(value, list) and all(type(i) is int for i in value)
-        ),
+        "model": TEXT,
+        "tokens": IDS,
     },
 }
 """Every member of each route."""
+
+SAMPLING = {
+    **{name: _TEXT_MEMBERS[name] for name in (
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "typical_p", "stop", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "logit_bias", "ignore_eos", "json_schema", "grammar",
+    )},
+    "seed": integer(-1, SEED_MAX),
+    "logprobs": integer(0, SAMPLED_LOGPROBS_MAX),
+    "n": RequestMember("1: a response has one text", lambda value: value == 1),
+}  # fmt: skip
+"""Sampling parameters of Triton's contract."""

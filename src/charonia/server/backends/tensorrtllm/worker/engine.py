@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import uuid
 from typing import TYPE_CHECKING
@@ -95,15 +94,7 @@ class Engine:
         await self._run(request.id, request.text, params, request.stream, TritonAnswer(request).take)
 
     async def _answer_openai(self, request: Any) -> None:
-        if request.route not in self._setup.routes:
-            code = self._setup.pb_utils.TritonError.NOT_FOUND
-            raise self._setup.error(f"the model has no route '{request.route}'", code)
-        try:
-            body = json.loads(request.text)
-        except ValueError as error:
-            raise ValueError(f"the body is no JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise ValueError("the body: expected a JSON object")
+        body = request.body
         asked = read_body(request.route, body, self._llm.tokenizer)
         params = sampling_params(asked.sampling, stream=asked.stream)
         request_id = f"{'chatcmpl' if request.route == CHAT else 'cmpl'}-{uuid.uuid4().hex}"

@@ -7,42 +7,51 @@ Sources: the reference of TensorRT-LLM's LLM API, "SamplingParams"; OpenAI's API
 from __future__ import annotations
 
 import json
-import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...language.worker.members import FLAG, IDS, OBJECT, TEXTS, integer, near, number, read_members
-from ...language.worker.text_stream import CHAT, COMPLETIONS
+from ...language.worker.members import (
+    ABOVE_0,
+    FLAG,
+    IDS,
+    OBJECT,
+    RequestMember,
+    check,
+    integer,
+    is_texts,
+    near,
+    number,
+    read_members,
+)
+from ...language.worker.text_stream import CHAT, COMPLETIONS, returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 PREFIX = "sampling_param_"
 """Prefix of the inputs of Triton's backend."""
 
-_ABOVE_0 = math.ulp(0.0)
-_SHARE = number("a number above 0 and up to 1", _ABOVE_0, 1)
-_ANY = number("a number")
-_POSITIVE = number("a number above 0", _ABOVE_0)
-_NOT_NEGATIVE = number("a number of at least 0", 0)
+_STOPS = RequestMember(
+    "a string or an array of strings, none of them empty",
+    lambda value: value != "" and (isinstance(value, str) or (is_texts(value) and all(value))),
+)
 
 PARAMETERS = {
     **dict.fromkeys(("max_tokens", "n", "best_of", "no_repeat_ngram_size", "truncate_prompt_tokens"), integer(1)),
     **dict.fromkeys(("min_tokens", "top_k", "top_p_reset_ids", "early_stopping", "logprobs"), integer(0)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "length_penalty"), _ANY),
-    **dict.fromkeys(("top_p", "top_p_min", "top_p_decay"), _SHARE),
-    **dict.fromkeys(("temperature", "beam_search_diversity_rate"), _NOT_NEGATIVE),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "length_penalty"), number()),
+    **dict.fromkeys(("top_p", "top_p_min", "top_p_decay"), number(ABOVE_0, 1)),
+    **dict.fromkeys(("temperature", "beam_search_diversity_rate"), number(0)),
     **dict.fromkeys(("use_beam_search", "ignore_eos", "return_perf_metrics", "add_special_tokens"), FLAG),
     **dict.fromkeys(("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"), FLAG),
-    **dict.fromkeys(("stop", "bad"), TEXTS),
+    **dict.fromkeys(("stop", "bad"), _STOPS),
     **dict.fromkeys(("stop_token_ids", "bad_token_ids"), IDS),
     "exclude_input_from_output": FLAG,  # of the token ids: the text never holds the prompt
     "guided_decoding": OBJECT,
-    "min_p": number("a number from 0 to 1", 0, 1),
-    "repetition_penalty": _POSITIVE,
+    "min_p": number(0, 1),
+    "repetition_penalty": number(ABOVE_0),
     "seed": integer(0, 2**64 - 1),
 }
 
@@ -113,7 +122,7 @@ class OpenAiPrompt(NamedTuple):
 
 
 def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> OpenAiPrompt:
-    """Return what a client's document asks for.
+    """Return what a client's document asks for; front ends have checked its messages, its prompt and `stream`.
 
     Args:
         route: `CHAT` or `COMPLETIONS`.
@@ -129,12 +138,8 @@ def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> OpenAiPrompt:
             raise ValueError(f"{name}: the tensorrtllm backend has no such parameter{near(name, _MEMBERS[route])}")
         if value and not (name == "tool_choice" and value == "none") and not (name == "best_of" and value == 1):
             raise ValueError(f"{name}: the tensorrtllm backend does not support it")
-    stream = body.get("stream") or False
-    if not isinstance(stream, bool):
-        raise ValueError(f"stream: expected true or false, got {json.dumps(stream)[:100]}")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise ValueError("stream_options: expected an object")
+    check("stream_options", body.get("stream_options") or {}, OBJECT)
+    stream = bool(body.get("stream"))
     sampling = _sampling(route, body)
     if stream and sampling.get("n", 1) > 1:
         raise ValueError("n: expected 1 with `stream`")
@@ -171,22 +176,16 @@ def _guided(given: Any) -> dict[str, Any] | None:
 
 
 def _prompt(given: Any) -> str | list[int]:
-    prompt = given[0] if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int) else given
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and prompt and all(type(each) is int and each >= 0 for each in prompt):
-        return prompt
-    raise ValueError(f"prompt: expected one text, or a list of ids of tokens, got {json.dumps(given)[:100]}")
+    prompt: str | list[int] = given[0] if isinstance(given[0], str | list) and len(given) == 1 else given
+    if isinstance(prompt, list) and not isinstance(prompt[0], int):
+        raise ValueError(f"prompt: expected one text, or a list of ids of tokens, got {json.dumps(given)[:100]}")
+    return prompt
 
 
 def _chat_prompt(body: dict[str, Any], tokenizer: Any) -> list[int]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("messages: expected a list of at least one message")
-    conversation = [_message(index, message) for index, message in enumerate(messages)]
+    conversation = [_message(index, message) for index, message in enumerate(body["messages"])]
     more = body.get("chat_template_kwargs") or {}
-    if not isinstance(more, dict):
-        raise ValueError("chat_template_kwargs: expected an object")
+    check("chat_template_kwargs", more, OBJECT)
     begins_answer = body.get("add_generation_prompt") is not False
     try:
         text = tokenizer.apply_chat_template(
@@ -198,18 +197,13 @@ def _chat_prompt(body: dict[str, Any], tokenizer: Any) -> list[int]:
     return ids
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{where}: expected an object with a role")
+def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         for number, part in enumerate(content):
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise ValueError(f"{where}.content[{number}]: expected a part of type text")
+                raise ValueError(f"messages[{index}].content[{number}]: expected a part of type text")
         content = "\n".join(part["text"] for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise ValueError(f"{where}.content: expected a text or a list of parts")
     return {**message, "content": content or ""}
 
 
@@ -266,17 +260,8 @@ class TritonAnswer:
         prompt = request.text if request.excludes_input is False else ""
         new = [self._new(choice) for choice in choices]
         outputs: dict[str, Any] = {"text_output": [(prompt + text).encode("utf-8", "replace") for text, _ in new]}
-        values: dict[str, Callable[[], list[Any]]] = {
-            "finish_reason": lambda: [str(choice.finish_reason).encode() for choice in choices],
-            "stop_reason": lambda: [str(choice.stop_reason).encode() for choice in choices],
-            "cumulative_logprob": lambda: [
-                float("nan") if choice.cumulative_logprob is None else choice.cumulative_logprob for choice in choices
-            ],
-            "logprobs": lambda: [_logprobs(choice) for choice in choices],
-            "num_input_tokens": lambda: [len(output.prompt_token_ids)],
-            "num_output_tokens": lambda: [count for _, count in new],
-        }
-        outputs.update({name: values[name]() for name in request.returns if name in values})
+        counts = [count for _, count in new]
+        outputs.update(returned(request.returns, choices, len(output.prompt_token_ids), counts))
         measured = getattr(choices[0], "request_perf_metrics", None)
         if measured is not None:
             outputs.update(_measured(measured))
@@ -295,16 +280,6 @@ def usage_of(output: Any) -> dict[str, int]:
         "completion_tokens": sum(len(choice.token_ids) for choice in output.outputs),
         "cached_tokens": int(getattr(output, "cached_tokens", 0) or 0),
     }
-
-
-def _logprobs(choice: Any) -> bytes:
-    """Return the alternatives at each place so far as JSON text, by the token's id."""
-    return json.dumps(
-        [
-            {token: {"logprob": each.logprob, "rank": each.rank} for token, each in alternatives.items()}
-            for alternatives in choice.logprobs or ()
-        ]
-    ).encode()
 
 
 def _measured(metrics: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ...language.worker.members import near
-from .application import NOT_FOUND, Application, failure_of
+from .application import Application, failure_of
 from .generation import answer_generation
 from .metrics import MetricsRelay, later_statistics
 from .streams import PlainStreams, is_plain
@@ -115,14 +115,7 @@ class Engine:
     async def _answer_openai(self, request: Any) -> None:
         if self._application is None or self._streams is None:
             raise RuntimeError("the engine has not started")
-        if request.route not in self._setup.routes:
-            raise self._setup.error(f"the model has no route '{request.route}'", NOT_FOUND)
-        try:
-            body = json.loads(request.text)
-        except ValueError as error:
-            raise self._setup.invalid(f"the body is no JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise self._setup.invalid("the body: expected a JSON object")
+        body = request.body
         name = self._setup.model_name
         adapter = request.parameters.get("lora_name", "")
         client_name = str(body.get("model", name))

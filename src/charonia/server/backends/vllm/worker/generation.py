@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ...language.worker.members import near
-from ...language.worker.text_stream import usage_of
+from ...language.worker.text_stream import returned, usage_of
 from .streams import run_request
 
 _INTERNAL = {"output_kind", "skip_clone", "output_text_buffer_length"}
@@ -64,7 +64,6 @@ def _structured(given: Any, cls: Any) -> Any:
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 
@@ -112,44 +111,14 @@ class GenerationAnswer:
         outputs: dict[str, Any] = {
             "text_output": [(prompt + choice.text).encode("utf-8", "replace") for choice in choices]
         }
-        if request.returns:
-            outputs.update(_additional(request.returns, output))
+        prompt_tokens, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
+        counts = [len(choice.token_ids) for choice in choices]
+        outputs.update(returned(request.returns, choices, prompt_tokens, counts))
         if not output.finished:
             request.send(outputs)
             return False
-        prompt_tokens, cached = len(output.prompt_token_ids or ()), output.num_cached_tokens or 0
         request.send(outputs, usage_of(prompt_tokens, sum(self._counts.values()), cached), final=True)
         return True
-
-
-def _additional(wanted: frozenset[str], output: Any) -> dict[str, Any]:
-    """Return the further outputs of a response that are wanted."""
-    choices = output.outputs
-    values: dict[str, Callable[[], list[Any]]] = {
-        "finish_reason": lambda: [str(choice.finish_reason).encode() for choice in choices],
-        "cumulative_logprob": lambda: [
-            float("nan") if choice.cumulative_logprob is None else choice.cumulative_logprob for choice in choices
-        ],
-        "logprobs": lambda: [_logprobs(choice.logprobs) for choice in choices],
-        "num_input_tokens": lambda: [len(output.prompt_token_ids or ())],
-        "num_output_tokens": lambda: [len(choice.token_ids) for choice in choices],
-    }
-    return {name: values[name]() for name in wanted}
-
-
-def _logprobs(of_tokens: Any) -> bytes:
-    """Return the alternatives at each place as JSON text, by the token's id."""
-    if of_tokens is None:
-        return b"null"
-    return json.dumps(
-        [
-            {
-                token: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
-                for token, each in alternatives.items()
-            }
-            for alternatives in of_tokens
-        ]
-    ).encode()
 
 
 def _image(text: str) -> Any:
