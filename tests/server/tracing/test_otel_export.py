@@ -17,6 +17,7 @@ from charonia.core.statistics import TokenUsage
 from charonia.core.trace import (
     COMPUTE_END,
     COMPUTE_START,
+    INFER_RESPONSE_COMPLETE,
     QUEUE_START,
     REQUEST_END,
     REQUEST_START,
@@ -81,6 +82,7 @@ def traced(remote: RemoteParent | None = None) -> TraceTree:
         trace.model_name, trace.model_version, trace.request_id = name, "3", "r"
         for event, at_ns in ((REQUEST_START, 2_000), (QUEUE_START, 2_000), (REQUEST_END, 8_000)):
             trace.mark(event, at_ns)
+    tree.root.mark(INFER_RESPONSE_COMPLETE, 7_500)
     child.mark(COMPUTE_START, 3_000)
     child.mark(COMPUTE_END, 7_000)
     return tree
@@ -111,6 +113,7 @@ def test_spans_lie_in_each_other_with_the_timestamps_as_their_events() -> None:
     assert spans["compute"].parent_span_id == spans["step"].span_id
     assert [event.name for event in spans["compute"].events] == [COMPUTE_START, COMPUTE_END]
     assert [event.name for event in spans["top"].events] == [REQUEST_START, QUEUE_START, REQUEST_END]
+    assert [event.name for event in spans["InferRequest"].events][1] == INFER_RESPONSE_COMPLETE
     lengths = {name: span.end_time_unix_nano - span.start_time_unix_nano for name, span in spans.items()}
     assert lengths == {"InferRequest": 8_000, "top": 6_000, "step": 6_000, "compute": 4_000}
     assert resource["service.name"] == "triton-inference-server"

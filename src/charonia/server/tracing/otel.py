@@ -17,6 +17,7 @@ from charonia.core.trace import (
     COMPUTE_INPUT_END,
     COMPUTE_OUTPUT_START,
     COMPUTE_START,
+    INFER_RESPONSE_COMPLETE,
     Trace,
     TraceTree,
     ordered,
@@ -124,7 +125,8 @@ class _Spans:
         if not tree.front:
             return []
         parent = self._context(tree.remote.span_id, is_remote=True) if tree.remote is not None else None
-        spans = [self._span("InferRequest", tree.span_id, parent, tree.front, {})]
+        complete = [event for trace in tree.traces for event in trace.events if event[0] == INFER_RESPONSE_COMPLETE]
+        spans = [self._span("InferRequest", tree.span_id, parent, [*tree.front, *complete], {})]
         for trace in tree.traces:
             if trace.events:
                 spans += self._of_request(trace)
@@ -149,7 +151,7 @@ class _Spans:
             attributes["gen_ai.request.model"] = trace.model_name
             attributes["gen_ai.usage.input_tokens"] = trace.usage.prompt
             attributes["gen_ai.usage.output_tokens"] = trace.usage.completion
-        outer = [event for event in trace.events if event[0] not in _COMPUTE]
+        outer = [event for event in trace.events if event[0] not in {*_COMPUTE, INFER_RESPONSE_COMPLETE}]
         inner = [event for event in trace.events if event[0] in _COMPUTE]
         spans = [self._span(trace.model_name, trace.span_id, above, outer, attributes)]
         if inner:
