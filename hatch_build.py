@@ -1,11 +1,13 @@
 """Compiles the request path with mypyc: a hook of the wheel's build, which acts where CHARONIA_COMPILE is 1.
 
-`python hatch_build.py` only generates the C code, to check that the modules can be compiled.
+`python hatch_build.py` only generates the C code, to check that the modules can be compiled. With a level of
+optimisation, 0 to 3, it compiles this checkout with the environment's own mypy and setuptools.
 """
 
 import os
 import runpy
 import shutil
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,8 +39,8 @@ MODULES = [f"charonia.{room}.{name}" for room, names in _ROOMS.items() for name 
 `sequences.runner` combine classes at run time, for which `super()` of compiled classes does not look."""
 
 
-def generate(target: Path) -> list[Any]:
-    """Write the C code of the modules into a folder; return the extensions to build."""
+def generate(target: Path, level: str = "3") -> list[Any]:
+    """Write the C code of the modules into a folder; return the extensions to build, with a level of optimisation."""
     from mypyc.build import mypycify
 
     os.chdir(ROOT / "src")  # tracebacks name files as they are given here
@@ -46,15 +48,16 @@ def generate(target: Path) -> list[Any]:
     types = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
     options = [*types, "--explicit-package-bases", f"--cache-dir={target / 'types'}", *paths]
     group: list[tuple[list[str], str | None]] = [(paths, "charonia")]
-    return list(mypycify(options, separate=group, multi_file=True, debug_level="0", target_dir=str(target / "c")))
+    how: dict[str, Any] = {"multi_file": True, "debug_level": "0", "opt_level": level}
+    return list(mypycify(options, separate=group, target_dir=str(target / "c"), **how))
 
 
-def compile_into(folder: Path) -> None:
+def compile_into(folder: Path, level: str = "3") -> None:
     """Compile the modules into a folder, and list the hashes of their sources there."""
     form = runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))
     hashes = {name: form["hash_of"](form["module_path"](str(ROOT / "src"), name, ".py")) for name in MODULES}
     with tempfile.TemporaryDirectory() as scratch:
-        extensions = generate(Path(scratch))
+        extensions = generate(Path(scratch), level)
         from setuptools import Distribution  # type: ignore[import-untyped]
 
         command: Any = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
@@ -79,6 +82,10 @@ def _build(command: Any) -> None:
             command.build_extension(extension)
 
 
+def _folder() -> Path:
+    return Path(runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))["FOLDER"])
+
+
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg] # of any configuration
     """Adds the compiled form to a wheel, or to the checkout that an editable wheel refers to."""
 
@@ -89,7 +96,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg] # of any config
         """Compile, if the environment says so."""
         if os.environ.get(COMPILE) != "1":
             return
-        folder = Path(runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))["FOLDER"])
+        folder = _folder()
         if version != "editable":
             packed, folder = folder.relative_to(ROOT / "src"), Path(tempfile.mkdtemp(), folder.name)
             build_data["force_include"][str(folder)] = str(packed)
@@ -98,6 +105,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg] # of any config
         compile_into(folder)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:]:
+    compile_into(_folder(), sys.argv[1])
+elif __name__ == "__main__":
     with tempfile.TemporaryDirectory() as target:
         generate(Path(target))

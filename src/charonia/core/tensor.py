@@ -18,17 +18,21 @@ class Tensor:
 
     Attributes:
         datatype: Protocol datatype.
-        array: The elements, in the tensor's own shape (with the batch dimension, if the model has one).
         shape: Shape of the array, batch dimension included.
     """
 
-    __slots__ = ("array", "datatype", "name", "shape")
+    __slots__ = ("_array", "datatype", "name", "shape")
 
     def __init__(self, name: str, datatype: DataType, array: Array) -> None:
         self.name = name
         self.datatype = datatype
-        self.array = array
+        self._array = array
         self.shape: tuple[int, ...] = array.shape
+
+    @property  # compiled code reads a plain attribute where it lies, although a subclass has a property
+    def array(self) -> Array:
+        """The elements, in the tensor's own shape (with the batch dimension, if the model has one)."""
+        return self._array
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype.wire}, {list(self.array.shape)})"
@@ -66,7 +70,7 @@ class DeviceTensor(Tensor):
         self._twin: DeviceTensor | None = None
 
     @property
-    def array(self) -> Array:  # type: ignore[override] # a copy is read-only as a field
+    def array(self) -> Array:
         """The elements, copied."""
         if self._host is None:
             self._host = self.content.to_host() if self._twin is None else self._twin.array

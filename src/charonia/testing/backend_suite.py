@@ -23,7 +23,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import CallFrame, InferRequest
-from charonia.core.tensor import Array
+from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import (
     AsyncInstance,
     Backend,
@@ -250,11 +250,11 @@ class BackendSuite:
     def test_inputs_may_lie_anywhere_in_memory(self, backend_case: BackendCase) -> None:
         request = backend_case.request(4, 2)
         moved = backend_case.request(4, 2)
-        for tensor in moved.inputs.values():
+        for name, tensor in moved.inputs.items():
             if tensor.datatype is not DataType.BYTES:
                 body = b"x" + tensor.array.tobytes()
                 array = np.frombuffer(body, np.uint8)[1:].view(tensor.array.dtype)
-                tensor.array = array.reshape(tensor.array.shape)
+                moved.inputs[name] = Tensor(name, tensor.datatype, array.reshape(tensor.array.shape))
 
         async def test() -> None:
             async with loaded(backend_case) as (_, [instance]):

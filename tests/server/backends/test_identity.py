@@ -2,7 +2,7 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.core.trace import Trace
+from charonia.core.trace import TraceLevel, TraceTree
 from charonia.server.backends.api import BackendSettings, BlockingInstance, ModelFiles, Outputs, Placement
 from charonia.server.backends.identity import IdentityBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -122,7 +122,8 @@ def test_response_parameters_come_in_every_type_when_asked_for() -> None:
 def test_activities_are_added_to_a_trace_when_asked_for() -> None:
     [instance] = instances(replace(CONFIG, parameters={"enable_custom_tracing": "true"}))
     traced, other = request(1, 1), request(2, 1)
-    traced.trace = Trace(Mock(), 1, 0, (0, 0))
+    ids = SimpleNamespace(trace_id=lambda: 1, span_id=lambda: 0)
+    traced.trace = TraceTree(TraceLevel.TIMESTAMPS, ids, lambda tree: None).root
 
     instance.execute([traced, other])
 

@@ -52,7 +52,7 @@ def found(described: tuple[Any, ...], message: Incoming, release: Callable[[int]
         return tensor
     tensor = decode_tensor(name, BY_WIRE[datatype], shape, data)
     if place[0] > 0:  # our own regions count their references themselves
-        tensor.array = _counted(tensor.array, partial(release, place[0]))
+        tensor = Tensor(name, tensor.datatype, _counted(tensor.array, partial(release, place[0])))
     return tensor
 
 

@@ -78,7 +78,7 @@ def answer(model: ImageInstance, *files: bytes) -> Result:
     """The result for these files in a request. Models without batches take one."""
     asked = request(*files)
     if not model.is_batched:
-        asked.inputs["IMAGE"].array = asked.inputs["IMAGE"].array[0]
+        asked.inputs["IMAGE"] = Tensor("IMAGE", DataType.BYTES, asked.inputs["IMAGE"].array[0])
     [result] = model.execute([asked]).results
     return result
 

@@ -143,7 +143,7 @@ class Bench:
         parameters = {key: more.pop(key) for key in ("openai", "temperature", "lora_name") if key in more}
         inputs = {"text_input": text if isinstance(text, bytes) else text.encode(), **more}
         tensors = {name: tensor(name, value) for name, value in inputs.items()}
-        self.instance.start([InferRequest("m", tensors, id=text[:20], parameters=parameters)], sink)  # type: ignore[arg-type]
+        self.instance.start([InferRequest("m", tensors, id=str(text)[:20], parameters=parameters)], sink)  # type: ignore[arg-type]
         return sink
 
     def leave(self, sink: StreamSink) -> None:

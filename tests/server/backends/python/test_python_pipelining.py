@@ -241,7 +241,7 @@ async def test_a_model_whose_response_fails_halfway_keeps_no_memory(tmp_path: Pa
 async def test_a_batch_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
     loaded = await load(tmp_path, MODEL)
     large = np.arange(50_000, dtype="<f4")
-    (failed,) = await loaded.run([request(large, id=object())])
+    (failed,) = await loaded.run([request(large, parameters={"": object()})])
     assert isinstance(failed, ServingError)
     assert "cannot be handed to instance 'm_0_0'" in str(failed)
     np.testing.assert_array_equal(arrays_of(await loaded.run([request(large)]))[0], large)
@@ -271,7 +271,7 @@ async def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of
             started.start(words("brought in"))
 
     unwritable = Successor(1)
-    loaded.instance.start([request(np.array([b"x"], object), DataType.BYTES, id=object())], unwritable)
+    loaded.instance.start([request(np.array([b"x"], object), DataType.BYTES, parameters={"": object()})], unwritable)
     started.start(words("second"))
     started.start(words("third"))
     assert await asyncio.wait_for(unwritable.done, 20) is not None
