@@ -54,8 +54,5 @@ class DataType(Enum):
 BY_WIRE: dict[str, DataType] = {d.wire: d for d in DataType}
 """Datatype by its name in requests."""
 
-BY_CONFIG: dict[str, DataType] = {d.config: d for d in DataType}
-"""Datatype by its name in model configurations."""
-
 BY_NUMPY: dict["np.dtype[np.generic]", DataType] = {d.numpy: d for d in DataType if d is not DataType.BF16}
 """Datatype of an array by its numpy dtype; BF16 cannot be told from UINT16 and is not here."""

@@ -132,31 +132,43 @@ _STARTS = (
 """What files begin with that are not models, in lower case, and the hint."""
 
 
-def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
-    """Return the model's file, or where that is a folder, the file in it: of the same name, or of the default name.
-
-    Args:
-        config: Its configuration, which may name another file.
-        default: The file's name where the configuration names none.
+def named_path(files: ModelFiles, config: ModelConfig, default: str) -> Path:
+    """Return the path of the file or folder that a configuration names, of the default where it names none.
 
     Raises:
-        ServingError: INVALID_ARG when there is none.
+        ServingError: INVALID_ARG when it is outside of the version's folder.
     """
     name = config.default_model_filename or default
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
-    path = files.version_dir / name
-    candidates = [path / path.name, path / default] if path.is_dir() else [path]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    folder = candidates[0].parent
-    found = sorted(p.name for p in folder.glob("*")) if folder.is_dir() else []
+    return files.version_dir / name
+
+
+def no_file(files: ModelFiles, config: ModelConfig, path: Path, kind: str = "file", hint: str = "") -> ServingError:
+    """Return the error for a version without a file; the default hint lists what its folder has."""
+    folder = path.parent
+    found = sorted(each.name for each in folder.glob("*")) if folder.is_dir() else []
     held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
-    raise invalid(
-        f"model '{config.name}' version {files.version} has no file {candidates[0].relative_to(files.model_dir)}",
-        hint=held if path.is_dir() else f"{held}; `default_model_filename` names another file",
+    if folder == files.version_dir:
+        held += "; `default_model_filename` names another file"
+    return invalid(
+        f"model '{config.name}' version {files.version} has no {kind} {path.relative_to(files.model_dir)}",
+        hint=hint or held,
     )
+
+
+def model_file(files: ModelFiles, config: ModelConfig, default: str) -> Path:
+    """Return the model's file, or where that is a folder, the file in it: of the same name, or of the default name.
+
+    Raises:
+        ServingError: INVALID_ARG when there is none.
+    """
+    path = named_path(files, config, default)
+    candidates = [path / path.name, path / default] if path.is_dir() else [path]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        raise no_file(files, config, candidates[0])
+    return found
 
 
 def broken_file_hint(path: Path) -> str:

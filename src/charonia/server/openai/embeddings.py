@@ -19,7 +19,7 @@ from charonia.config.parameters import (
     TEXT_INPUT,
 )
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal, invalid, unsupported
+from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.statistics import TokenUsage
@@ -84,7 +84,7 @@ class Embedder:
         return shortened(vectors, asked.dimensions), usage
 
     async def _of_texts(self, texts: Sequence[Text]) -> tuple[Floats, TokenUsage | None]:
-        strings = [self._string(text) for text in texts]
+        strings = [self._text.text_of("input", text, keeps_special=False) for text in texts]
         parts = []
         for some in _parts(strings, self._at_once(TEXT_INPUT)):
             elements = np.array([text.encode() for text in some], object)
@@ -116,15 +116,6 @@ class Embedder:
         if parameters.get(EMBEDDING_NORMALIZE, "true") != "false":
             vectors = normalized(vectors)
         return vectors, TokenUsage(sum(map(len, rows)))
-
-    def _string(self, text: Text) -> str:
-        if isinstance(text, str):
-            return text
-        if self._text.tokenizer is None:
-            raise unsupported(
-                f"input: model '{self._config.name}' takes text, and has no tokenizer.json to decode tokens"
-            )
-        return self._text.tokenizer.decode(list(text))
 
     def _tokens(self, texts: Sequence[Text]) -> list[Sequence[int]]:
         tokenizer = self._text.tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import INPUT_TOKENS, OUTPUT_TOKENS, TEXT_INPUT, repeats_text
-from charonia.core.errors import ServingError, internal, unsupported
+from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.statistics import COMPLETION_TOKENS, PROMPT_TOKENS, TokenUsage
@@ -26,7 +26,7 @@ from charonia.server.openai.guided import REPAIRS_MAX, Guide
 from charonia.server.openai.model_files import TOKEN_BYTES, ModelText
 from charonia.wire.json_text import Object, dump
 from charonia.wire.openai_answer import AnswerHead, StopCutter, usage_object
-from charonia.wire.openai_request import IMAGE_INPUT, Prompt, TextRequest
+from charonia.wire.openai_request import IMAGE_INPUT, TextRequest
 from charonia.wire.v2_generate import decode_generate
 
 _log = logging.getLogger(__name__)
@@ -45,15 +45,7 @@ def prompts_of(asked: TextRequest, text: ModelText) -> list[str]:
     """
     if asked.is_chat:
         return [text.render(asked.messages)]
-    return [_as_text(prompt, text) for prompt in asked.prompts]
-
-
-def _as_text(prompt: Prompt, text: ModelText) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    if text.tokenizer is None:
-        raise unsupported(f"prompt: model '{text.config.name}' takes text, and has no tokenizer.json to decode tokens")
-    return text.tokenizer.decode(list(prompt), skip_special_tokens=False)
+    return [text.text_of("prompt", prompt, keeps_special=True) for prompt in asked.prompts]
 
 
 def model_request(config: ModelConfig, asked: TextRequest, prompt: str, index: int, bytes_max: int) -> InferRequest:

@@ -169,6 +169,20 @@ class ModelText:
             return None
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def text_of(self, member: str, given: str | Sequence[int], *, keeps_special: bool) -> str:
+        """Return a text, also one that the member of a request gives as tokens, with or without the special ones.
+
+        Raises:
+            ServingError: UNSUPPORTED: There is no tokenizer.
+        """
+        if isinstance(given, str):
+            return given
+        if self.tokenizer is None:
+            raise unsupported(
+                f"{member}: model '{self.config.name}' takes text, and has no tokenizer.json to decode tokens"
+            )
+        return self.tokenizer.decode(list(given), skip_special_tokens=not keeps_special)
+
     def first(self, text: str, count: int) -> str:
         """Return the first tokens of a text, those of `TOKEN_BYTES` without a tokenizer."""
         if self.tokenizer is None:

@@ -1,8 +1,6 @@
 """Inline script metadata: dependencies that a file names in itself."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
 from charonia.server.backends.python.environment import InlineMetadata, inline_metadata
@@ -70,11 +68,3 @@ def test_a_specifier_accepts_versions(
 
     assert all(wanted.accepts(version) for version in accepted)
     assert not any(wanted.accepts(version) for version in refused)
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=3).map(tuple), st.tuples(*[st.integers(0, 20)] * 3))
-def test_a_version_is_either_at_least_another_or_below_it(wanted: tuple[int, ...], version: tuple[int, ...]) -> None:
-    text = ".".join(map(str, wanted))
-
-    assert InlineMetadata((), f">={text}").accepts(version) != InlineMetadata((), f"<{text}").accepts(version)
-    assert InlineMetadata((), f"=={text}").accepts(version) != InlineMetadata((), f"!={text}").accepts(version)

@@ -14,7 +14,6 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import raise_problems
 from charonia.core.errors import invalid, unsupported
-from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems
 from charonia.server.backends.python.environment import environment_of
@@ -24,7 +23,6 @@ from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environ
 from charonia.server.backends.workers.services import ServerServices
 from charonia.server.channel.cuda_driver import is_usable
 from charonia.server.machine.private_folder import PrivateFolder
-from charonia.server.metrics.custom import CustomMetrics
 
 _MODEL = Path(__file__).parent / "worker" / "model.py"
 
@@ -68,9 +66,7 @@ class LanguageBackend(ABC):
         environment = await self._environment(files, config, settings)
         options = orjson.dumps(dict(await self.options(files, config, settings))).decode()
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
-        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
-        frame = CallFrame(config.name, str(files.version))
-        server = ServerServices(frame, settings.models, metrics, settings.busy_poll)
+        server = ServerServices.of(config.name, files.version, settings)
         return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
 
     async def aclose(self) -> None:  # noqa: B027 # some have something to do

@@ -14,7 +14,6 @@ from charonia.config.json_form import from_json, to_json
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import invalid, unsupported
-from charonia.core.request import CallFrame
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.python.environment import (
@@ -45,7 +44,6 @@ from charonia.server.backends.workers.reaper import reaper
 from charonia.server.backends.workers.services import ServerServices
 from charonia.server.backends.workers.template import WorkerTemplate
 from charonia.server.channel.cuda_driver import is_usable
-from charonia.server.metrics.custom import CustomMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -121,10 +119,7 @@ class PythonBackend:
                 "" if config.output else " and no outputs",
                 path.name,
             )
-        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
-        server = ServerServices(
-            CallFrame(config.name, str(files.version)), settings.models, metrics, settings.busy_poll
-        )
+        server = ServerServices.of(config.name, files.version, settings)
         if environment is None:
             return ThreadedPythonModel(files, config, path, server)
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached

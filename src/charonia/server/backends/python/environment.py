@@ -44,6 +44,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from charonia.archives import ArchiveLimits, explained, failure, limited, tar_entries, unpacked_bytes_max
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
@@ -54,8 +56,6 @@ from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environ
 from charonia.server.channel.cuda_driver import is_usable
 
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(?:^#(?:| .*)$\s)+)^# ///$")
-_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|~=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?\s*")
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 OWN_PACKAGE = "charonia"
 """A dependency that workers have in every environment."""
@@ -74,7 +74,7 @@ class InlineMetadata:
     requires_python: str = ""
 
     def accepts(self, version: tuple[int, ...]) -> bool:
-        return all(_holds(clause, version) for clause in self.requires_python.split(",") if clause.strip())
+        return SpecifierSet(self.requires_python).contains(".".join(map(str, version)), prereleases=True)
 
 
 def inline_metadata(text: str, what: str) -> InlineMetadata | None:
@@ -96,37 +96,12 @@ def inline_metadata(text: str, what: str) -> InlineMetadata | None:
     dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
     if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
         raise invalid(f"{what}: dependencies: expected a list of strings, got {dependencies!r}")
-    if not isinstance(python, str) or not all(_CLAUSE.fullmatch(c) for c in python.split(",") if c.strip()):
-        raise invalid(f"{what}: requires-python: expected text such as '>=3.11', got {python!r}")
-    others = tuple(each for each in dependencies if _name(each) != OWN_PACKAGE)
-    return InlineMetadata(others, python)
-
-
-def _name(requirement: str) -> str:
-    found = _NAME.match(requirement)
-    return found[1].lower() if found else ""
-
-
-def _holds(clause: str, version: tuple[int, ...]) -> bool:
-    found = _CLAUSE.fullmatch(clause)
-    if found is None:
-        return False
-    operator, text, wildcard = found.groups()
-    wanted = tuple(int(part) for part in text.split("."))
-    if wildcard or operator == "~=":
-        width = len(wanted) if wildcard else len(wanted) - 1
-        same = version[:width] == wanted[:width]
-        return not same if operator == "!=" else same and (operator == "==" or version >= wanted)
-    size = max(len(wanted), len(version))
-    one, other = (tuple(part[:size]) + (0,) * (size - len(part)) for part in (version, wanted))
-    return {
-        ">=": one >= other,
-        "<=": one <= other,
-        "==": one == other,
-        "!=": one != other,
-        "<": one < other,
-        ">": one > other,
-    }[operator]
+    try:
+        SpecifierSet(python)
+    except (InvalidSpecifier, TypeError):
+        raise invalid(f"{what}: requires-python: expected text such as '>=3.11', got {python!r}") from None
+    own = re.compile(rf"\s*{OWN_PACKAGE}(?![A-Za-z0-9._-])", re.IGNORECASE)
+    return InlineMetadata(tuple(each for each in dependencies if not own.match(each)), python)
 
 
 BUILD_S_MAX = 1800.0

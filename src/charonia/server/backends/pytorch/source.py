@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +29,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.install_hint import package_hint
 from charonia.server.backends.api import ModelFiles
+from charonia.server.backends.array_backend import named_path, no_file
 from charonia.server.backends.pytorch.archive import (
     FileKind,
     aot_metadata,
@@ -737,15 +738,13 @@ class Source:
 def find_source(files: ModelFiles, config: ModelConfig) -> Source:
     """Return the files of a model. Raises ServingError: INVALID_ARG when the file is missing, or is not a model."""
     folder = files.version_dir
-    name = config.default_model_filename
-    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
     if config.runtime == EAGER_RUNTIME:
         return Source(folder, _weights(files, config), None)
-    candidates = [folder / name] if name else [folder / file for file in FILES]
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if path is None:
-        raise _no_file(files, config, candidates[0])
+    path = named_path(files, config, next((file for file in FILES if (folder / file).is_file()), FILES[0]))
+    if not path.is_file():
+        defines = (folder / EAGER_RUNTIME).is_file()
+        hint = f"runtime: '{EAGER_RUNTIME}' serves the module that {EAGER_RUNTIME} defines"
+        raise no_file(files, config, path, hint=hint if defines else "")
     kind = file_kind(path)
     if kind is FileKind.CHECKPOINT:
         raise invalid(
@@ -756,23 +755,13 @@ def find_source(files: ModelFiles, config: ModelConfig) -> Source:
 
 
 def _weights(files: ModelFiles, config: ModelConfig) -> Path | None:
-    named = config.default_model_filename
     # Default names of other kinds of models are ignored.
-    if named and named not in (*FILES, EAGER_RUNTIME):
-        if not (files.version_dir / named).is_file():
-            raise _no_file(files, config, files.version_dir / named)
-        return files.version_dir / named
+    if config.default_model_filename not in ("", *FILES, EAGER_RUNTIME):
+        path = named_path(files, config, "")
+        if not path.is_file():
+            raise no_file(files, config, path)
+        return path
     return next((p for file in WEIGHTS if (p := files.version_dir / file).is_file()), None)
-
-
-def _no_file(files: ModelFiles, config: ModelConfig, wanted: Path) -> Exception:
-    found = sorted(p.name for p in files.version_dir.glob("*")) if files.version_dir.is_dir() else []
-    hint = f"the folder holds {', '.join(found[:10]) or 'nothing'}; `default_model_filename` names another file"
-    if EAGER_RUNTIME in found:
-        hint = f"runtime: '{EAGER_RUNTIME}' serves the module that {EAGER_RUNTIME} defines"
-    return invalid(
-        f"model '{config.name}' version {files.version} has no file {wanted.relative_to(files.model_dir)}", hint=hint
-    )
 
 
 def _configured_inputs(config: ModelConfig) -> list[SignatureTensor]:

@@ -24,14 +24,13 @@ from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import invalid, unsupported
-from charonia.core.request import CallFrame
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.array_backend import named_path, no_file
 from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.workers.model import EXECUTE_SECONDS, START_SECONDS, PythonModel
 from charonia.server.backends.workers.process import Environment, ask_worker
 from charonia.server.backends.workers.services import ServerServices
 from charonia.server.backends.workers.template import WorkerTemplate
-from charonia.server.metrics.custom import CustomMetrics
 
 GRAPH_TAG = "TF_GRAPH_TAG"
 SIGNATURE = "TF_SIGNATURE_DEF"
@@ -330,13 +329,11 @@ class TensorFlowBackend:
         except BaseException:
             source.close()
             raise
-        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
-        frame = CallFrame(config.name, str(files.version))
         return TensorFlowModel(
             files,
             seen,
             self._environment,
-            ServerServices(frame, settings.models, metrics, settings.busy_poll),
+            ServerServices.of(config.name, files.version, settings),
             _session(seen, plan, source.signature, init_ops),
             source,
             self._template,
@@ -434,19 +431,12 @@ def _plan(config: ModelConfig, settings: BackendSettings) -> TensorFlowPlan:
 
 
 def _model_path(files: ModelFiles, config: ModelConfig) -> Path:
-    name = config.default_model_filename or DEFAULT_FOLDER
-    path = files.version_dir / name
     problem, hint = graph_problem(config)
     if problem:
         raise unsupported(f"model '{config.name}': {problem}", hint=hint)
-    if os.path.isabs(name) or ".." in Path(name).parts:
-        raise invalid(f"default_model_filename: must stay within the version's folder, got '{name}'")
+    path = named_path(files, config, DEFAULT_FOLDER)
     if not path.exists():
-        found = ", ".join(sorted(each.name for each in files.version_dir.glob("*"))[:10]) or "nothing"
-        raise invalid(
-            f"model '{config.name}' version {files.version} has no folder {name}",
-            hint=f"the version's folder holds {found}; `default_model_filename` names another SavedModel or Keras file",
-        )
+        raise no_file(files, config, path, "folder")
     return path
 
 

@@ -19,7 +19,7 @@ from charonia.core.errors import Code, ServingError, internal, unavailable, unsu
 from charonia.core.request import NO_FLOW, CallFrame, DeviceRequest, InferRequest
 from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
-from charonia.server.backends.api import BatchSink, BusyPolling, Models
+from charonia.server.backends.api import BackendSettings, BatchSink, BusyPolling, Models
 from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome
 from charonia.server.backends.workers.process import WorkerLink
 from charonia.server.channel.channel import Incoming
@@ -316,6 +316,12 @@ class ServerServices:
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     busy_poll: BusyPolling | None = None
     exceptions: ExceptionLog = field(default_factory=ExceptionLog)
+
+    @classmethod
+    def of(cls, name: str, version: int, settings: BackendSettings) -> "ServerServices":
+        """Return the services for a version of a model."""
+        metrics = settings.metrics if settings.metrics is not None else CustomMetrics()
+        return cls(CallFrame(name, str(version)), settings.models, metrics, settings.busy_poll)
 
 
 Answer = Callable[[tuple[object, ...]], None]
