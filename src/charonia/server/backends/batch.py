@@ -1,5 +1,6 @@
 """Batching of arrays, for backends: inputs are concatenated, outputs are split, and `reshape` is applied to both."""
 
+import copy
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.errors import internal
+from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array
+from charonia.core.tensor import Array, Tensor
+from charonia.server.backends.api import Outputs, Result
 
 
 class TensorPlan:
@@ -100,3 +102,49 @@ def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
     if total == len(sizes):
         return [array[index : index + 1] for index in range(total)]
     return [array[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+class ModelShapes:
+    """`reshape` of a configuration: its shapes outside, and those of the model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._is_batched = config.max_batch_size > 0
+        self._inputs = {plan.name: plan for plan in input_plans(config) if plan.target is not None}
+        self._outputs = {plan.name: plan for plan in output_plans(config) if plan.target is not None}
+
+    @staticmethod
+    def of(config: ModelConfig) -> "ModelShapes | None":
+        """Return the shapes, None for a configuration without `reshape`."""
+        shapes = ModelShapes(config)
+        return shapes if shapes._inputs or shapes._outputs else None
+
+    def given(self, request: InferRequest) -> InferRequest:
+        """Return a request with its inputs in the model's shapes."""
+        twin = copy.copy(request)  # the front end still uses the request itself
+        twin.inputs = dict(request.inputs)
+        for name, plan in self._inputs.items():
+            if name in twin.inputs:
+                tensor = twin.inputs[name]
+                twin.inputs[name] = Tensor(name, tensor.datatype, plan.reshape(tensor.array, self._is_batched))
+        return twin
+
+    def answered(self, result: Result) -> Result:
+        """Return an answer in the shapes of the configuration."""
+        if not isinstance(result, Outputs):
+            return result
+        tensors = []
+        for tensor in result.tensors:
+            plan = self._outputs.get(tensor.name)
+            if plan is not None and not self._is_as_configured(plan, tensor.shape):
+                try:
+                    array = plan.reshape(tensor.array, self._is_batched)
+                except ServingError as error:
+                    return error
+                tensor = Tensor(tensor.name, tensor.datatype, array)
+            tensors.append(tensor)
+        result.tensors = tensors
+        return result
+
+    def _is_as_configured(self, plan: TensorPlan, shape: tuple[int, ...]) -> bool:
+        shape, dims = shape[1 if self._is_batched else 0 :], plan.target or ()
+        return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))

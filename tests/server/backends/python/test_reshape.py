@@ -1,6 +1,8 @@
 """Python models see the shapes of `reshape`, in worker processes and in threads."""
 
-from collections.abc import Sequence
+import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,11 @@ from tests.support import python_model
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal
-from charonia.core.request import CallFrame, InferRequest
+from charonia.core.errors import ServingError
+from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Outputs, Result
-from charonia.server.backends.workers.model import MODE, ReshapedInstance, reshaped
+from charonia.server.backends.api import Outputs, Result
+from charonia.server.backends.workers.model import MODE
 
 FP32 = DataType.FP32
 CONFIG = ModelConfig(
@@ -72,74 +74,17 @@ async def test_a_model_sees_and_answers_in_the_shapes_of_reshape(tmp_path: Path,
     assert sent.inputs["IN"].array.shape == (1, 4)
 
 
-class Kept:
-    def __init__(self) -> None:
-        self.sinks: list[BatchSink] = []
-        self.cancelled: list[int] = []
+async def test_a_worker_that_ends_is_noticed_and_its_successor_warmed_up(tmp_path: Path) -> None:
+    lost: list[bool] = []
+    code = CODE.replace("            how =", "            assert array.shape == (1, 2, 2)\n            how =")
+    loaded = await python_model.load(tmp_path, code, replace(CONFIG, parameters={MODE: "process"}))
+    loaded.instance.keep_warm([[request()]])
+    loaded.instance.when_lost(lambda: lost.append(True))
 
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.sinks.append(sink)
+    os.kill(loaded.instance.pid, signal.SIGKILL)
+    while not lost:
+        await asyncio.sleep(0.01)
+    [result] = await loaded.run([request()])
+    await loaded.close()
 
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        assert sink in self.sinks
-        self.cancelled.append(index)
-
-    async def aclose(self) -> None:
-        pass
-
-
-class Sink:
-    def __init__(self) -> None:
-        self.responses: list[tuple[int, bool]] = []
-        self.has_finished = False
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        self.responses.append((index, final))
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        self.has_finished = True
-
-    def is_cancelled(self, index: int) -> bool:
-        return index in (1, 7)
-
-    def frame(self) -> CallFrame:
-        return CallFrame("m", "1", "m_0")
-
-
-def test_requests_that_are_left_open_can_still_be_cancelled_and_answered() -> None:
-    kept, sink = Kept(), Sink()
-    instance = reshaped(kept, CONFIG)
-    instance.start([request(), request(), request()], sink)
-    mine = kept.sinks[0]
-
-    mine.respond(0, None, True)
-    mine.finish(1, 2, leaves_open=True)
-    instance.cancel(sink, 1)
-    mine.respond(2, internal("no"), False)
-    mine.respond(2, None, True)
-    instance.cancel(sink, 2)
-
-    assert kept.cancelled == [1]
-    assert sink.responses == [(0, True), (2, False), (2, True)]
-    assert sink.has_finished
-    assert mine.is_cancelled(7)
-    assert mine.frame().model == "m"
-
-
-def test_a_batch_that_leaves_nothing_open_is_forgotten() -> None:
-    kept, sink = Kept(), Sink()
-    instance = ReshapedInstance(kept, CONFIG)
-    instance.start([request()], sink)
-
-    kept.sinks[0].finish(1, 2, internal("all of it"))
-    instance.cancel(sink, 0)
-
-    assert kept.cancelled == []
-
-
-def test_without_reshape_there_is_nothing_around_an_instance() -> None:
-    kept = Kept()
-
-    assert reshaped(kept, ModelConfig(input=(ModelInput("IN", FP32, dims=(4,)),))) is kept
+    assert arrays(result)["OUT"] == [[0, 1, 2, 3]]

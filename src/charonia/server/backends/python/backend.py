@@ -16,6 +16,7 @@ from charonia.config.parameters import MOUNTED_APP
 from charonia.core.errors import invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.python.environment import (
     BUILDER,
     ENVIRONMENT,
@@ -36,7 +37,6 @@ from charonia.server.backends.workers.model import (
     START_SECONDS,
     THREAD,
     PythonModel,
-    reshaped,
     what_to_load,
 )
 from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environment, SharedProcesses, ask_worker
@@ -168,10 +168,11 @@ class ThreadedPythonModel:
             is_decoupled=self._config.is_decoupled,
             cores=placement.cores,
             takes_gpu=not self._values[CPU_INPUTS],
+            shapes=ModelShapes.of(self._config),
         )
         await instance.open()
         self._instances = [*(each for each in self._instances if not each.is_closed), instance]
-        return reshaped(instance, self._config)
+        return instance
 
     def memory(self) -> list[MemoryUsage]:
         """Return nothing: the model's memory is part of the server's."""

@@ -21,6 +21,7 @@ from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.response import Outcome
 from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Result
+from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.python.worker.errors import describe, traced
 from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
 from charonia.server.backends.python.worker.runner import PythonModelRunner
@@ -136,8 +137,10 @@ class _Handed(Work):
 
     __slots__ = ("batch", "is_done", "over")
 
-    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], batch: ModelBatch) -> None:
-        super().__init__(sink, requests)
+    def __init__(
+        self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None, batch: ModelBatch
+    ) -> None:
+        super().__init__(sink, requests, shapes)
         self.batch = batch
         self.over: set[int] = set()
         self.is_done = False
@@ -156,6 +159,7 @@ class ThreadInstance:
         is_decoupled: Whether a request may have any number of responses.
         cores: Cores that it runs on, empty for any.
         takes_gpu: Whether it gets tensors of GPUs as they are.
+        shapes: `reshape` of the configuration, None without.
     """
 
     def __init__(
@@ -169,8 +173,10 @@ class ThreadInstance:
         is_decoupled: bool = False,
         cores: Sequence[int] = (),
         takes_gpu: bool = False,
+        shapes: ModelShapes | None = None,
     ) -> None:
         self.name = name
+        self._shapes = shapes
         self._cores = cores
         self._start_s_max = start_s_max
         self._is_decoupled = is_decoupled
@@ -216,7 +222,7 @@ class ThreadInstance:
             sink.finish(now, now, unavailable(f"instance '{self.name}' is closed"))
             return
         self._batches += 1
-        handed = _Handed(sink, requests, ModelBatch(self._batches, len(requests)))
+        handed = _Handed(sink, requests, self._shapes, ModelBatch(self._batches, len(requests)))
         self._handed[self._batches] = handed
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
@@ -290,7 +296,7 @@ class ThreadInstance:
             return
         if final or not self._is_decoupled:
             handed.over.add(index)
-        handed.sink.respond(index, result, final)
+        handed.sink.respond(index, handed.answered(result), final)
         self._forget_if_over(handed)
 
     def done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
@@ -301,7 +307,7 @@ class ThreadInstance:
             for index, result in enumerate(results):
                 if result is not None:
                     handed.over.add(index)
-                    handed.sink.respond(index, result, True)
+                    handed.sink.respond(index, handed.answered(result), True)
         except Exception:
             _log.exception("the results of a batch of '%s' cannot be handed on", self.name)
             self._handed.pop(handed.batch.number, None)

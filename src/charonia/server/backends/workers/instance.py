@@ -16,6 +16,7 @@ from enum import Enum
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import BatchSink, BusyPolling, Result
+from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.workers.codec import decode_results, encode_requests
 from charonia.server.backends.workers.process import WorkerLink, WorkerProcess
 from charonia.server.backends.workers.services import Readiness, ServerServices, Work, WorkerServices
@@ -39,8 +40,8 @@ class BatchInFlight(Work):
 
     __slots__ = ("gone", "number", "over")
 
-    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
-        super().__init__(sink, requests)
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None) -> None:
+        super().__init__(sink, requests, shapes)
         self.number = 0
         self.over: set[int] | None = None
         self.gone: set[int] | None = None
@@ -68,6 +69,7 @@ class Batches:
         execute_s_max: Time that a batch has, 0 for no limit.
         is_decoupled: Whether a request may have any number of responses.
         busy_poll: Busy polling, None where it is off.
+        shapes: `reshape` of the configuration, None without.
 
     Attributes:
         answered: Batches that the current worker has answered.
@@ -81,6 +83,7 @@ class Batches:
         execute_s_max: float,
         is_decoupled: bool,
         busy_poll: BusyPolling | None,
+        shapes: ModelShapes | None = None,
     ) -> None:
         self.answered = 0
         self._name = name
@@ -88,6 +91,7 @@ class Batches:
         self._execute_s_max = execute_s_max
         self._is_decoupled = is_decoupled
         self._busy_poll = busy_poll
+        self._shapes = shapes
         self._loop = asyncio.get_running_loop()
         self._link: WorkerLink | None = None  # to the current worker
         self._is_ready = False
@@ -107,7 +111,7 @@ class Batches:
 
     def add(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
         """Queue a batch; it is sent at once, or when a worker is ready."""
-        batch = BatchInFlight(sink, requests)
+        batch = BatchInFlight(sink, requests, self._shapes)
         self._queue.append(batch)
         if self._is_ready:
             self._send(batch)
@@ -147,7 +151,7 @@ class Batches:
 
     def warm_up(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
         """Run a warm-up batch on a new worker."""
-        batch = BatchInFlight(sink, requests)
+        batch = BatchInFlight(sink, requests, self._shapes)
         self._warming.append(batch)
         self._send(batch)
 
@@ -235,7 +239,7 @@ class Batches:
                 batch.note_over(index)
                 if not batch.open_requests():
                     self._left_open.pop(number, None)
-            batch.sink.respond(index, result, final)
+            batch.sink.respond(index, batch.answered(result), final)
 
     def _hand_on(self, batch: BatchInFlight, results: Sequence[Result | None]) -> bool:
         """Pass results to the requests of a batch; return whether some stay open."""
@@ -245,7 +249,7 @@ class Batches:
             if result is None:
                 is_open = True
             else:
-                sink.respond(index, result, True)
+                sink.respond(index, batch.answered(result), True)
         if is_open:
             for index, result in enumerate(results):
                 if result is not None:
@@ -600,6 +604,7 @@ class PythonInstance:
         start_s_max: Time that the model has to initialize, 0 for no limit.
         execute_s_max: Time that a batch has, 0 for no limit.
         is_decoupled: Whether a request may have any number of responses.
+        shapes: `reshape` of the configuration, None without.
     """
 
     def __init__(
@@ -613,6 +618,7 @@ class PythonInstance:
         execute_s_max: float,
         server: ServerServices | None = None,
         is_decoupled: bool = False,
+        shapes: ModelShapes | None = None,
     ) -> None:
         self.name = name
         server = server or ServerServices(CallFrame(name, ""))
@@ -622,6 +628,7 @@ class PythonInstance:
             execute_s_max=execute_s_max,
             is_decoupled=is_decoupled,
             busy_poll=server.busy_poll,
+            shapes=shapes,
         )
         self._services = WorkerServices(server, self._batches.running)
         self._readiness = Readiness(name, self._ask_whether_ready)

@@ -1,8 +1,7 @@
 """A version of a model whose instances are worker processes."""
 
 import asyncio
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import orjson
@@ -10,12 +9,10 @@ import orjson
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.core.errors import ServingError, unsupported
-from charonia.core.request import CallFrame, InferRequest
+from charonia.core.errors import unsupported
 from charonia.core.statistics import MemoryUsage, WorkerState
-from charonia.core.tensor import Tensor
-from charonia.server.backends.api import AsyncInstance, BatchSink, ModelFiles, Outputs, Placement, Result
-from charonia.server.backends.batch import TensorPlan, input_plans, output_plans
+from charonia.server.backends.api import AsyncInstance, ModelFiles, Placement
+from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.backends.workers.process import Environment, SharedProcess, SharedProcesses, Start, WorkerProcess
@@ -125,10 +122,11 @@ class PythonModel:
             execute_s_max=self._values[EXECUTE_SECONDS],
             server=self._server,
             is_decoupled=self._config.is_decoupled,
+            shapes=ModelShapes.of(self._config),
         )
         await instance.open()
         self._instances = [*(each for each in self._instances if not each.is_closed), instance]
-        return reshaped(instance, self._config)
+        return instance
 
     def memory(self) -> list[MemoryUsage]:
         return [MemoryUsage("CPU", 0, sum(i.resident_bytes() for i in self._instances))]
@@ -176,113 +174,3 @@ def what_to_load(
 def _state_beside(path: Path) -> tuple[tuple[str, int], ...]:
     """Return what changes when one of the Python files in a folder does."""
     return tuple((each.name, each.stat().st_mtime_ns) for each in sorted(path.parent.glob("*.py")) if each.exists())
-
-
-def reshaped(instance: AsyncInstance, config: ModelConfig) -> AsyncInstance:
-    """Return the instance, wrapped if the configuration has `reshape`."""
-    has_any = any(given.reshape for given in config.input) or any(output.reshape for output in config.output)
-    return ReshapedInstance(instance, config) if has_any else instance
-
-
-class ReshapedInstance:
-    """An instance with `reshape` around it."""
-
-    def __init__(self, instance: AsyncInstance, config: ModelConfig) -> None:
-        self._instance = instance
-        self._is_batched = config.max_batch_size > 0
-        self._inputs = {plan.name: plan for plan in input_plans(config) if plan.target is not None}
-        self._outputs = {plan.name: plan for plan in output_plans(config) if plan.target is not None}
-        self._sinks: dict[BatchSink, ReshapingSink] = {}  # of batches with open requests
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Start a batch with its inputs in the model's shapes."""
-        mine = self._sinks[sink] = ReshapingSink(self, sink, len(requests))
-        self._instance.start([self._twin(request) for request in requests], mine)
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        """Pass it on while the request is open."""
-        mine = self._sinks.get(sink)
-        if mine is not None:
-            self._instance.cancel(mine, index)
-            if sink.is_cancelled(index):
-                mine.closed(index)
-
-    def forget(self, sink: BatchSink) -> None:
-        self._sinks.pop(sink, None)
-
-    async def aclose(self) -> None:
-        await self._instance.aclose()
-
-    def answered(self, result: Result) -> Result:
-        """Return an answer in the shapes of the configuration."""
-        if isinstance(result, Outputs):
-            tensors = []
-            for tensor in result.tensors:
-                plan = self._outputs.get(tensor.name)
-                if plan is not None and not self._is_as_configured(plan, tensor.shape):
-                    try:
-                        array = plan.reshape(tensor.array, self._is_batched)
-                    except ServingError as error:
-                        return error
-                    tensor = Tensor(tensor.name, tensor.datatype, array)
-                tensors.append(tensor)
-            result.tensors = tensors
-        return result
-
-    def _is_as_configured(self, plan: TensorPlan, shape: tuple[int, ...]) -> bool:
-        shape, dims = shape[1 if self._is_batched else 0 :], plan.target or ()
-        return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape, strict=True))
-
-    def _twin(self, request: InferRequest) -> InferRequest:
-        twin = copy.copy(request)  # the front end still uses the request itself
-        twin.inputs = {
-            name: Tensor(name, tensor.datatype, self._inputs[name].reshape(tensor.array, self._is_batched))
-            if name in self._inputs
-            else tensor
-            for name, tensor in request.inputs.items()
-        }
-        return twin
-
-
-class ReshapingSink:
-    """A sink that reshapes responses for another sink."""
-
-    __slots__ = ("_has_finished", "_instance", "_open", "_sink")
-
-    def __init__(self, instance: ReshapedInstance, sink: BatchSink, count: int) -> None:
-        self._instance = instance
-        self._sink = sink
-        self._open = set(range(count))
-        self._has_finished = False
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Pass on an answer, reshaped."""
-        if final:
-            self.closed(index)
-        self._sink.respond(index, None if result is None else self._instance.answered(result), final)
-
-    def closed(self, index: int) -> None:
-        """Note that a request has its last response, or that its caller has gone."""
-        self._open.discard(index)
-        self._forget_if_over()
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        """Pass on the end."""
-        self._has_finished = True
-        if not leaves_open:
-            self._open.clear()
-        self._forget_if_over()
-        self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
-
-    def is_cancelled(self, index: int) -> bool:
-        return self._sink.is_cancelled(index)
-
-    def frame(self) -> CallFrame:
-        """Return the caller of the requests that the model makes while it runs the batch."""
-        return self._sink.frame()
-
-    def _forget_if_over(self) -> None:
-        if self._has_finished and not self._open:
-            self._instance.forget(self._sink)

@@ -19,7 +19,8 @@ from charonia.core.errors import Code, ServingError, internal, unavailable, unsu
 from charonia.core.request import NO_FLOW, CallFrame, DeviceRequest, InferRequest
 from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
-from charonia.server.backends.api import BackendSettings, BatchSink, BusyPolling, Models
+from charonia.server.backends.api import BackendSettings, BatchSink, BusyPolling, Models, Result
+from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome
 from charonia.server.backends.workers.process import WorkerLink
 from charonia.server.channel.channel import Incoming
@@ -40,13 +41,18 @@ class StoppableTicket(Protocol):
 
 
 class Work:
-    """The batch that an instance works on when it makes a call."""
+    """The batch that an instance works on when it makes a call, in the shapes of its model."""
 
-    __slots__ = ("requests", "sink")
+    __slots__ = ("_shapes", "requests", "sink")
 
-    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
+    def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None = None) -> None:
         self.sink = sink
-        self.requests = requests
+        self.requests = requests if shapes is None else list(map(shapes.given, requests))
+        self._shapes = shapes
+
+    def answered(self, result: Result | None) -> Result | None:
+        """Return an answer of the model in the shapes of the configuration."""
+        return result if result is None or self._shapes is None else self._shapes.answered(result)
 
     def deadline_ns(self) -> int:
         """Return the latest deadline of the requests as monotonic time, 0 where one has none."""
