@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -441,14 +441,11 @@ LIVE_PAGES = (
 
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_moves_while_pages_are_brought_up_to_date(page: Page, running: RunningPlatform, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
     page.goto(path(running, "deployments", "digits"))
     address = page.locator(".address code").inner_text()
-    found = {}
 
     with load(address, "digits"):
-        for name in LIVE_PAGES:
-            found[name] = shift(page, path(running, name))
+        found = shifts(page, [path(running, name) for name in LIVE_PAGES], width)
 
     assert {name: value for name, value in found.items() if value[0] >= SHIFT_MAX} == {}
 
@@ -497,6 +494,24 @@ def shift(page: Page, address: str) -> tuple[float, list[str]]:
     page.goto(address)
     page.evaluate(WATCH)
     page.wait_for_timeout(WATCHED_MS)
+    return moved_so_far(page)
+
+
+def shifts(page: Page, addresses: Sequence[str], width: int) -> dict[str, tuple[float, list[str]]]:
+    """Return the same for pages that are shown at the same time."""
+    tabs = {address: page.context.new_page() for address in addresses}
+    for address, tab in tabs.items():
+        tab.set_viewport_size({"width": width, "height": 800})
+        tab.goto(address)
+        tab.evaluate(WATCH)
+    page.wait_for_timeout(WATCHED_MS)
+    found = {address: moved_so_far(tab) for address, tab in tabs.items()}
+    for tab in tabs.values():
+        tab.close()
+    return found
+
+
+def moved_so_far(page: Page) -> tuple[float, list[str]]:
     try:
         found = page.evaluate(WATCH)
     except Error:  # it is being loaded again, because it has changed as a whole
