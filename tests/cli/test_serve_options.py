@@ -1,3 +1,4 @@
+import dataclasses
 import re
 from dataclasses import replace
 from operator import attrgetter
@@ -326,7 +327,7 @@ def test_relative_paths_in_settings_do_so_too() -> None:
 
 def differing(one: object, other: object, prefix: str = "") -> list[str]:
     found: list[str] = []
-    for name in one.__slots__:  # type: ignore[attr-defined]  # records have slots
+    for name in (field.name for field in dataclasses.fields(one)):  # type: ignore[arg-type]  # a record
         old, new = getattr(one, name), getattr(other, name)
         if hasattr(old, "__slots__"):
             found += differing(old, new, f"{prefix}{name}.")

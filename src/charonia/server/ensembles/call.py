@@ -36,7 +36,7 @@ from charonia.server.ensembles.flow import (
     Respond,
     StartStep,
 )
-from charonia.server.ensembles.plan import EnsemblePlan, StepRoute, TensorRoute
+from charonia.server.ensembles.plan import EnsemblePlan, Fit, StepRoute, TensorRoute
 from charonia.server.execution.admission import Admission, with_request_id
 from charonia.server.execution.clock import now_ns
 from charonia.server.execution.tracing import begin
@@ -291,11 +291,7 @@ class EnsembleCall:
             value = read(tensor)
             if value is None:
                 continue
-            if type(value) is DeviceTensor and fit is None:
-                inputs[name] = value.renamed(name)
-            else:
-                array = value.array if fit is None else fit(value.array)
-                inputs[name] = Tensor(name, value.datatype, array)
+            inputs[name] = _passed(name, value, fit)
             if isinstance(value, _SequenceTensor):
                 sequence = value.sequence
         correlation_id, flags = sequence or (request.correlation_id, request.flags)
@@ -366,10 +362,7 @@ class EnsembleCall:
                 continue
             if isinstance(value, _SequenceTensor):
                 sequence = value.sequence
-            if type(value) is DeviceTensor and fit is None:
-                outputs.append(value.renamed(name))
-            else:
-                outputs.append(Tensor(name, value.datatype, value.array if fit is None else fit(value.array)))
+            outputs.append(_passed(name, value, fit))
         classes = {wanted.name: wanted.classification for wanted in request.outputs if wanted.classification}
         for index, output in enumerate(outputs if classes else ()):
             if output.name in classes:
@@ -420,6 +413,13 @@ class EnsembleCall:
         metrics.response(self._sent, kind, now - self._since_ns)
         self._sent += 1
         self._since_ns = now
+
+
+def _passed(name: str, value: Tensor, fit: Fit | None) -> Tensor:
+    """Return a tensor as another model's, under the name that it has there."""
+    if type(value) is DeviceTensor and fit is None:
+        return value.renamed(name)
+    return Tensor(name, value.datatype, value.array if fit is None else fit(value.array))
 
 
 def _partial_response() -> ServingError:

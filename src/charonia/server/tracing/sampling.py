@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from charonia.core.trace import RemoteParent, TraceIds, TraceLevel, TraceTree
-from charonia.wire.trace_settings import UNLIMITED, TraceSettings
+from charonia.wire.trace_settings import TraceSettings
 
 
 class Sampling:
@@ -149,30 +149,18 @@ class OtelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """Tracing.
+class TraceOptions(TraceSettings):
+    """Tracing, with the settings that clients may change.
 
     Attributes:
         mode: The destination of traces.
-        level: Recorded events of a request; OFF to trace none.
-        rate: One of this number of requests is traced.
-        count: Total number of traces, -1 for no limit.
         file: Path of the trace file, "" for none: then nothing can be traced in mode TRITON.
-        log_frequency: Number of traces in each file, 0 for all in one file.
         otel: Export, in mode OPENTELEMETRY.
     """
 
     mode: TraceMode = TraceMode.TRITON
-    level: TraceLevel = TraceLevel.OFF
-    rate: int = 1000
-    count: int = UNLIMITED
     file: str = ""
-    log_frequency: int = 0
     otel: OtelOptions = OtelOptions()
-
-    @property
-    def settings(self) -> TraceSettings:
-        return TraceSettings(self.level, self.rate, self.count, self.log_frequency)
 
     def problems(self) -> Iterator[str]:
         if self.mode is TraceMode.TRITON and self.level:

@@ -44,7 +44,7 @@ class TracingService:
         self._options = options
         self._is_otel = options.mode is TraceMode.OPENTELEMETRY
         self._ids = _Ids(has_spans=self._is_otel)
-        self._table = SettingsTable(options.settings)
+        self._table = SettingsTable(options)
         self._samplings: dict[str, Sampling] = {}  # "" is that of the server
         self._writer: TraceWriter | None = None
         self._check(self._table.of_server())
