@@ -183,6 +183,19 @@ def broken_file_hint(path: Path) -> str:
     return next((hint for beginning, hint in _STARTS if start.startswith(beginning)), "")
 
 
+def load_error(path: Path, error: Exception, hints: Mapping[str, str], *sources: re.Pattern[str]) -> ServingError:
+    """Return the error for a file that a library does not load.
+
+    Args:
+        hints: Hint by a part of the library's message.
+        sources: As for `plain_error`.
+    """
+    refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG, *sources)
+    refused.message = refused.message.replace(str(path), str(path.resolve()))  # of a link: where the user has the file
+    refused.hint = broken_file_hint(path) or next((hints[text] for text in hints if text in refused.message), "")
+    return refused
+
+
 def weights_bytes(path: Path) -> int:
     """Return the total size of a model's file and those beside it, which hold external data. Blocks on disk I/O."""
     return sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
@@ -264,6 +277,12 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         return await self.open(files, config, plan)
 
     async def aclose(self) -> None: ...
+
+
+def inputs_hint(feed: Mapping[str, Array]) -> str:
+    """Return a hint for a library that fails on inputs."""
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
+    return f"the inputs were {shapes}; a network may need other sizes than its signature says"
 
 
 def plain_error(what: str, error: Exception, code: Code, *sources: re.Pattern[str]) -> ServingError:

@@ -123,6 +123,13 @@ def string_array(elements: list[bytes], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
+def as_bytes(array: Array) -> Array:
+    """Return the array of a string tensor, or of other values as text, with elements of type bytes."""
+    if array.dtype.kind == "O" and set(map(type, array.ravel().tolist())) <= {bytes}:
+        return array
+    return string_array(_elements_of(array), array.shape)
+
+
 def is_string(dtype: np.dtype[Any]) -> bool:
     """Return whether an array of this dtype is a string tensor."""
     return dtype.kind in "OSUT"

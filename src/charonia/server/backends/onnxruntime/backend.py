@@ -20,12 +20,12 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
+from charonia.core.errors import Code, internal, invalid, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayInstance, model_file, weights_bytes
+from charonia.server.backends.array_backend import ArrayInstance, inputs_hint, model_file, weights_bytes
 from charonia.server.backends.batch import gather
 from charonia.server.backends.onnxruntime.options import (
     CUDA,
@@ -48,12 +48,12 @@ from charonia.server.backends.onnxruntime.session import (
     run_of,
     signature_of,
     start_global_pool,
-    to_bytes,
     to_text,
     unsendable_hint,
     unsendable_outputs,
     without_shape,
 )
+from charonia.server.channel.datatypes import as_bytes
 from charonia.server.machine.cores import bound_to
 from charonia.server.machine.memory import release_freed_memory
 from charonia.server.ragged.batch import compute_input, configured_form, gather_flat, ragged_plan, scatter_like
@@ -95,11 +95,8 @@ class OnnxRuntimeInstance(ArrayInstance):
             return run(names, feed, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             failure = plain_error("ONNX Runtime failed", error)
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            hint = f"the inputs were {shapes}; a network may need other sizes than its signature says"
-            raise ServingError(
-                failure.code, failure.message, hint=hint if failure.code is Code.INTERNAL else ""
-            ) from error
+            failure.hint = inputs_hint(feed) if failure.code is Code.INTERNAL else ""
+            raise failure from error
 
     def feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
         """Return the inputs, those that a batch computes or concatenates without a batch dimension among them."""
@@ -120,7 +117,7 @@ class OnnxRuntimeInstance(ArrayInstance):
     def parts(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
         """Return each request's part of an output, which may be as long as the request's part of an input."""
         if name in self._texts:
-            array = to_bytes(array)
+            array = as_bytes(array)
         source = self._ragged.scattered.get(name)
         if source is not None:
             return scatter_like(name, array, self._shapes(requests, source))

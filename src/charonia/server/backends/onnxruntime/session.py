@@ -22,8 +22,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
-from charonia.server.backends.array_backend import broken_file_hint
+from charonia.server.backends import array_backend
 from charonia.server.backends.onnxruntime.options import CPU, TENSORRT, Provider, SessionPlan
+from charonia.server.channel.datatypes import as_bytes
 
 COPIED_BYTES_MAX = 2 * 1024**3
 """Larger weights stay mapped: while a session is created, there are two copies."""
@@ -98,7 +99,6 @@ Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
 
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"\S*onnxruntime_src/\S+ |\w+\.cc:\d+ \w+ |\S+::\S+\([^)]*\) (?:const )?")
-_MESSAGE_CHARS_MAX = 1000
 _LOAD_HINTS = {
     "Protobuf parsing failed": "the file is not an ONNX model, or is incomplete",
     "Missing model IR version": "the file is not an ONNX model",
@@ -221,9 +221,7 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
             give(list(external), list(external.values()), [len(content) for content in external.values()])
         session = onnxruntime.InferenceSession(path, options, providers=named, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no common base class
-        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
-        message = refused.message.replace(str(path), str(path.resolve()))  # of a link: where the user has the file
-        raise ServingError(refused.code, message, hint=_load_hint(path, message)) from error
+        raise array_backend.load_error(path, error, _LOAD_HINTS, _PREFIX, _SOURCE) from error
     running = session.get_providers()
     for name, _ in providers:
         if name not in running:
@@ -245,11 +243,6 @@ def _prepared(provider: str, options: Mapping[str, str]) -> dict[str, str]:
             prepared["trt_engine_cache_path"] = str(folder := Path(cache).expanduser())
             folder.mkdir(parents=True, exist_ok=True)
     return prepared
-
-
-def _load_hint(path: Path, problem: str) -> str:
-    """Return a hint for a file that ONNX Runtime does not load, "" for none."""
-    return broken_file_hint(path) or next((hint for text, hint in _LOAD_HINTS.items() if text in problem), "")
 
 
 def signature_of(session: Session, model_name: str) -> tuple[Signature, list[str]]:
@@ -354,10 +347,8 @@ def plain_error(what: str, error: Exception, code: Code | None = None) -> Servin
     Args:
         code: Code of the result; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
     """
-    text = _SOURCE.sub("", _PREFIX.sub("", str(error)))
-    text = " ".join(text.split())[:_MESSAGE_CHARS_MAX]
-    blames_input = type(error).__name__ == "InvalidArgument"
-    return ServingError(code or (Code.INVALID_ARG if blames_input else Code.INTERNAL), f"{what}: {text}")
+    code = code or (Code.INVALID_ARG if type(error).__name__ == "InvalidArgument" else Code.INTERNAL)
+    return array_backend.plain_error(what, error, code, _PREFIX, _SOURCE)
 
 
 def _datatype(argument: NodeArgument) -> DataType | None:
@@ -384,13 +375,6 @@ def to_text(name: str, array: Array) -> Array:
     return texts
 
 
-def to_bytes(array: Array) -> Array:
-    """Encode strings as bytes, which a tensor of the protocol has."""
-    encoded = np.empty(array.shape, object)
-    encoded.reshape(-1)[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
-    return encoded
-
-
 class ConvertedOnnx:
     """A model that `charonia convert` has written, opened on the CPU to be checked."""
 
@@ -408,6 +392,6 @@ class ConvertedOnnx:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
             raise plain_error(f"the converted model fails on the samples ({shapes})", error) from error
         return {
-            tensor.name: to_bytes(array) if tensor.datatype is DataType.BYTES else array
+            tensor.name: as_bytes(array) if tensor.datatype is DataType.BYTES else array
             for tensor, array in zip(outputs, arrays, strict=True)
         }

@@ -24,7 +24,8 @@ from charonia.server.backends.api import ModelFiles, Placement
 from charonia.server.backends.array_backend import (
     ArrayBackend,
     ArrayInstance,
-    broken_file_hint,
+    inputs_hint,
+    load_error,
     model_file,
     plain_error,
     weights_bytes,
@@ -214,9 +215,7 @@ def read(core: Any, path: Path, config: ModelConfig, plan: OpenVinoPlan) -> Netw
     try:
         model = core.read_model(path)
     except RuntimeError as error:
-        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG, SOURCE)
-        hints = (hint for text, hint in _LOAD_HINTS.items() if text in refused.message)
-        raise ServingError(refused.code, refused.message, hint=broken_file_hint(path) or next(hints, "")) from error
+        raise load_error(path, error, _LOAD_HINTS, SOURCE) from error
     if not model.inputs or not model.outputs:
         raise invalid(f"cannot load {path.name}: it has no {'outputs' if model.inputs else 'inputs'}")
     if model.get_variables():
@@ -445,9 +444,8 @@ class OpenVinoInstance(ArrayInstance):
                 _infer(request, {}, True, False)
         except RuntimeError as error:
             failure = plain_error("OpenVINO failed", error, Code.INTERNAL, SOURCE)
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            hint = f"the inputs were {shapes}; a network may need other sizes than its signature says"
-            raise ServingError(failure.code, failure.message, hint=hint) from error
+            failure.hint = inputs_hint(feed)
+            raise failure from error
         arrays = [own[name] if name in own else self._copied(name) for name in names]
         return arrays if size == rows else [array[:size] for array in arrays]
 

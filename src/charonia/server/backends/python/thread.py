@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from charonia.core.dtypes import BY_WIRE
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import DeviceRequest, InferRequest
@@ -36,7 +34,7 @@ from charonia.server.backends.workers.codec import (
 )
 from charonia.server.backends.workers.services import ModelServices, Readiness, ServerServices, Work
 from charonia.server.channel.cuda_ipc import finish
-from charonia.server.channel.datatypes import TritonModelException
+from charonia.server.channel.datatypes import TritonModelException, as_bytes
 from charonia.server.machine.cores import bound_to
 
 
@@ -99,22 +97,10 @@ def taken(tensor: ModelTensor) -> Tensor:
         return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _Produced(tensor))
     array = tensor._array
     if tensor._datatype == "BYTES":
-        array = _as_bytes(array)
+        array = as_bytes(array)
     elif not array.flags.c_contiguous:
         array = array.copy(order="C")
     return Tensor(tensor._name, BY_WIRE[tensor._datatype], array)
-
-
-def _as_bytes(array: Array) -> Array:
-    """Return a string tensor with elements of type bytes, as a worker would send it."""
-    elements = array.ravel().tolist()
-    if set(map(type, elements)) <= {bytes}:
-        return array
-    encoded = np.empty(len(elements), np.object_)
-    for index, element in enumerate(elements):
-        is_binary = isinstance(element, (bytes, bytearray, memoryview))
-        encoded[index] = bytes(element) if is_binary else str(element).encode()
-    return encoded.reshape(array.shape)
 
 
 _log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from charonia.core.errors import ServingError, internal, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
 from charonia.server.backends.boosters import are_named, xgboost_columns
+from charonia.server.channel.datatypes import as_bytes
 from charonia.server.channel.tables import DataColumn, DataTable, TableError, table_of
 
 METHODS = {
@@ -92,11 +93,7 @@ def answer_datatype(array: Array) -> DataType:
 def as_datatype(array: Array, datatype: DataType) -> Array:
     """Return an array in the datatype of its output."""
     if datatype is DataType.BYTES:
-        encoded = np.empty(array.shape, object)
-        encoded.reshape(-1)[:] = [
-            element if isinstance(element, bytes) else str(element).encode() for element in array.reshape(-1).tolist()
-        ]
-        return encoded
+        return as_bytes(array)
     return array.astype(datatype.numpy, copy=False)
 
 

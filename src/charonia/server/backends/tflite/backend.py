@@ -14,11 +14,17 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, raise_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import BY_NUMPY, DataType
-from charonia.core.errors import Code, ServingError, invalid, unsupported
+from charonia.core.errors import Code, invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance, broken_file_hint, plain_error
+from charonia.server.backends.array_backend import (
+    ArrayBackend,
+    ArrayInstance,
+    inputs_hint,
+    load_error,
+    plain_error,
+)
 from charonia.server.backends.parameters import Param, Params
 from charonia.server.machine.memory import release_freed_memory
 
@@ -127,9 +133,7 @@ def read_program(path: Path, config: ModelConfig, signature: str) -> TfliteProgr
         interpreter = Interpreter(model_content=content, num_threads=1)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
-        refused = plain_error(f"cannot load {path.name}", error, Code.INVALID_ARG)
-        hints = (hint for text, hint in _LOAD_HINTS.items() if text in refused.message)
-        raise ServingError(refused.code, refused.message, hint=broken_file_hint(path) or next(hints, "")) from error
+        raise load_error(path, error, _LOAD_HINTS) from error
     native = interpreter._interpreter
     named, subgraph = _signature(native, config.name, signature)
     inputs = named["inputs"] if named else {native.TensorName(i, 0): i for i in native.InputIndices()}
@@ -268,9 +272,8 @@ class TfliteInstance(ArrayInstance):
         except (ValueError, RuntimeError) as error:
             self._shapes = []
             failure = plain_error("LiteRT failed", error, Code.INTERNAL)
-            given = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
-            hint = f"the inputs were {given}; a network may need other sizes than its signature says"
-            raise ServingError(failure.code, failure.message, hint=hint) from error
+            failure.hint = inputs_hint(feed)
+            raise failure from error
 
 
 class TfliteModel:

@@ -321,7 +321,7 @@ class ArrayKind(Kind):
         array = np.asarray(value, self.dtype)
         if array.ndim != len(dims) or any(dim not in (-1, size) for dim, size in zip(dims, array.shape)):
             raise ValueError(f"expected an array of shape {list(dims)}, got {list(array.shape)}")
-        return _encoded(array) if self.dtype == OBJECT else array
+        return datatypes.as_bytes(array) if self.dtype == OBJECT else array
 
 
 class TorchKind(ArrayKind):
@@ -407,7 +407,7 @@ class ListKind(Kind):
         array = _whole(value if isinstance(value, np.ndarray) else list(value), self.dtype)
         if array.ndim != len(self.dims):
             raise ValueError(f"expected a list of {len(self.dims)} levels, got an array of shape {list(array.shape)}")
-        return _encoded(array) if self.dtype == OBJECT else array
+        return datatypes.as_bytes(array) if self.dtype == OBJECT else array
 
 
 class ImageKind(TextKind):
@@ -548,14 +548,6 @@ def _text(element: bytes) -> str:
 
 
 def _decoded(array: Array) -> Array:
-    return _mapped(array, _text)
-
-
-def _encoded(array: Array) -> Array:
-    return _mapped(array, lambda element: element if isinstance(element, bytes) else str(element).encode())
-
-
-def _mapped(array: Array, change: Callable[[Any], Any]) -> Array:
-    changed: Array = np.empty(array.size, OBJECT)
-    changed[:] = [change(element) for element in array.ravel().tolist()]
-    return changed.reshape(array.shape)
+    decoded: Array = np.empty(array.size, OBJECT)
+    decoded[:] = [_text(element) for element in array.ravel().tolist()]
+    return decoded.reshape(array.shape)
