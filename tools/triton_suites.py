@@ -103,6 +103,7 @@ KNOWN: dict[str, str] = {
     "L0_dyna_sequence_batcher *.test_multi_sequence": "`max_queue_delay_microseconds`",
     "L0_dyna_sequence_batcher *.test_multi_parallel_sequence": "`max_queue_delay_microseconds`",
     "L0_dyna_sequence_batcher *.test_backlog_fill*": "`max_queue_delay_microseconds`",
+    "L0_trace OpenTelemetryTest.test_sagemaker_invoke_*": "SageMaker: adding a model that the repository has already",
     "L0_trace OpenTelemetryTest.test_custom_backend_*": "identity backend: `nested_span_count`",
     "L0_logging TestLogFormat.test_format[[]default]": "log: the table of models",
     "L0_logging TestLogFormat.test_format[[]ISO8601]": "log: the table of models",

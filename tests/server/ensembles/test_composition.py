@@ -112,12 +112,11 @@ def test_the_inputs_of_an_ensemble_must_fit_its_steps() -> None:
     ]
 
 
-@pytest.mark.parametrize(("shape", "expected"), [("4", ""), ("2, 2", "output[0]: ")])
-def test_steps_see_the_tensors_of_an_ensemble_as_reshape_says(shape: str, expected: str) -> None:
+@pytest.mark.parametrize(("shape", "expected"), [("4", []), ("2, 2", ["output[0]"])])
+def test_steps_see_the_tensors_of_an_ensemble_as_reshape_says(shape: str, expected: list[str]) -> None:
     given, wanted = (f"data_type: TYPE_FP32 dims: [ 4, 1 ] reshape {{ shape: [ {s} ] }}" for s in ("4", shape))
 
-    assert "".join(texts(ensemble(given, wanted), model("a"), model("b"))).startswith(expected)
-    assert not expected or texts(ensemble(given, wanted), model("a"), model("b"))[0].endswith("from model e")
+    assert [text.split(":")[0] for text in texts(ensemble(given, wanted), model("a"), model("b"))] == expected
 
 
 def test_an_ensemble_may_not_batch_more_than_its_models() -> None:

@@ -17,6 +17,8 @@ TENSORS = """
     output { name: 'out' data_type: TYPE_FP32 dims: 1 }
 """
 
+MORE = "name: 'more' data_type: TYPE_FP32 dims: 1"
+
 
 def problems(steps: str, tensors: str = TENSORS, more: str = "") -> list[Problem]:
     text = f"name: 'e' platform: 'ensemble' {tensors} ensemble_scheduling {{ {steps} }} {more}"
@@ -86,9 +88,11 @@ def test_an_ensemble_has_no_backend() -> None:
         ("instance_group { }", "instance_group", "instance group should not be specified for ensemble 'e'"),
         ("optimization { }", "optimization", "optimization should not be specified for ensemble 'e'"),
         ("model_warmup { }", "model_warmup", "model_warmup can not be specified for ensemble 'e'"),
+        (f"input {{ {MORE} }}", "input[1]", "ensemble input 'more' for ensemble 'e' is not used"),
+        (f"output {{ {MORE} }}", "output[1]", "output 'more' for ensemble 'e' is not written"),
     ],
 )
-def test_what_belongs_to_the_models_of_the_steps_is_refused(more: str, path: str, message: str) -> None:
+def test_what_belongs_to_the_models_of_the_steps_or_to_no_step_is_refused(more: str, path: str, message: str) -> None:
     assert problems(CHAIN, more=more) == [Problem(path, message)]
 
 
@@ -133,7 +137,7 @@ def test_what_belongs_to_the_models_of_the_steps_is_refused(more: str, path: str
     ],
 )
 def test_a_step_that_is_wrong(steps: str, path: str, message: str) -> None:
-    tensors = TENSORS + "output { name: 'more' data_type: TYPE_FP32 dims: 1 }" if "'more'" in steps else TENSORS
+    tensors = TENSORS + f"output {{ {MORE} }}" if "'more'" in steps else TENSORS
 
     assert problems(steps, tensors) == [Problem(f"ensemble_scheduling.{path}", message)]
 
@@ -148,20 +152,6 @@ def test_a_tensor_is_written_once() -> None:
     ]
     assert "ensemble tensor 'mid' can appear in an output map only once for ensemble 'e'" in twice[0].message
     assert [problem.path for problem in over_input] == ["ensemble_scheduling.step[2].output_map[Y]"]
-
-
-def test_an_input_that_no_step_reads_is_a_problem() -> None:
-    tensors = TENSORS + "input { name: 'more' data_type: TYPE_FP32 dims: 1 }"
-
-    expected = Problem("input[1]", "ensemble input 'more' for ensemble 'e' is not used")
-    assert problems(CHAIN, tensors) == [expected]
-
-
-def test_an_output_that_no_step_writes_is_a_problem() -> None:
-    tensors = TENSORS + "output { name: 'more' data_type: TYPE_FP32 dims: 1 }"
-
-    expected = Problem("output[1]", "output 'more' for ensemble 'e' is not written")
-    assert problems(CHAIN, tensors) == [expected]
 
 
 def test_an_output_behind_a_missing_tensor_names_it() -> None:
