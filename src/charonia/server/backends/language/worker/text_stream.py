@@ -63,6 +63,21 @@ def _alternative(of_token: Any) -> dict[str, Any]:
     return {name: getattr(of_token, name) for name in names if hasattr(of_token, name)}
 
 
+def shown_usage(usage: Mapping[str, int]) -> dict[str, Any]:
+    """Return the usage of an answer in OpenAI's form; `usage` as of `usage_of`."""
+    prompt, completion, cached = usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"]
+    total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def document(
+    route: str, request_id: str, model: str, choices: Sequence[dict[str, Any]], usage: Mapping[str, int]
+) -> bytes:
+    """Return the answer to a request that is not streamed; `usage` as of `usage_of`."""
+    head = {"id": request_id, "object": _OBJECTS[route].removesuffix(".chunk"), "created": int(time.time())}
+    return json.dumps({**head, "model": model, "choices": choices, "usage": shown_usage(usage)}).encode()
+
+
 class ChunkWriter:
     """Writes the chunks of one answer with one choice.
 

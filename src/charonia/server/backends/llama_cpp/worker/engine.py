@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,7 +16,7 @@ from uuid import uuid4
 import xllamacpp
 
 from ...language.worker.members import MemberError
-from ...language.worker.text_stream import TextStream, usage_of
+from ...language.worker.text_stream import TextStream, document, usage_of
 from .exchange import OK, SeveralChoices, ask, choices_count, streamed_request
 from .openai_members import (
     CHAT,
@@ -263,11 +262,9 @@ class Engine:
         if not asked.get("stream"):
             answer = json.loads(await self._post("/infill", asked))
             usage = _usage_of_timings(answer)
-            total = usage["prompt_tokens"] + usage["completion_tokens"]
             choice = {"index": 0, "text": answer["content"], "logprobs": None, "finish_reason": _finish_reason(answer)}
-            document = {"id": answer_id, "object": "text_completion", "created": int(time.time()), "model": model}
-            document |= {"choices": [choice], "usage": {**usage, "total_tokens": total}}
-            request.send({"text_output": json.dumps(document)}, usage, final=True)
+            text = document(COMPLETIONS, answer_id, model, [choice], usage)
+            request.send({"text_output": text}, usage, final=True)
             return
         stream = TextStream(request, answer_id, model, body)
 

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...language.worker.text_stream import shown_usage
+
 _STREAMED = ("stream", "stream_options")
 _SAID_ONCE = ("role", "id", "type", "name")
 
@@ -48,7 +50,7 @@ class SeveralChoices:
         return chunk
 
     def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": self._usage()}
+        return {**self._head, "choices": [], "usage": shown_usage(self.usage)}
 
     def document(self) -> dict[str, Any]:
         """Return the answer as one document."""
@@ -59,12 +61,7 @@ class SeveralChoices:
                 del call["index"]
             choices.append({**choice, "message": message} if message is not None else choice)
         kind = self._head["object"].removesuffix(".chunk")
-        return {**self._head, "object": kind, "choices": choices, "usage": self._usage()}
-
-    def _usage(self) -> dict[str, Any]:
-        prompt, completion, cached = self.usage.values()
-        total = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+        return {**self._head, "object": kind, "choices": choices, "usage": shown_usage(self.usage)}
 
     def _count(self, index: int, timings: Mapping[str, int]) -> None:
         self.usage["completion_tokens"] += timings.get("predicted_n", 0)

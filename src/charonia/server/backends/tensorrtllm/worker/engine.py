@@ -8,8 +8,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from ...language.worker.text_stream import CHAT, TextStream
-from .generation import TritonAnswer, document, read_body, read_sampling, sampling_params, usage_of
+from ...language.worker.text_stream import CHAT, TextStream, document
+from .generation import NewText, TritonAnswer, choice_of, read_body, read_sampling, sampling_params, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,8 @@ class Engine:
 
             def take(output: Any) -> None:
                 usage = usage_of(output)
-                text = document(request.route, request_id, model, output, usage)
+                choices = [choice_of(request.route, choice) for choice in output.outputs]
+                text = document(request.route, request_id, model, choices, usage)
                 request.send({"text_output": text}, usage, final=True)
 
         await self._run("", asked.prompt, params, asked.stream, take)
@@ -163,14 +164,12 @@ class StreamAnswer:
 
     def __init__(self, stream: TextStream) -> None:
         self._stream = stream
-        self._text = 0
-        self._tokens = 0
+        self._new = NewText()
 
     def take(self, output: Any) -> None:
         """Take an output of the engine, whose choice holds all text so far."""
         choice = output.outputs[0]
-        text, tokens = choice.text[self._text :], max(0, len(choice.token_ids) - self._tokens)
-        self._text, self._tokens = len(choice.text), len(choice.token_ids)
+        text, tokens = self._new.of(choice)
         if not output.finished:
             self._stream.take(text, tokens)
             return

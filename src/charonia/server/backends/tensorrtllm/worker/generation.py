@@ -7,7 +7,6 @@ Sources: the reference of TensorRT-LLM's LLM API, "SamplingParams"; OpenAI's API
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -207,28 +206,25 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": content or ""}
 
 
-def document(route: str, request_id: str, model: str, output: Any, usage: dict[str, int]) -> bytes:
-    """Return the answer to a request that is not streamed.
+def choice_of(route: str, choice: Any) -> dict[str, Any]:
+    """Return a choice of an answer that is not streamed."""
+    text = {"message": {"role": "assistant", "content": choice.text}} if route == CHAT else {"text": choice.text}
+    end = {"logprobs": None, "finish_reason": choice.finish_reason or "stop", "stop_reason": choice.stop_reason}
+    return {"index": choice.index, **text, **end}
 
-    Args:
-        route: `CHAT` or `COMPLETIONS`.
-    """
-    choices = []
-    for choice in output.outputs:
-        of_route = (
-            {"message": {"role": "assistant", "content": choice.text}} if route == CHAT else {"text": choice.text}
-        )
-        end = {"logprobs": None, "finish_reason": choice.finish_reason or "stop", "stop_reason": choice.stop_reason}
-        choices.append({"index": choice.index, **of_route, **end})
-    counts = {
-        "prompt_tokens": usage["prompt_tokens"],
-        "completion_tokens": usage["completion_tokens"],
-        "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
-        "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
-    }
-    kind = "chat.completion" if route == CHAT else "text_completion"
-    head = {"id": request_id, "object": kind, "created": int(time.time()), "model": model}
-    return json.dumps({**head, "choices": choices, "usage": counts}).encode()
+
+class NewText:
+    """What is new in outputs of the engine, whose choices hold all text so far."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
+
+    def of(self, choice: Any) -> tuple[str, int]:
+        """Return the text of a choice that has come since the last output, and of how many tokens it is."""
+        texts, tokens = self._texts.get(choice.index, 0), self._tokens.get(choice.index, 0)
+        self._texts[choice.index], self._tokens[choice.index] = len(choice.text), len(choice.token_ids)
+        return choice.text[texts:], max(0, len(choice.token_ids) - tokens)
 
 
 _KV_CACHE = (
@@ -251,14 +247,13 @@ class TritonAnswer:
 
     def __init__(self, request: Any) -> None:
         self._request = request
-        self._texts: dict[int, int] = {}
-        self._tokens: dict[int, int] = {}
+        self._new = NewText()
 
     def take(self, output: Any) -> None:
         """Take an output of the engine, whose choices hold all text so far."""
         request, choices = self._request, output.outputs
         prompt = request.text if request.excludes_input is False else ""
-        new = [self._new(choice) for choice in choices]
+        new = list(map(self._new.of, choices))
         outputs: dict[str, Any] = {"text_output": [(prompt + text).encode("utf-8", "replace") for text, _ in new]}
         counts = [count for _, count in new]
         outputs.update(returned(request.returns, choices, len(output.prompt_token_ids), counts))
@@ -266,12 +261,6 @@ class TritonAnswer:
         if measured is not None:
             outputs.update(_measured(measured))
         request.send(outputs, usage_of(output) if output.finished else None, final=output.finished)
-
-    def _new(self, choice: Any) -> tuple[str, int]:
-        """Return the text of a choice that has come since the last output, and of how many tokens it is."""
-        texts, tokens = self._texts.get(choice.index, 0), self._tokens.get(choice.index, 0)
-        self._texts[choice.index], self._tokens[choice.index] = len(choice.text), len(choice.token_ids)
-        return choice.text[texts:], max(0, len(choice.token_ids) - tokens)
 
 
 def usage_of(output: Any) -> dict[str, int]:
