@@ -8,7 +8,7 @@ import pytest
 from charonia.config.backends import formats
 from charonia.config.complete import normalise
 from charonia.config.pbtxt import MAX_TEXT_CHARS, parse
-from charonia.config.problems import raise_problems
+from charonia.config.problems import check_problems
 from charonia.core.errors import ServingError
 from charonia.server.lifecycle.validation import INSTANCE_COUNT_MAX, validate
 from charonia.server.scheduling.configuration import PRIORITY_LEVELS_MAX
@@ -46,7 +46,7 @@ def test_the_problems_shown_are_the_problems_found() -> None:
     )
 
     with pytest.raises(ServingError) as caught:
-        raise_problems("digits", validate(config, gpu_count=0))
+        check_problems("digits", validate(config, gpu_count=0))
 
     assert f"```\n{caught.value.message}\n```" in PAGE
 

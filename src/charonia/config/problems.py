@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
@@ -80,13 +79,15 @@ class Problem:
         return f"{self.path}: {self.message}"
 
 
-def raise_problems(name: str, problems: Sequence[Problem]) -> NoReturn:
-    """Raise the problems of model `name` as one error, with a line for each if there are several.
+def check_problems(name: str, problems: Iterable[Problem]) -> None:
+    """Raise the problems of model `name`, if there are any, as one error, with a line for each of several.
 
     Raises:
         ServingError: INVALID_ARG.
     """
-    if len(problems) == 1:
-        raise invalid(f"model '{name}': {problems[0]}")
-    lines = "\n".join(f"  {problem}" for problem in problems)
-    raise invalid(f"model '{name}': {len(problems)} problems in the model configuration\n{lines}")
+    found = list(problems)
+    if len(found) == 1:
+        raise invalid(f"model '{name}': {found[0]}")
+    if found:
+        lines = "\n".join(f"  {problem}" for problem in found)
+        raise invalid(f"model '{name}': {len(found)} problems in the model configuration\n{lines}")

@@ -19,7 +19,7 @@ from charonia.config.model import (
     VersionPolicy,
 )
 from charonia.config.pbtxt import parse
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import Code, ServingError
 from charonia.server.lifecycle.validation import INSTANCE_COUNT_MAX, validate
 
@@ -441,7 +441,7 @@ def test_all_problems_are_reported_at_once_in_one_error() -> None:
         "instance_group[0].count",
     ]
     with pytest.raises(ServingError) as caught:
-        raise_problems("m", found)
+        check_problems("m", found)
     assert caught.value.code is Code.INVALID_ARG
     lines = caught.value.message.splitlines()
     assert lines[0] == "model 'm': 5 problems in the model configuration"
@@ -451,6 +451,6 @@ def test_all_problems_are_reported_at_once_in_one_error() -> None:
 
 def test_one_problem_is_one_line() -> None:
     with pytest.raises(ServingError) as caught:
-        raise_problems("m", [Problem("name", "is wrong")])
+        check_problems("m", [Problem("name", "is wrong")])
 
     assert caught.value.message == "model 'm': name: is wrong"

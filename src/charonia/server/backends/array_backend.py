@@ -17,7 +17,7 @@ from charonia.config.backends import record_of
 from charonia.config.complete import Signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
@@ -238,8 +238,7 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
     def plan(self, config: ModelConfig, settings: BackendSettings) -> Plan:
         """Return the options of a model. Raises ServingError: A parameter or a setting is invalid."""
         plan, problems = self.read_plan(config, settings.values)
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, problems)
         return plan
 
     def path(self, files: ModelFiles, config: ModelConfig) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
-from charonia.config.problems import Problem, raise_problems, short
+from charonia.config.problems import Problem, check_problems, short
 
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -167,8 +167,7 @@ class Params:
     def checked(self, config: ModelConfig) -> Values:
         """Return the values of a model. Raises ServingError for their problems."""
         values = self.values(config)
-        if values.problems:
-            raise_problems(config.name, values.problems)
+        check_problems(config.name, values.problems)
         return values
 
     def unknown(self, config: ModelConfig, others: Collection[str] = ()) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from charonia.config.backends import ENSEMBLE
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import ServingError, internal
 from charonia.server.backends.api import Completion, ModelFiles
 from charonia.server.lifecycle.backends import Backends
@@ -148,9 +148,7 @@ async def _complete_from(
     config, derived = derive_backend(config, folder.name, files, backends.names)
     notes = tuple(derived)
     # Problems in the file itself are reported before a backend tries to interpret it.
-    early = unsupported(config)
-    if early:
-        raise_problems(folder.name, early)
+    check_problems(folder.name, unsupported(config))
     if config.platform == ENSEMBLE:
         return Completion(_complete(config, folder, options), notes)
     backend = await backends.get(config.backend, folder.name)
@@ -207,11 +205,10 @@ def _complete(
         default_instance_count=DEFAULT_INSTANCES,
     )
     problems: Sequence[Problem] = [*validate(config, gpu_count=options.gpu_count), *unsupported(config)]
-    if problems:
-        try:
-            raise_problems(folder.name, problems)
-        except ServingError as error:
-            raise _refusal(error, config, problems) from error
+    try:
+        check_problems(folder.name, problems)
+    except ServingError as error:
+        raise _refusal(error, config, problems) from error
     for family in unknown_families(config):
         known = ", ".join(HISTOGRAM_UNITS)
         _log.warning("model '%s': metric_control of '%s' is ignored; known are %s", folder.name, family, known)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.server.ensembles.configuration import STEP_PATH, composition_problems, scheduling_of
 from charonia.server.ensembles.plan import EnsemblePlan, Labels, key_of
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -55,7 +55,7 @@ def plan_of(composition: Composition, members: Members) -> EnsemblePlan:
     problems += composition_problems(config, [None if version is None else version.runner.config for version in found])
     loaded = [version for version in found if version is not None]
     if len(loaded) < len(found):
-        raise_problems(config.name, problems)
+        check_problems(config.name, problems)
     labels: dict[str, tuple[str, ...]] = {}
     for step, version in zip(steps, loaded, strict=True):
         labels |= {tensor: version.labels[key] for key, tensor in step.output_map.items() if key in version.labels}
@@ -70,8 +70,7 @@ def plan_of(composition: Composition, members: Members) -> EnsemblePlan:
     for index in plan.graph.cyclic:
         message = f"step {steps[index].model_name} can never run: its inputs depend on its own outputs"
         problems.append(Problem(f"{STEP_PATH}[{index}].input_map", f"in ensemble {config.name}, {message}"))
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return plan
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from charonia.config.complete import Signature, SignatureTensor, check_signature, rows_batch_size
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import JSON_SCHEMA
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, unsupported
 from charonia.core.request import InferRequest
@@ -173,9 +173,9 @@ class FilModel:
     def _open(self) -> OpenForest:
         config, plan = self._config, self._plan
         forest = read_forest(self._path, self._type, plan, config.name)
-        problems = [*_class_problems(forest, plan), *check_signature(config, _signature(forest, config, plan))]
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(
+            config.name, [*_class_problems(forest, plan), *check_signature(config, _signature(forest, config, plan))]
+        )
         explains = _explains(config)
         rows = sample_rows(forest.features)
         library = self._library(forest, rows[:1], must=explains or plan.predictor == LIBRARY)

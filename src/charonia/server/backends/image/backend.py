@@ -10,7 +10,7 @@ from PIL import Image
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelOutput
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.dtypes import DataType
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
@@ -65,9 +65,7 @@ class ImageBackend:
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs, batching and instances from the parameters."""
         plan = _plan(config)
-        problems = list(_batch_problems(config, plan))
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, _batch_problems(config, plan))
         signature = _signature(config, plan, is_batched=_can_batch(config, plan))
         merged, notes = merge_signature(
             config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
@@ -83,8 +81,7 @@ class ImageBackend:
         signature = _signature(config, plan, is_batched=config.max_batch_size > 0)
         problems = [*_batch_problems(config, plan), *_side_problems(config, plan), *_device_problems(config)]
         problems = problems or check_signature(config, signature)
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, problems)
         await asyncio.to_thread(Image.init)  # imports the decoders
         return ImageModel(config, plan)
 
@@ -95,8 +92,7 @@ def _plan(config: ModelConfig) -> ImagePlan:
     output = _pixels(config)
     datatype = output.data_type if output is not None and output.data_type in DATATYPES else DATATYPES[0]
     plan, problems = read_plan(config, datatype)
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return plan
 
 

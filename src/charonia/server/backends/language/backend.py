@@ -12,7 +12,7 @@ import orjson
 from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.problems import raise_problems
+from charonia.config.problems import check_problems
 from charonia.core.errors import invalid, unsupported
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.language.signature import complete_language, language_problems
@@ -60,9 +60,7 @@ class LanguageBackend(ABC):
         return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs, self.more_outputs))
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
-        problems = list(language_problems(config, self.more_inputs, self.more_outputs))
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, language_problems(config, self.more_inputs, self.more_outputs))
         environment = await self._environment(files, config, settings)
         options = orjson.dumps(dict(await self.options(files, config, settings))).decode()
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import ALIASES, MAX_MODEL_LEN, REQUESTS_MAX
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.array_backend import broken_file_hint, model_file
@@ -220,8 +220,7 @@ class LlamaCppBackend(LanguageBackend):
 def _parameters(files: ModelFiles, config: ModelConfig) -> dict[str, Any]:
     path = files.version_dir / FILE
     parameters, problems = read_parameters(config, path.read_bytes() if path.is_file() else None)
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return parameters
 
 

@@ -17,7 +17,7 @@ import onnxruntime
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, internal, invalid, unsupported
@@ -215,9 +215,7 @@ class OnnxRuntimeModel:
         session = open_session(self._path, plan, threads=threads, providers=providers, verbose=self._verbose)
         signature, _ = signature_of(session, config.name)
         lacking = unsendable_outputs(session)
-        problems = [*_unsendable(config, lacking), *signature_problems(config, signature, lacking)]
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, [*_unsendable(config, lacking), *signature_problems(config, signature, lacking)])
         on_cpu = placement.kind is not InstanceKind.KIND_GPU
         if on_cpu and threads > 1 and not plan.intra_op_threads and is_small(session, signature, config.max_batch_size):
             session = open_session(self._path, plan, threads=1, providers=providers, verbose=self._verbose)
@@ -323,8 +321,7 @@ class OnnxRuntimeBackend:
 
     def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
         plan, problems = read_plan(config, settings.values)
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, problems)
         if plan.uses_global_pool and not self._has_global_pool:
             start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
             self._has_global_pool = True

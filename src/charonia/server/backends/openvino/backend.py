@@ -14,7 +14,7 @@ import openvino
 from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import SERVER_PARAMETERS
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
@@ -486,9 +486,7 @@ class OpenVinoModel:
     def _compile(self, threads: int) -> tuple[Network, Any]:
         core = new_core(self._plan)
         network = read(core, self._path, self._config, self._plan)
-        problems = check_signature(self._config, signature_of(network, self._config))
-        if problems:
-            raise_problems(self._config.name, problems)
+        check_problems(self._config.name, check_signature(self._config, signature_of(network, self._config)))
         compiled = compile_network(core, network, self._config, self._plan, threads)
         release_freed_memory()
         return network, compiled

@@ -17,7 +17,7 @@ from charonia.config.complete import Signature, check_signature, merge_signature
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.config.parameters import bounds_of
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
@@ -106,9 +106,7 @@ class PyTorchModel:
         if self._signature is None:
             self._signature = asyncio.create_task(in_passing_thread(self._exported_signature))
         signature = await asyncio.shield(self._signature)
-        problems = check_signature(self._config, signature) if signature is not None else []
-        if problems:
-            raise_problems(self._config.name, problems)
+        check_problems(self._config.name, check_signature(self._config, signature) if signature is not None else [])
         return await in_passing_thread(self._make, placement, program, device)
 
     def memory(self) -> list[MemoryUsage]:
@@ -195,9 +193,7 @@ class PyTorchBackend:
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PyTorchModel:
         plan = _plan(config, settings)
-        problems = list(_problems(config, plan))
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, _problems(config, plan))
         source = await asyncio.to_thread(find_source, files, config)
         if not config.input or not config.output:
             missing = "inputs" if not config.input else "outputs"
@@ -264,8 +260,7 @@ def _how_to_configure(config: ModelConfig, source: Source, guess: Signature | No
 
 def _plan(config: ModelConfig, settings: BackendSettings) -> RunPlan:
     plan, problems = read_plan(config, settings.values)
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return plan
 
 

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 from charonia.config.complete import Signature, SignatureTensor, rows_batch_size
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import EXAMPLE, JSON_SCHEMA, TRY_EXAMPLE
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, invalid
@@ -175,9 +175,7 @@ class SklearnModel:
         except ServingError as error:
             _log.info("model '%s': its outputs are not checked, as it refuses an example: %s", config.name, error)
             return
-        problems = list(_output_problems(config, answers))
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, _output_problems(config, answers))
 
 
 class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
@@ -203,9 +201,7 @@ class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
         config = seen_by_model(config)
         _set_jobs(estimator, plan.jobs)
         features = await asyncio.to_thread(prepare, estimator, _example_rows(path, plan))
-        problems = [*_input_problems(config, features), *_name_problems(config, estimator)]
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, [*_input_problems(config, features), *_name_problems(config, estimator)])
         return SklearnModel(path, estimator, features, config)
 
 

@@ -20,7 +20,7 @@ from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.forms import GRAPH_LINES
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import invalid, unsupported
@@ -321,9 +321,7 @@ class TensorFlowBackend:
         source = await self._describe(path, config, plan, keeps=False)
         seen = seen_by_model(config)
         try:
-            problems = list(signature_problems(seen, source.signature))
-            if problems:
-                raise_problems(config.name, problems)
+            check_problems(config.name, signature_problems(seen, source.signature))
             if self._template is not None:
                 await self._template.acquire()
         except BaseException:
@@ -425,8 +423,7 @@ class TensorFlowModel(PythonModel):
 
 def _plan(config: ModelConfig, settings: BackendSettings) -> TensorFlowPlan:
     plan, problems = read_plan(config, settings.values)
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return plan
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from charonia.config.complete import check_signature, merge_signature
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.errors import internal, invalid, unavailable, unsupported
 from charonia.core.statistics import MemoryUsage
@@ -363,8 +363,7 @@ class TensorRtModel:
         if config.max_batch_size > largest:
             message = f"the plan takes batches of up to {largest} in the profiles of '{placement.name}'"
             problems.append(Problem("max_batch_size", f"{message}, got {config.max_batch_size}"))
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, problems)
         try:
             gpu = GpuStream(device, *self._gpus.pools(device), self._options.priority)
             with gpu.current():
@@ -426,8 +425,7 @@ class TensorRtBackend:
 
 def _options(config: ModelConfig, settings: BackendSettings) -> PlanOptions:
     options, problems = read_options(config, settings.values)
-    if problems:
-        raise_problems(config.name, problems)
+    check_problems(config.name, problems)
     return options
 
 

@@ -11,7 +11,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
-from charonia.config.problems import Problem, raise_problems
+from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import Code, invalid, unsupported
@@ -319,7 +319,5 @@ class TfliteBackend(ArrayBackend[TflitePlan, TfliteModel]):
     async def open(self, files: ModelFiles, config: ModelConfig, plan: TflitePlan) -> TfliteModel:
         config = seen_by_model(config)
         program = await asyncio.to_thread(read_program, self.path(files, config), config, plan.signature)
-        problems = check_signature(config, program.signature)
-        if problems:
-            raise_problems(config.name, problems)
+        check_problems(config.name, check_signature(config, program.signature))
         return TfliteModel(program, config, plan.threads)
