@@ -1,5 +1,5 @@
 """An API server of Kubernetes for tests, over real HTTP, in one namespace: objects with uid, resourceVersion and
-generation, server-side apply with field managers and conflicts, lists, watches that expire and are cut off, logs, the
+generation, server-side apply with field managers and conflicts, lists, logs, the
 proxy to pods; and faults on demand.
 
 What controllers would do is in `kubernetes_controllers.py`. The package kmock (0.8) has no server-side apply, no
@@ -117,9 +117,6 @@ class KubernetesApi:
         self.lock = threading.RLock()
         self._version = 1000
         self._uids = itertools.count(1)
-        self._happened: list[tuple[int, str, str, Plain]] = []
-        self._forgotten = 0
-        self._cuts = 0
 
     def start(self) -> None:
         started = threading.Event()
@@ -144,22 +141,10 @@ class KubernetesApi:
         assert started.wait(10)
 
     def stop(self) -> None:
-        self.cut_watches()
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def cut_watches(self) -> None:
-        self._cuts += 1
-
-    def forget_history(self) -> None:
-        """Let all versions so far be too long ago, and cut off all watches."""
-        with self.lock:
-            self._version += 1
-            self._forgotten = self._version
-            self._happened.clear()
-        self.cut_watches()
 
     def get(self, plural: str, name: str) -> Plain | None:
         with self.lock:
@@ -187,27 +172,25 @@ class KubernetesApi:
                 paths.discard(path)
             kept.owners.setdefault((manager, "Update"), set()).add(path)
             kept.fields[path] = value
-            self._changed(kept, "MODIFIED", is_spec=path[0] == "spec")
+            self._changed(kept, is_spec=path[0] == "spec")
 
     def set_status(self, plural: str, name: str, status: Plain) -> Plain:
         with self.lock:
             kept = self.objects[plural, name]
             if kept.status != status:
                 kept.status = status
-                self._changed(kept, "MODIFIED", is_spec=False)
+                self._changed(kept, is_spec=False)
             return kept.plain()
 
     def set_meta(self, plural: str, name: str, **values: Any) -> None:
         with self.lock:
             kept = self.objects[plural, name]
             kept.meta.update(values)
-            self._changed(kept, "MODIFIED", is_spec=False)
+            self._changed(kept, is_spec=False)
 
     def delete(self, plural: str, name: str) -> None:
         with self.lock:
-            kept = self.objects.pop((plural, name), None)
-            if kept is not None:
-                self._changed(kept, "DELETED", is_spec=False)
+            self.objects.pop((plural, name), None)
 
     def apply(
         self, plural: str, name: str, wanted: Plain, manager: str, *, force: bool, is_trial: bool = False
@@ -258,13 +241,12 @@ class KubernetesApi:
                 for path in kept.fields.keys() | before.keys()
                 if kept.fields.get(path) != before.get(path)
             )
-            self._changed(kept, "ADDED" if is_new else "MODIFIED", is_spec=is_spec)
+            self._changed(kept, is_spec=is_spec)
 
-    def _changed(self, kept: Kept, kind: str, *, is_spec: bool) -> None:
+    def _changed(self, kept: Kept, *, is_spec: bool) -> None:
         self._version += 1
         kept.meta["resourceVersion"] = str(self._version)
         kept.meta["generation"] = kept.meta.get("generation", 0) + int(is_spec)
-        self._happened.append((self._version, kept.plural, kind, kept.plain()))
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
@@ -304,8 +286,6 @@ class KubernetesApi:
         if plural not in KINDS:
             return _status(404, "the server could not find the requested resource")
         self._note(request, plural, name, sub)
-        if request.query.get("watch"):
-            return await self._watch(request, plural)
         with self.lock:
             return self._plain_answer(request, plural, name, sub, json.loads(body) if body else {})
 
@@ -343,30 +323,6 @@ class KubernetesApi:
         meta = {"resourceVersion": str(self._version), **({"continue": more} if more else {})}
         return web.json_response({"metadata": meta, "items": found[start : start + limit]})
 
-    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
-        version, cuts = int(request.query["resourceVersion"]), self._cuts
-        if version < self._forgotten:
-            gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-            response = web.StreamResponse()
-            await response.prepare(request)
-            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-            return response
-        response = web.StreamResponse()
-        await response.prepare(request)
-        end = time.monotonic() + float(request.query.get("timeoutSeconds", "60"))
-        while time.monotonic() < end and self._cuts == cuts:
-            with self.lock:
-                news = [each for each in self._happened if each[0] > version and each[1] == plural]
-            version = news[-1][0] if news else version
-            for _, _, kind, found in news:
-                if _is_chosen(found, request.query):
-                    with contextlib.suppress(ConnectionError):  # its client has gone
-                        await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
-            await asyncio.sleep(TICK_S)
-        if self._cuts != cuts and request.transport is not None:
-            request.transport.abort()
-        return response
-
     def _proxied(self, request: web.Request, name: str, path: str, body: bytes) -> web.Response:
         said = json.loads(body) if body else None
         self.served.append((name, request.method, path, said))
@@ -375,8 +331,6 @@ class KubernetesApi:
 
     def _note(self, request: web.Request, plural: str, name: str, sub: str) -> None:
         verb = {"GET": "get" if name else "list", "PATCH": "patch", "DELETE": "delete"}[request.method]
-        if request.query.get("watch"):
-            verb = "watch"
         self.requests.append((verb, f"{plural}/{sub}" if sub else plural))
         if verb == "patch" and (plural, name) not in self.objects:
             self.requests.append(("create", plural))

@@ -126,6 +126,9 @@ STATUS = {
 }
 """HTTP status by code; 500 for others."""
 
+STATUS_OF_CLASS = {StorageFullError: 507, DatabaseFullError: 507, TooLargeError: 413, TooManyError: 429}
+"""HTTP status of errors whose class says more than their code."""
+
 RETRY_AFTER_S = 5
 """`Retry-After` when a client, or the platform, has too much in progress."""
 
@@ -134,7 +137,8 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServingError)
-    return _answer(request, STATUS.get(error.code, 500), error.message, error.hint)
+    status = STATUS_OF_CLASS.get(type(error)) or STATUS.get(error.code, 500)
+    return _answer(request, status, error.message, error.hint)
 
 
 def _refusal(request: Request, error: Exception) -> Response:
@@ -180,9 +184,7 @@ def _allowed(request: Request) -> Iterator[str]:
 
 
 def _no_memory(request: Request, error: Exception) -> Response:
-    response = _answer(request, 503, "the platform has no memory left for this call", "try again later")
-    response.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return response
+    return _answer(request, 503, "the platform has no memory left for this call", "try again later", is_busy=True)
 
 
 def _too_large(request: Request) -> Response:
@@ -222,8 +224,9 @@ def _fault(request: Request, error: Exception) -> Response:
     return response
 
 
-def _answer(request: Request, status: int, message: str, hint: str = "") -> Response:
+def _answer(request: Request, status: int, message: str, hint: str = "", *, is_busy: bool = False) -> Response:
     message = message.encode(errors="replace").decode()
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if is_busy or status == HTTPStatus.TOO_MANY_REQUESTS else None
     if wants_page(request):
         heading = HTTPStatus(status).phrase
         values = {"heading": heading, "message": message or heading, "hint": hint}
@@ -237,29 +240,12 @@ def _answer(request: Request, status: int, message: str, hint: str = "") -> Resp
             return visit.show("problem.html", values, status=status)
         return plain_page("problem.html", values, status)
     content = {"error": message or HTTPStatus(status).phrase, "hint": hint}
-    return JSONResponse({key: text for key, text in content.items() if text}, status)
-
-
-def _full(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StorageFullError | DatabaseFullError)
-    return _answer(request, 507, error.message, error.hint)
-
-
-def _large(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TooLargeError)
-    return _answer(request, 413, error.message, error.hint)
+    return JSONResponse({key: text for key, text in content.items() if text}, status, headers)
 
 
 def _repeated(request: Request, error: Exception) -> Response:
     assert isinstance(error, RepeatedError)
     return error.response()
-
-
-def _many(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TooManyError)
-    response = _answer(request, 429, error.message, error.hint)
-    response.headers["Retry-After"] = str(RETRY_AFTER_S)
-    return response
 
 
 def _left(request: Request, error: Exception) -> Response:
@@ -269,10 +255,6 @@ def _left(request: Request, error: Exception) -> Response:
 
 ANSWERS = {
     RepeatedError: _repeated,
-    StorageFullError: _full,
-    DatabaseFullError: _full,
-    TooLargeError: _large,
-    TooManyError: _many,
     ClientDisconnect: _left,
     ServingError: _problem,
     NotPermittedError: _refusal,

@@ -8,7 +8,6 @@ answer is lost counts as well. Answers can hold secrets, so they are encrypted w
 import hashlib
 import json
 import logging
-from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from joserfc.jwk import OctKey
 from sqlalchemy import delete, select, update
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia.core.errors import ServingError, conflict, invalid
@@ -34,9 +33,6 @@ KEY_CHARS_MAX = 255
 
 ANSWER_BYTES_MAX = 64 * 1024
 """Longer answers are not stored: a repeated call then gets status 409."""
-
-UNKNOWN_MAX = 1000
-"""Answers in memory whose transaction may have failed; a repeated call decides about them."""
 
 _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -70,7 +66,6 @@ class RepeatedCalls:
     def __init__(self, app: ASGIApp, database: Database) -> None:
         self._app = app
         self._database = database
-        self._unknown: OrderedDict[str, FirstAnswer] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" else ""
@@ -93,7 +88,6 @@ class RepeatedCalls:
             else:
                 body.extend(message.get("body", b""))
 
-        scope.setdefault("state", {})["unknown_answers"] = self._unknown
         try:
             await self._app(scope, reading, collecting)
         except BaseException:
@@ -103,12 +97,6 @@ class RepeatedCalls:
         finally:
             current_call.reset(token)
         answer = FirstAnswer(start["status"], Headers(raw=start["headers"]).get("content-type", ""), bytes(body))
-        if call.is_unknown:
-            self._unknown[call.digest] = answer
-            while len(self._unknown) > UNKNOWN_MAX:
-                self._unknown.popitem(last=False)
-            await _unknown_outcome()(scope, receive, send)
-            return
         if call.is_recorded:
             await run_in_threadpool(self._keep, call, answer)
         await send(start)
@@ -123,12 +111,11 @@ class RepeatedCalls:
                 session.execute(update(CallRow).where(of_call).values(answer=_sealed(call, answer)))
 
 
-def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, FirstAnswer] | None") -> None:
+def demand_first(database: Database, caller: str) -> None:
     """Check that the present call with a key was not carried out before.
 
     Args:
         caller: The caller, to whom the key belongs.
-        unknown: Answers whose transaction may have failed.
 
     Raises:
         RepeatedError: It was, with its answer.
@@ -141,15 +128,10 @@ def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, Fir
     call.name(caller)
     with database.reading() as session:
         row = session.scalar(select(CallRow).where(CallRow.digest == call.digest))
-    pending = unknown.pop(call.digest, None) if unknown else None
     if row is None:
         return
     if row.request != call.request:
         raise invalid(f"{HEADER}: this key was used for another call", hint="use a new key for each call")
-    if pending is not None and not row.answer:
-        with database.transaction(is_keyed=False) as session:
-            session.execute(update(CallRow).where(CallRow.id == row.id).values(answer=_sealed(call, pending)))
-        raise RepeatedError(pending)
     answer = _opened(call, row.answer)
     if answer is None:
         raise conflict(
@@ -157,14 +139,6 @@ def demand_first(database: Database, caller: str, unknown: "OrderedDict[str, Fir
             hint="check the resource before you send another call",
         )
     raise RepeatedError(answer)
-
-
-def _unknown_outcome() -> Response:
-    content = {
-        "error": "the connection to the database broke: whether the change was made is not known",
-        "hint": f"send the call again with the same {HEADER}",
-    }
-    return JSONResponse(content, 503, {"Retry-After": "1"})
 
 
 def _sealing_key(call: KeyedCall) -> OctKey:

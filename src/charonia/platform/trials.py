@@ -5,7 +5,6 @@ import logging
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import Workload, make_model_folder
 from charonia.platform.targets.local_server import last_said, why_ended
 from charonia.platform.targets.server_calls import server_is_ready
-from charonia.platform.tasks.runner import end_group
+from charonia.platform.tasks.runner import run_process
 from charonia.python_command import python_module
 
 _log = logging.getLogger(__name__)
@@ -40,8 +39,7 @@ IDLE_S_MAX = 600.0
 LOG_LINES_MAX = 500
 """Lines of its output that are kept."""
 
-_LINE_BYTES_MAX = 16 * 1024
-_LOOK_S = 0.1
+_LINE_CHARS_MAX = 16 * 1024
 _KEY_BYTES = 32
 _HOST = "127.0.0.1"
 _ADDRESS = re.compile(r"Started HTTPService at (\S+:\d+)")
@@ -155,52 +153,30 @@ class TrialServer:
     def _serve(self, command: Sequence[str], room: PrivateFolders) -> None:
         """Run the server until it exits, is idle for too long, or is stopped."""
         self._doing = "the server starts"
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**self._isolation.environment(room), "CUDA_VISIBLE_DEVICES": ""},
-            cwd=room.home,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        ) as process:
-            reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-            reader.start()
-            try:
-                self._watch(process)
-            finally:
-                end_group(process)
-                reader.join()
-        if self._phase is TrialPhase.FAILED and not self._reason:
-            self._reason = why_ended(self.log)
+        variables = {**self._isolation.environment(room), "CUDA_VISIBLE_DEVICES": ""}
+        if run_process(command, self._said, self._is_over, variables, room.home) is not None:
+            self._fail(why_ended(self.log))
 
-    def _watch(self, process: subprocess.Popen[str]) -> None:
-        while not self._ending.wait(_LOOK_S):
-            now = time.monotonic()
-            if process.poll() is not None:
-                self._phase = TrialPhase.FAILED
-                return
-            if self._phase is TrialPhase.READY:
-                if now - self._used > self._idle_s_max:
-                    self._ending.set()
-            elif self.address and server_is_ready(self.address):
-                self._used = now
-                self._phase = TrialPhase.READY
-            elif now - self._began > self._start_s_max:
-                self._fail(f"it was not ready after {self._start_s_max:.0f} s: {self._doing}")
-                return
+    def _is_over(self) -> bool:
+        now = time.monotonic()
+        if self._phase is TrialPhase.READY:
+            if now - self._used > self._idle_s_max:
+                self._ending.set()
+        elif self.address and server_is_ready(self.address):
+            self._used = now
+            self._phase = TrialPhase.READY
+        elif now - self._began > self._start_s_max:
+            self._fail(f"it was not ready after {self._start_s_max:.0f} s: {self._doing}")
+            return True
+        return self._ending.is_set()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        while line := process.stdout.readline(_LINE_BYTES_MAX):
-            line = line.replace(self._hidden, "")
-            self._lines.append(line)
-            if found := _ADDRESS.search(line):
-                self.address = f"http://{found[1]}"
-            if self._phase is TrialPhase.STARTING:
-                self._doing = last_said(line) or self._doing
+    def _said(self, line: str) -> None:
+        line = line[:_LINE_CHARS_MAX].replace(self._hidden, "")
+        self._lines.append(f"{line}\n")
+        if found := _ADDRESS.search(line):
+            self.address = f"http://{found[1]}"
+        if self._phase is TrialPhase.STARTING:
+            self._doing = last_said(line) or self._doing
 
     def _fail(self, reason: str) -> None:
         self._phase, self._reason = TrialPhase.FAILED, reason
@@ -232,13 +208,14 @@ class Trials:
         spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
         with self._database.reading() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-            named = self._workloads.named(session, found.id, with_steps(session, found.id, spec).spec)
-        if named.runs_code:
+            whole = with_steps(session, found.id, spec).spec
+            made = self._workloads.workload(session, found.id, "trials", 0, whole)
+        if made.runs_code:
             who.demand_code(project)
 
         def workload() -> Workload:
-            self._workloads.place(named)
-            return self._workloads.workload("trials", 0, named)
+            self._workloads.place(made)
+            return made
 
         key = (project, model, number)
         with self._lock:

@@ -75,10 +75,14 @@ Amount = Annotated[float, Ge(0), Le(AMOUNT_MAX), AllowInfNan(False)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 
 
-class RequestBody(BaseModel):
-    """Base of the bodies of requests: types are not converted, unknown members are refused."""
+STRICT = ConfigDict(extra="forbid", strict=True)
+"""Bodies of requests: types are not converted, unknown members are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class RequestBody(BaseModel):
+    """Base of the bodies of requests."""
+
+    model_config = STRICT
 
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database import connection as module
 from charonia.platform.database.connection import Database, DatabaseFullError, now
-from charonia.platform.database.tables import KeyRow, PlatformTable, ProjectRow
+from charonia.platform.database.tables import KeyRow, LeaseRow, PlatformTable, ProjectRow
 
 
 def add_project(database: Database, name: str) -> None:
@@ -26,6 +27,25 @@ def test_migrations_make_the_tables_that_the_code_has(database: Database) -> Non
         context = MigrationContext.configure(connection, opts={"compare_type": True})
 
         assert compare_metadata(context, PlatformTable.metadata) == []
+
+
+def test_a_database_of_the_first_release_is_migrated(database: Database) -> None:
+    add_project(database, "a")
+    with database.engine.begin() as connection:
+        for table in ("alert_events", "alerts", "history", "lease"):
+            connection.execute(text(f"DROP TABLE {table}"))
+        for column in ("models.follows", "server_keys.requests_per_minute", "server_keys.tokens_per_minute"):
+            connection.execute(text("ALTER TABLE {} DROP COLUMN {}".format(*column.split("."))))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0005'"))
+
+    database.migrate()
+
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, PlatformTable.metadata) == []
+    with database.reading() as session:
+        assert session.query(ProjectRow.name).filter_by(name="a").all() == [("a",)]
+        assert session.query(LeaseRow.holder).all() == [("",)]
 
 
 def test_migrating_again_changes_nothing(database: Database) -> None:

@@ -9,12 +9,13 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
@@ -29,7 +30,7 @@ from charonia.platform.models.sources import ANY, AllowedHosts
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.secrets import ProjectSecrets
-from charonia.platform.values import check_name
+from charonia.platform.values import STRICT, Amount, Number, Text, check_name
 
 _log = logging.getLogger(__name__)
 
@@ -72,27 +73,20 @@ _PLATFORM = Principal("platform", everywhere=ProjectRole.ADMIN)
 _STEADY = ("ready", "stopped", "stopping")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=STRICT, frozen=True, slots=True)
 class AlertRule:
-    """A new alert.
+    """An alert to create."""
 
-    Attributes:
-        deployment: Only this deployment, "" for all of the project.
-        threshold: Limit for the figure of the condition.
-        for_s: How long the condition must hold, in seconds.
-        url: Address of the webhook; "" if it is the value of the secret.
-        secret: Name of a secret of the project: the webhook's address, or with `url` its bearer token.
-        format: `json` or `slack`.
-    """
-
-    name: str
-    condition: str
-    deployment: str = ""
-    threshold: float = 0.0
-    for_s: int = 60
-    url: str = ""
-    secret: str = ""
-    format: str = "json"
+    name: Text
+    condition: Text = Field(description=f"One of {', '.join(CONDITIONS)}.")
+    deployment: Text = Field(default="", description="Only this deployment, empty for all of the project.")
+    threshold: Amount = Field(
+        default=0.0, description="Percent of requests, milliseconds, or percent of free disk space."
+    )
+    for_s: Number = Field(default=60, description="How long the condition must hold, in seconds.")
+    url: Text = Field(default="", description="Address of the webhook, empty if it is the value of the secret.")
+    secret: Text = Field(default="", description="Secret of the project: the webhook's address, or its bearer token.")
+    format: Text = Field(default="json", description=f"One of {', '.join(FORMATS)}.")
 
 
 class Alerts:

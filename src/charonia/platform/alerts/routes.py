@@ -1,7 +1,6 @@
 """The API of alerts."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -10,22 +9,9 @@ from charonia.platform.alerts.alerts import AlertRule
 from charonia.platform.database.tables import copied
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
-from charonia.platform.values import Amount, Limit, Number, RequestBody, Text
+from charonia.platform.values import Limit, Number, Text
 
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["alerts"])
-
-
-class AlertRequest(RequestBody):
-    """An alert to create."""
-
-    name: Text
-    condition: Literal["error_rate", "p99_ms", "not_ready", "job_failed", "disk"]
-    deployment: Text = Field("", description="Only this deployment, empty for all of the project.")
-    threshold: Amount = Field(0.0, description="Percent of requests, milliseconds, or percent of free disk space.")
-    for_s: Number = Field(60, description="How long the condition must hold, in seconds.")
-    url: Text = Field("", description="Address of the webhook, empty if it is the value of the secret.")
-    secret: Text = Field("", description="Secret of the project: the webhook's address, or its bearer token.")
-    format: Literal["json", "slack"] = "json"
 
 
 class AlertBody(BaseModel):
@@ -63,9 +49,9 @@ def list_alerts(project: Text, here: Here, who: Caller) -> Sequence[AlertBody]:
 
 
 @router.post("/alerts", status_code=201)
-def create_alert(project: Text, asked: AlertRequest, here: Here, who: Caller) -> None:
+def create_alert(project: Text, asked: AlertRule, here: Here, who: Caller) -> None:
     """Create an alert."""
-    here.alerts.create(who, project, AlertRule(**asked.model_dump()))
+    here.alerts.create(who, project, asked)
 
 
 @router.delete("/alerts/{name}", status_code=204)

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import ServingError
 from charonia.platform.alerts.alerts import CONDITIONS, AlertRule
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit
@@ -34,11 +34,9 @@ def create(visit: OnPage, sent: Sent) -> Response:
     form = {name: text_of(sent, name) for name in AlertRule.__dataclass_fields__}
     try:
         numbers = {"threshold": float(form["threshold"] or 0), "for_s": int(form["for_s"] or 0)}
-    except ValueError:
-        error: ServingError = invalid("threshold and time: expected numbers")
-        return _page(visit, status=INVALID, form=form, problem=error.message)
-    try:
         visit.platform.alerts.create(visit.who, visit.project, AlertRule(**{**form, **numbers}))  # type: ignore[arg-type]
+    except ValueError:
+        return _page(visit, status=INVALID, form=form, problem="threshold and time: expected numbers, 0 or more")
     except ServingError as error:
         return _page(visit, status=INVALID, form=form, problem=str(error))
     return _page(visit)

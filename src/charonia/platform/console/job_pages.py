@@ -131,9 +131,10 @@ def _settings(change: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 @router.post("/p/{project}/deployments/{name}/measure")
 def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Measure a model of a deployment."""
-    job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), text_of(sent, "protocol") or "http")
+    protocol = text_of(sent, "protocol") or "http"
+    job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), protocol, deployment=name)
     with visit.platform.database.transaction() as session:
-        task = jobs.start_perf(session, visit.who, visit.project, name, job)
+        task = jobs.start_perf(session, visit.who, visit.project, job)
     return _started(visit, task)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, delete, event, func, select
+from sqlalchemy import create_engine, delete, event, func, inspect, select
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session, sessionmaker
 
 from charonia.core.errors import Code, ServingError, conflict, invalid, unavailable
-from charonia.platform.database.tables import CallRow
+from charonia.platform.database.tables import CallRow, PlatformTable
 
 KEPT_S = 24 * 3600.0
 """How long a key is remembered."""
@@ -32,7 +32,6 @@ class KeyedCall:
     Attributes:
         caller: The caller, "" while unknown.
         digest: Digest of caller and key, "" while the caller is unknown.
-        is_unknown: Whether the transaction with its row may have failed.
     """
 
     def __init__(self, key: str, target: str) -> None:
@@ -40,7 +39,6 @@ class KeyedCall:
         self.caller = ""
         self.digest = ""
         self.is_recorded = False
-        self.is_unknown = False
         self._content = hashlib.sha256(target.encode() + b"\0")
 
     @property
@@ -130,13 +128,17 @@ class Database:
         self._writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
     def migrate(self) -> None:
-        """Migrate the tables to the latest version."""
+        """Make the tables, or migrate those of an earlier release."""
         with self._explained(), self.engine.execution_options(**{_WRITES: True}).begin() as connection:
             _allow_long_statements(connection)
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            if inspect(connection).has_table(CallRow.__tablename__):
+                command.upgrade(config, "head")
+            else:
+                PlatformTable.metadata.create_all(connection)
+                command.stamp(config, "head")
         self.engine.dispose()  # the connection that had more time
 
     @contextmanager
@@ -195,7 +197,7 @@ class Database:
             raise unavailable(message, hint="try again") from error
 
     def _is_committed(self, call: KeyedCall) -> bool:
-        """Return whether the transaction with the row of a call took place; True also if that remains unknown."""
+        """Return whether the transaction with the row of a call took place."""
         for _ in range(LOOKS_MAX):
             try:
                 with self._writing() as session:
@@ -205,8 +207,10 @@ class Database:
                 return True
             except OperationalError:
                 time.sleep(LOOK_PAUSE_S)
-        call.is_unknown = True
-        return True
+        raise unavailable(
+            "the connection to the database broke: whether the change was made is not known",
+            hint="send the call again with the same Idempotency-Key",
+        )
 
     def close(self) -> None:
         self.engine.dispose()

@@ -5,7 +5,19 @@ Times are seconds since the epoch, UTC. JSON columns are for values that are onl
 
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    event,
+    insert,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 NAME_CHARS_MAX = 128
@@ -197,6 +209,11 @@ class LeaseRow(PlatformTable):
     __tablename__ = "lease"
     holder: Mapped[str] = mapped_column(String(NAME_CHARS_MAX))
     until: Mapped[float]
+
+
+@event.listens_for(LeaseRow.__table__, "after_create")
+def _add_lease(table: Any, connection: Connection, **_: object) -> None:
+    connection.execute(insert(table).values(holder="", until=0.0, created=0.0))
 
 
 class SecretRow(PlatformTable):

@@ -20,10 +20,10 @@ from charonia.platform.deployments.spec import (
     rolled_out,
     write_spec,
 )
-from charonia.platform.deployments.workloads import Named, Workloads, with_steps
+from charonia.platform.deployments.workloads import Workloads, with_steps
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
-from charonia.platform.targets.api import DeploymentTarget
+from charonia.platform.targets.api import DeploymentTarget, Workload
 
 DEPLOYMENTS_MAX = 1000
 """Most deployments of a platform."""
@@ -145,8 +145,8 @@ class DeploymentChanges:
 
     def _planned(
         self, who: Principal, project: str, spec: DeploymentSpec, strategy: Strategy, role: ProjectRole
-    ) -> tuple[ChangePlan, Named, int, Mapping[str, int]]:
-        """Return what a change does, what it names, its project, and the versions that begin as canaries, by model."""
+    ) -> tuple[ChangePlan, Workload, Mapping[str, int]]:
+        """Return what a change does, its workload, and the versions that begin as canaries, by model."""
         who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(
@@ -158,22 +158,20 @@ class DeploymentChanges:
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
             pipelines = with_steps(session, found.id, spec)
-            spec = pipelines.spec
-            named = self._workloads.named(session, found.id, spec)
             row = row_of(session, found.id, spec.name)
+            key, number = f"{project}/{spec.name}", row.latest + 1 if row is not None else 1
+            workload = self._workloads.workload(session, found.id, key, number, pipelines.spec)
             latest = None if row is None else revision_of(session, row.id, row.latest)
             before = None if latest is None else read_spec(latest.spec)
             canaries: Mapping[str, int] = {}
             if before is not None and row is not None and strategy.kind:
-                spec, canaries = rolled_out(before, named.spec, strategy, row.canaries)
-                named = self._workloads.named(session, found.id, spec)
-        changed = changes(before, named.spec)
+                spec, canaries = rolled_out(before, workload.spec, strategy, row.canaries)
+                workload = self._workloads.workload(session, found.id, key, number, spec)
+        changed = changes(before, workload.spec)
         problems: Sequence[str] = ()
         if before is not None and before.target != spec.target:
             raise invalid(f"target: '{spec.name}' runs at '{before.target}' and cannot move, got '{spec.target}'")
-        if before is None or (changed and not changes_traffic_only(before, named.spec)):
-            number = row.latest + 1 if row is not None else 1
-            workload = self._workloads.workload(project, number, named)
+        if before is None or (changed and not changes_traffic_only(before, workload.spec)):
             problems = self._targets[spec.target].problems(workload)
         number = row.latest if row is not None else 0
         begun = [f"a canary plan moves requests to version {canaries[model]} of '{model}'" for model in canaries]
@@ -182,12 +180,12 @@ class DeploymentChanges:
             [*changed, *ended, *begun],
             problems,
             number,
-            write_spec(named.spec),
+            write_spec(workload.spec),
             is_new=row is None,
             steps=pipelines.steps,
             missing=pipelines.missing,
         )
-        return plan, named, found.id, canaries
+        return plan, workload, canaries
 
     def _put(
         self,
@@ -199,8 +197,9 @@ class DeploymentChanges:
         note: str,
         revision: int | None,
     ) -> ChangePlan:
-        plan, named, project_id, canaries = self._planned(who, project, spec, strategy, ProjectRole.DEPLOYER)
-        if named.runs_code:
+        plan, workload, canaries = self._planned(who, project, spec, strategy, ProjectRole.DEPLOYER)
+        project_id = workload.project_id
+        if workload.runs_code:
             who.demand_code(project)
         if plan.problems:
             raise invalid("\n".join(plan.problems), hint="a dry run shows what fits")

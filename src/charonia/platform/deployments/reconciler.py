@@ -165,9 +165,9 @@ class Reconciler:
             )
             if revision is None:
                 raise internal(f"deployment '{row.name}' has no revision {number}")
-            named = self._workloads.named(session, row.project_id, read_spec(revision.spec))
-        workload = self._workloads.workload(row.project, number, named)
-        self._workloads.place(named)
+            spec = read_spec(revision.spec)
+            workload = self._workloads.workload(session, row.project_id, _key(row), number, spec)
+        self._workloads.place(workload)
         target.apply(workload)
 
     def _target(self, row: _Written) -> DeploymentTarget:

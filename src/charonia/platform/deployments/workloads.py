@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from charonia.config import json_form, pbtxt
 from charonia.config.backends import ENSEMBLE, PYTHON
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.artifacts.blobs import disk_faults
-from charonia.platform.artifacts.manifest import from_json
+from charonia.platform.artifacts.manifest import Manifest, from_json
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.database.tables import (
     DeploymentRow,
@@ -36,32 +36,6 @@ CONFIG = "config.pbtxt"
 
 _LISTED = 20
 """Most versions that a message names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """The resources that a specification names, read from the tables.
-
-    Attributes:
-        spec: The specification, with numbers in place of "latest".
-        models: The versions of each model by number.
-        python: The interpreter of its environment, None for the platform's own.
-        workers: The folder of an environment with an older Python, in which only workers of Python models run.
-        keys: Lines of the file of API keys.
-        runs_code: Whether a version is not known to be data, or the configuration may make it code.
-        packages: Requirements of its environment in pip's syntax.
-        variables: Environment variables of its servers, with the values of secrets.
-    """
-
-    spec: DeploymentSpec
-    models: tuple[tuple[DeployedModel, Mapping[int, VersionRow]], ...]
-    python: Path | None
-    keys: tuple[str, ...]
-    runs_code: bool
-    packages: tuple[str, ...] = ()
-    project_id: int = 0
-    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
-    workers: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +60,14 @@ class Workloads:
         self._data = data
         self._store = store
 
-    def named(self, session: Session, project_id: int, spec: DeploymentSpec) -> Named:
-        """Return the resources that a specification names."""
+    def workload(
+        self, session: Session, project_id: int, deployment: str, revision: int, spec: DeploymentSpec
+    ) -> Workload:
+        """Return a workload; its files need not be on this machine. Reads configurations from the store.
+
+        Args:
+            deployment: "PROJECT/NAME".
+        """
         problems: list[str] = []
         rows = _models(session, project_id, [model.name for model in spec.models])
         models = [_versions(model, rows.get(model.name), problems) for model in spec.models]
@@ -118,7 +98,18 @@ class Workloads:
         python = python_of(folder) if folder and not is_older else None
         packages = read_requirements(environment.requirements).lines if environment else ()
         workers = folder if is_older else None
-        return Named(spec, tuple(models), python, keys, runs_code, packages, project_id, variables, workers)
+        return Workload(
+            deployment=deployment,
+            revision=revision,
+            spec=spec,
+            models=tuple(self._placed(model, versions, workers) for model, versions in models),
+            python=python,
+            keys=keys,
+            packages=packages,
+            project_id=project_id,
+            variables=variables,
+            runs_code=runs_code,
+        )
 
     def key_lines(self, session: Session, project_id: int, name: str) -> tuple[str, ...]:
         """Return the lines of the file of API keys of a deployment's servers."""
@@ -130,25 +121,11 @@ class Workloads:
         )
         return tuple(map(_key_line, session.scalars(query)))
 
-    def workload(self, project: str, revision: int, named: Named) -> Workload:
-        """Return a workload; its files are not yet on this machine. Reads configurations from the store."""
-        return Workload(
-            deployment=f"{project}/{named.spec.name}",
-            revision=revision,
-            spec=named.spec,
-            models=tuple(self._placed(model, versions, named.workers) for model, versions in named.models),
-            python=named.python,
-            keys=named.keys,
-            packages=named.packages,
-            project_id=named.project_id,
-            variables=named.variables,
-        )
-
-    def place(self, named: Named) -> None:
+    def place(self, workload: Workload) -> None:
         """Put the files of all versions into folders of this machine, unless they exist already."""
-        for _, versions in named.models:
-            for version in versions.values():
-                self._place(version)
+        for model in workload.models:
+            for number, folder in model.versions.items():
+                self._place(f"files of version {number}", folder, model.files[number])
 
     def sweep(self, session: Session) -> None:
         """Remove the folders of deleted versions."""
@@ -168,26 +145,22 @@ class Workloads:
             raise invalid(f"model '{model.name}': {error.message}", hint=error.hint) from error
         return PlacedModel(
             name=model.name,
-            versions={number: self._folder(version) for number, version in versions.items()},
+            versions={number: self._data / "versions" / version.digest for number, version in versions.items()},
             config=changed,
             size=sum(version.size for version in versions.values()),
             digests={number: version.digest for number, version in versions.items()},
             files={number: from_json(version.files) for number, version in versions.items()},
         )
 
-    def _folder(self, version: VersionRow) -> Path:
-        return self._data / "versions" / version.digest
-
-    def _place(self, version: VersionRow) -> None:
-        folder = self._folder(version)
+    def _place(self, what: str, folder: Path, files: Manifest) -> None:
         if folder.exists():
             return
-        with disk_faults(f"files of version {version.number}", folder):
+        with disk_faults(what, folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
         try:
-            self._store.materialise(from_json(version.files), made)
-            with disk_faults(f"files of version {version.number}", folder):
+            self._store.materialise(files, made)
+            with disk_faults(what, folder):
                 made.rename(folder)
         except ServingError:
             if not folder.exists():  # another thread was faster

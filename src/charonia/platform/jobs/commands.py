@@ -4,11 +4,14 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import invalid
+from charonia.platform.values import STRICT, Amount, Number, Text
 
 CSV_FILE = "measurements.csv"
 REPORT_FILE = "report.html"
@@ -30,22 +33,21 @@ _LEVEL = re.compile(r"Request concurrency: (\d+)")
 _PROGRESS = re.compile(r"; at most (?:(\d+) h )?(?:(\d+) min )?(?:(\d+) s )?left$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=STRICT, frozen=True, slots=True)
 class PerfJob:
-    """A measurement of a model of a deployment.
+    """A measurement of a model of a deployment."""
 
-    Attributes:
-        concurrency: Requests in flight: a number, or START:END[:STEP], a level each.
-        protocol: `http` or `grpc`.
-        requests: Requests of the only level, 0 for as many as precise figures need.
-    """
-
-    model: str
-    concurrency: str = "1:16:5"
-    protocol: str = "http"
-    batch_size: int = 1
-    is_language_model: bool = False
-    requests: int = 0
+    model: Text
+    concurrency: Text = Field(
+        default="1:16:5", description="Requests in flight: a number, or START:END[:STEP], a level each."
+    )
+    protocol: Text = Field(default="http", description="`http` or `grpc`.")
+    batch_size: Number = Field(default=1, description="Items of a request.")
+    is_language_model: bool = Field(default=False, description="Whether times to tokens are measured.")
+    requests: Number = Field(
+        default=0, description="Requests of the only level, 0 for as many as precise figures need."
+    )
+    deployment: Text = ""
 
     def __post_init__(self) -> None:
         problems = []
@@ -93,20 +95,17 @@ class PerfJob:
         ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(config=STRICT, frozen=True, slots=True)
 class TuneJob:
-    """A search for the best configuration of a version of a model.
+    """A search for the best configuration of a version of a model."""
 
-    Attributes:
-        latency_budget_ms: Largest p99 latency in milliseconds, 0 for none.
-        environment: Environment to serve it in, "" for the platform's own Python.
-    """
-
-    model: str
-    version: int
-    minutes: float = 5.0
-    latency_budget_ms: float = 0.0
-    environment: str = ""
+    model: Text
+    version: Number
+    minutes: Amount = Field(default=5.0, description="Time limit.")
+    latency_budget_ms: Amount = Field(default=0.0, description="Largest p99 latency in milliseconds, 0 for none.")
+    environment: Text = Field(
+        default="", description="Environment to serve it in, empty for the platform's own Python."
+    )
 
     def __post_init__(self) -> None:
         problems = []

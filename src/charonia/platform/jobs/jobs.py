@@ -48,8 +48,9 @@ _FOUND = (0, 2)
 """Exit statuses of `charonia tune` with a result."""
 
 
-def start_perf(session: Session, who: Principal, project: str, deployment: str, job: PerfJob) -> TaskRow:
+def start_perf(session: Session, who: Principal, project: str, job: PerfJob) -> TaskRow:
     """Add the task that measures a model of a deployment. Wake the tasks after the transaction."""
+    deployment = job.deployment
     row, _ = find(session, who, project, deployment, ProjectRole.DEPLOYER)
     spec = session.scalar(
         select(RevisionRow.spec).where(RevisionRow.deployment_id == row.id, RevisionRow.number == row.wanted)
@@ -57,7 +58,7 @@ def start_perf(session: Session, who: Principal, project: str, deployment: str, 
     names = [model["name"] for model in (spec or {}).get("models", [])]
     if job.model not in names:
         raise not_found(f"deployment '{deployment}' has no model '{job.model}'", hint=f"it has {', '.join(names)}")
-    arguments = {"deployment": deployment, "target": row.target, "job": asdict(job)}
+    arguments = {"target": row.target, "job": asdict(job)}
     audit.note(session, who, "job.perf", f"{project}/{deployment}/{job.model}", project_id=row.project_id)
     return queue.add(session, PERF, row.project_id, f"{deployment}/{job.model}", arguments, who.name)
 
@@ -65,7 +66,7 @@ def start_perf(session: Session, who: Principal, project: str, deployment: str, 
 def start_tune(session: Session, who: Principal, project: str, workloads: Workloads, job: TuneJob) -> TaskRow:
     """Add the task that searches the best configuration of a version of a model. See `start_perf`."""
     found, subject = projects.find(session, who, project, ProjectRole.DEPLOYER), f"{job.model}/{job.version}"
-    if workloads.named(session, found.id, _trial(session, found.id, job)).runs_code:
+    if workloads.workload(session, found.id, "tune", 0, _trial(session, found.id, job)).runs_code:
         who.demand_code(project)
     audit.note(session, who, "job.tune", f"{project}/{subject}", project_id=found.id)
     return queue.add(session, TUNE, found.id, subject, {"job": asdict(job)}, who.name)
@@ -87,10 +88,10 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, is
         job = PerfJob(**run.arguments["job"])
         with database.reading() as session:
             project = session.get_one(ProjectRow, run.project_id).name
-        seen = targets[run.arguments["target"]].observe(f"{project}/{run.arguments['deployment']}")
+        seen = targets[run.arguments["target"]].observe(f"{project}/{job.deployment}")
         address = seen.grpc if job.protocol == "grpc" else seen.http
         if not address:
-            raise unavailable(f"deployment '{run.arguments['deployment']}' does not serve", hint="start it first")
+            raise unavailable(f"deployment '{job.deployment}' does not serve", hint="start it first")
         run.progress(0.02, f"{job.model} is measured")
         begun = 0
 
@@ -127,10 +128,10 @@ def tune_handler(workloads: Workloads, database: Database, isolation: Isolation)
     def handle(run: TaskRun) -> Mapping[str, Any]:
         job = TuneJob(**run.arguments["job"])
         with database.reading() as session:
-            named = workloads.named(session, run.project_id, _trial(session, run.project_id, job))
+            spec = _trial(session, run.project_id, job)
+            workload = workloads.workload(session, run.project_id, "tune", 0, spec)
         run.progress(0.02, "fetching the files of the model")
-        workloads.place(named)
-        workload = workloads.workload("tune", 0, named)
+        workloads.place(workload)
         shutil.rmtree(run.folder / "repository", ignore_errors=True)
         for model in workload.models:
             make_model_folder(run.folder / "repository", model)

@@ -21,7 +21,7 @@ from charonia.platform.models.records import (
     VersionRecord,
 )
 from charonia.platform.models.registry import VersionDifference
-from charonia.platform.models.sources import PLACE_CHARS_MAX, SourceKind, VersionSource
+from charonia.platform.models.sources import PLACE_CHARS_MAX, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here, Platform
@@ -57,26 +57,10 @@ class ModelBody(DetailsBody):
     name: Text
 
 
-class SourceBody(RequestBody):
-    """Where a version comes from."""
-
-    kind: SourceKind
-    place: Text = Field(
-        max_length=PLACE_CHARS_MAX,
-        description="The batch of an upload; s3://bucket/path; git+https://host/group/repo.git@REF#FOLDER; "
-        "/path/of/a/folder; models:/NAME/VERSION of MLflow.",
-    )
-    take: Number = Field(0, description="Which version of a model's folder with several, 0 for the highest.")
-    server: Text = Field("", description="Address of MLflow's server, empty for the platform's default.")
-    secret: Text = Field(
-        "", description="Secret with the credentials of the store, or the token or key of the repository."
-    )
-
-
 class VersionBody(RequestBody):
     """A version to add."""
 
-    source: SourceBody
+    source: VersionSource
     notes: Text = Field("", max_length=NOTES_CHARS_MAX)
 
 
@@ -160,9 +144,8 @@ def delete_model(project: Text, model: Text, who: Caller, here: Here) -> None:
 @router.post("/models/{model}/versions", status_code=202)
 def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
     """Add a version, and the model if it does not exist. The task imports the files and checks them."""
-    source = VersionSource(**body.source.model_dump())
     with here.database.transaction() as session:
-        added = arrival.add(session, here.uploads, who, project, model, source, body.notes)
+        added = arrival.add(session, here.uploads, who, project, model, body.source, body.notes)
     here.tasks.wake()
     return added
 

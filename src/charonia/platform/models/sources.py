@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass as request
+
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
 from charonia.platform.artifacts.archives import is_archive, unpack
 from charonia.platform.artifacts.blobs import PIECE_BYTES, disk_faults
@@ -32,6 +35,7 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.git import checkout, parse_git
+from charonia.platform.values import STRICT, Number, Text
 from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
 from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store
 
@@ -469,24 +473,20 @@ PLACE_CHARS_MAX = 2000
 SourceKind = Literal["upload", "address", "git", "folder", "mlflow"]
 
 
-@dataclass(frozen=True, slots=True)
+@request(config=STRICT, frozen=True, slots=True)
 class VersionSource:
-    """Where a version comes from.
-
-    Attributes:
-        place: The batch of an upload; "s3://bucket/path"; "git+https://host/group/repo.git@REF#FOLDER";
-            "/path/of/a/folder"; "models:/NAME/VERSION".
-        take: Which of several versions in a model's folder to take, 0 for the highest.
-        server: Address of MLflow's server, "" for the one in the platform's environment.
-        secret: Name of a secret of the project with the credentials of a store or a repository, "" for those of the
-            platform, and for none.
-    """
+    """Where a version comes from."""
 
     kind: SourceKind
-    place: str
-    take: int = 0
-    server: str = ""
-    secret: str = ""
+    place: Text = Field(
+        description="The batch of an upload; s3://bucket/path; git+https://host/group/repo.git@REF#FOLDER; "
+        "/path/of/a/folder; models:/NAME/VERSION of MLflow."
+    )
+    take: Number = Field(default=0, description="Which version of a model's folder with several, 0 for the highest.")
+    server: Text = Field(default="", description="Address of MLflow's server, empty for the platform's default.")
+    secret: Text = Field(
+        default="", description="Secret with the credentials of the store, or the token or key of the repository."
+    )
 
     @property
     def shown(self) -> str:

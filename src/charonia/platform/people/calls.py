@@ -53,10 +53,9 @@ def caller(
     """Return the caller. `request.state.csrf` is then the token for forms, "" for an API key."""
     address = request.client.host if request.client else ""
     request.state.csrf = ""
-    unknown = getattr(request.state, "unknown_answers", None)
     if bearer is not None:
         principal = _by_key(platform, bearer.credentials, address)
-        repeats.demand_first(platform.database, principal.name, unknown)
+        repeats.demand_first(platform.database, principal.name)
         return principal
     visitor = None
     if cookie:
@@ -71,7 +70,7 @@ def caller(
             RefusalKind.FORBIDDEN, f"expected the token of the session as {CSRF_HEADER}, got none or another"
         )
     request.state.csrf = visitor.csrf
-    repeats.demand_first(platform.database, visitor.principal.name, unknown)
+    repeats.demand_first(platform.database, visitor.principal.name)
     return visitor.principal
 
 

@@ -51,6 +51,7 @@ class Workload:
         packages: Requirements of its environment in pip's syntax, where the environment is built elsewhere.
         project_id: Number of its project.
         variables: Environment variables of its servers, with the values of secrets.
+        runs_code: Whether a version is not known to be data, or the configuration or a variable may make it code.
     """
 
     deployment: str
@@ -62,6 +63,7 @@ class Workload:
     packages: tuple[str, ...] = ()
     project_id: int = 0
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    runs_code: bool = False
 
 
 def make_model_folder(repository: Path, model: PlacedModel) -> None:

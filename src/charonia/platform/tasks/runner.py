@@ -44,6 +44,9 @@ LOG_BYTES_MAX = 16 * 2**20
 LOOK_S = 0.2
 """Interval between checks for a cancellation."""
 
+LINE_CHARS_MAX = 2**20
+"""A longer line of a command's output counts as several."""
+
 
 class CancelledTaskError(Exception):
     """The task was cancelled."""
@@ -126,34 +129,52 @@ class TaskRun:
             if enough is not None and enough(line):
                 is_enough.set()
 
-        with subprocess.Popen(
-            with_parent_death_signal(command),  # the task runs again, not beside its leftovers
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=None if environment is None else dict(environment),
-            cwd=folder,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        ) as process:
-            reader = threading.Thread(target=_read, args=(process, look), daemon=True)
-            reader.start()
-            try:
-                while True:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        status = process.wait(LOOK_S)
-                        break
-                    if is_enough.is_set():
-                        status = 0
-                        break
-                    self.check()
-                    if now() - started > timeout_s:
-                        raise internal(f"'{command[0]}' has not ended after {timeout_s:.0f} s")
-            finally:
-                end_group(process)
-                reader.join()
-        return status
+        def check() -> bool:
+            if not is_enough.is_set():
+                self.check()
+                if now() - started > timeout_s:
+                    raise internal(f"'{command[0]}' has not ended after {timeout_s:.0f} s")
+            return is_enough.is_set()
+
+        own = with_parent_death_signal(command)  # the task runs again, not beside its leftovers
+        return run_process(own, look, check, environment, folder) or 0
+
+
+def run_process(
+    command: Sequence[str],
+    on_line: Callable[[str], None],
+    check: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> int | None:
+    """Run a command in a separate session, and return its exit status, None if it was stopped.
+
+    Args:
+        on_line: Called with each line of its output, in another thread.
+        check: Called every `LOOK_S`: returns whether to stop it. An exception stops it, too.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=None if environment is None else dict(environment),
+        cwd=folder,
+        start_new_session=True,
+        text=True,
+        errors="replace",
+    ) as process:
+        reader = threading.Thread(target=_read, args=(process, on_line), daemon=True)
+        reader.start()
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(LOOK_S)
+                if check():
+                    return None
+        finally:
+            end_group(process)
+            reader.join()
 
 
 Handler = Callable[[TaskRun], Mapping[str, Any]]
@@ -300,7 +321,7 @@ def _no_handler(run: TaskRun) -> Mapping[str, Any]:
 
 def _read(process: subprocess.Popen[str], look: Callable[[str], None]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
+    while line := process.stdout.readline(LINE_CHARS_MAX):
         look(line.rstrip("\n"))
 
 

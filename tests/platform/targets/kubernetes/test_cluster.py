@@ -1,11 +1,9 @@
 """The API server that is busy, away, forgetful or of another opinion; and what is not ours."""
 
-import asyncio
 import contextlib
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "RETRY_S", 0.01)
-    monkeypatch.setattr(own_objects, "RECONNECT_S", 0.01)
+    monkeypatch.setattr(own_objects, "LISTED_S", 0.05)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,6 @@ def test_a_token_that_has_expired_is_made_anew(stage: ClusterStage, tmp_path: Pa
 
     stage.api.token = "second"
     with_token_program(stage, tmp_path, "second")
-    stage.api.cut_watches()
     target.apply(workload(2))
 
     assert serves(target, 2)
@@ -152,61 +149,6 @@ def test_nodes_that_may_not_be_read_are_not_compared(stage: ClusterStage) -> Non
     assert list(target.problems(large)) == []
 
 
-def test_a_watch_that_is_cut_off_goes_on(stage: ClusterStage) -> None:
-    target = stage.target()
-    target.apply(workload(1))
-    assert serves(target, 1)
-
-    for number in (2, 3):
-        stage.api.cut_watches()
-        target.apply(workload(number))
-        assert serves(target, number)
-
-
-def test_a_watch_whose_version_is_too_long_ago_begins_with_a_list(stage: ClusterStage) -> None:
-    target = stage.target()
-    target.apply(workload(1))
-    assert serves(target, 1)
-
-    stage.api.forget_history()
-    stage.api.delete("deployments", OBJECT)  # somebody has removed it meanwhile
-
-    assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.ABSENT, WAIT_S)
-    target.apply(workload(1))
-    assert serves(target, 1)
-
-
-def test_watches_that_end_at_once_are_not_begun_again_at_once(
-    stage: ClusterStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "WATCH_S", 0)
-    pauses: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        await asyncio.sleep(0.001)
-
-    monkeypatch.setattr(own_objects, "asyncio", SimpleNamespace(sleep=pause))
-    stage.target().apply(workload(1))
-
-    assert eventually(lambda: max(pauses, default=0) == own_objects.RECONNECT_S_MAX, WAIT_S)
-    assert min(pauses) == own_objects.RECONNECT_S
-
-
-def test_a_watch_that_cannot_begin_at_its_version_begins_with_a_list(stage: ClusterStage) -> None:
-    target = stage.target()
-    target.apply(workload(1))
-    assert serves(target, 1)
-
-    gone = Fault("GET", "/deployments?watch", 410, body={"message": "too old resource version"})
-    stage.api.faults.append(gone)
-    stage.api.cut_watches()
-    target.apply(workload(2))
-
-    assert serves(target, 2)
-    assert gone not in stage.api.faults
-
-
 def test_a_namespace_that_may_not_be_read_says_which_role_is_missing(stage: ClusterStage) -> None:
     said = {"message": 'secrets is forbidden: User "p" cannot list resource "secrets" in the namespace "models"'}
     stage.api.faults.append(Fault("GET", "/secrets", 403, times=10_000, body=said))
@@ -231,12 +173,12 @@ def test_a_namespace_that_is_not_there_is_named(stage: ClusterStage) -> None:
 
 def test_what_was_seen_does_not_count_for_ever(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_objects, "STALE_S_MAX", 0.05)
+    monkeypatch.setattr(own_objects, "AGAIN_S", 0.05)
     target = stage.target()
     target.apply(workload(1))
     assert serves(target, 1)
 
-    stage.api.faults.append(Fault("GET", "watch=1", 503, times=10_000))
-    stage.api.cut_watches()
+    stage.api.faults.append(Fault("GET", "labelSelector", 503, times=10_000))
 
     def is_away() -> bool:
         try:

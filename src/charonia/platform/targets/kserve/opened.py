@@ -63,8 +63,8 @@ def kserve_target(
 class KserveObjects(OwnObjects):
     """Reads and writes the objects of deployments. See `OwnObjects`."""
 
-    watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
-        **OwnObjects.watched,
+    kinds: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+        **OwnObjects.kinds,
         "services": (INFERENCE_SERVICE, ""),
         "notes": (SECRET, f",{RECORD}={NOTE}"),
     }
@@ -74,9 +74,9 @@ class KserveObjects(OwnObjects):
         for each in record.objects:
             applied = self._cluster.apply(each)
             if reference(each).kind == INFERENCE_SERVICE:
-                self._watched("services").put(applied)
                 noted = note(applied, self.owner, record.deployment, record.revision, serving)
-                self._watched("notes").put(self._cluster.apply(noted, force=True))
+                self._cluster.apply(noted, force=True)
+        self.forget()
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
         """Return the state of a deployment. See `OwnObjects`."""

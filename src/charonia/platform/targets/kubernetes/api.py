@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,12 +33,6 @@ RETRY_S = 0.25
 RETRY_S_MAX = 8.0
 """Longest pause, also where the API server asks for a longer one."""
 
-WATCH_S = 60
-"""The server ends a watch after this time and we restart it, which also detects a dead connection."""
-
-OPENED = "OPENED"
-"""First event of a watch: it has started."""
-
 PAGE = 500
 """Page size of a list."""
 
@@ -46,13 +40,8 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _T = TypeVar("_T")
 _BUSY = (429, 500, 502, 503, 504)
-_GONE = 410
 _UNKNOWN = 401
 _CONFLICT = 409
-
-
-class ExpiredError(Exception):
-    """The version from which a watch should continue is too old: the list must be read again."""
 
 
 class Cluster:
@@ -68,7 +57,6 @@ class Cluster:
         import aiohttp  # of kubernetes-asyncio
 
         self._faults: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError, aiohttp.ClientError)
-        self._stream_faults = (*self._faults, ValueError)
         self._client = client
         self._config: Any = config
         self._settings = settings
@@ -96,10 +84,6 @@ class Cluster:
         self._thread.join()
         self._loop.close()
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run work in the background until `close`."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -107,13 +91,13 @@ class Cluster:
         """Return an object, None where there is none."""
         return self.run(self._get(wanted))
 
-    def list(self, kind: ObjectKind, *, labels: str = "", fields: str = "") -> tuple[Sequence[Plain], str]:
-        """Return the objects of a kind in the namespace, and the version of that list. See `get`."""
-        return self.run(self.listed(kind, labels=labels, fields=fields))
+    def list(self, kind: ObjectKind, *, labels: str = "", fields: str = "") -> Sequence[Plain]:
+        """Return the objects of a kind in the namespace. See `get`."""
+        return self.run(self._listed(kind, self._path(kind), labels, fields))
 
     def nodes(self, kind: ObjectKind) -> Sequence[Plain]:
         """Return the cluster-scoped objects of a kind. See `get`."""
-        return self.run(self.listed(kind, is_namespaced=False))[0]
+        return self.run(self._listed(kind, f"/api/{kind.api}/{kind.plural}"))
 
     def apply(self, wanted: Plain, *, force: bool = False, is_trial: bool = False) -> Plain:
         """Apply an object, and return it.
@@ -160,14 +144,10 @@ class Cluster:
                 return ""
             raise
 
-    async def listed(
-        self, kind: ObjectKind, *, labels: str = "", fields: str = "", is_namespaced: bool = True
-    ) -> tuple[Sequence[Plain], str]:
-        """`list` for callers in the connection's thread."""
+    async def _listed(self, kind: ObjectKind, path: str, labels: str = "", fields: str = "") -> Sequence[Plain]:
         query = [("limit", str(PAGE))]
         query += [("labelSelector", labels)] if labels else []
         query += [("fieldSelector", fields)] if fields else []
-        path = self._path(kind) if is_namespaced else f"/api/{kind.api}/{kind.plural}"
         found: list[Plain] = []
         token = ""
         while True:
@@ -177,39 +157,7 @@ class Cluster:
             found += [{**item, "apiVersion": kind.api, "kind": kind.kind} for item in page.get("items") or ()]
             token = page["metadata"].get("continue", "")
             if not token:
-                return found, str(page["metadata"].get("resourceVersion", ""))
-
-    async def watched(self, kind: ObjectKind, labels: str, version: str) -> AsyncIterator[tuple[str, Plain]]:
-        """Yield `OPENED`, then the events after a version of the list, until the server or the connection ends it.
-
-        Raises:
-            ExpiredError: The version is too old.
-        """
-        query = [
-            ("watch", "1"),
-            ("allowWatchBookmarks", "true"),
-            ("labelSelector", labels),
-            ("resourceVersion", version),
-            ("timeoutSeconds", str(WATCH_S)),
-        ]
-        response = await self._open("GET", self._path(kind), query, None, limit_s=WATCH_S + CALL_S_MAX)
-        try:
-            if response.status == _GONE:
-                raise ExpiredError
-            if response.status != 200:
-                raise refusal(response.status, await response.read(), kind.plural)
-            yield OPENED, {}
-            async for line in response.content:
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    if event["object"].get("code") == _GONE:
-                        raise ExpiredError
-                    raise refusal(int(event["object"].get("code", 500)), json.dumps(event["object"]), kind.plural)
-                yield event["type"], event["object"]
-        except self._stream_faults as error:
-            raise self._away(error) from None
-        finally:
-            response.close()
+                return found
 
     async def _get(self, wanted: Reference) -> Plain | None:
         path = f"{self._path(wanted.kind)}/{wanted.name}"
@@ -264,8 +212,6 @@ class Cluster:
         query: Sequence[tuple[str, str]],
         body: object,
         kind: str = "",
-        *,
-        limit_s: float = CALL_S_MAX,
     ) -> Any:
         """Send a request and return the response, whose body has not been read."""
         if self._api is None:
@@ -283,7 +229,7 @@ class Cluster:
                     headers=headers,
                     body=body,
                     _preload_content=False,
-                    _request_timeout=limit_s,
+                    _request_timeout=CALL_S_MAX,
                 )
             except self._faults as error:
                 raise self._away(error) from None

@@ -3,17 +3,17 @@
 Objects of other owners are neither changed nor removed.
 """
 
-import asyncio
 import logging
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.platform.targets.api import key_files
-from charonia.platform.targets.kubernetes.api import OPENED, Cluster, ExpiredError
+from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import (
     DEPLOYMENT,
     OBJECT,
@@ -42,126 +42,44 @@ from charonia.platform.targets.kubernetes.objects import (
 )
 from charonia.platform.targets.kubernetes.rollout import Sight
 
-RECONNECT_S = 0.2
-"""Pause before a broken watch is restarted; it doubles each time."""
-
-RECONNECT_S_MAX = 15.0
+LISTED_S = 1.0
+"""How long a list counts, unless this platform changes something in between."""
 
 STALE_S_MAX = 30.0
-"""How long results remain valid after the watch has failed."""
+"""How long the last list counts while the API server does not answer."""
 
-FIRST_S_MAX = 20.0
-"""Time for the first list."""
+AGAIN_S = 5.0
+"""Pause between attempts while it does not."""
 
 
-class WatchedObjects:
-    """The objects of a kind with a label. Any thread may ask."""
+class ListedObjects:
+    """The objects of a kind with a label: one list for all deployments. Any thread may ask."""
 
     def __init__(self, cluster: Cluster, kind: ObjectKind, labels: str) -> None:
-        self._cluster = cluster
-        self._kind = kind
-        self._labels = labels
-        self._objects: dict[str, Plain] = {}
-        self._version = 0
+        self._list = partial(cluster.list, kind, labels=labels)
         self._lock = threading.Lock()
-        self._is_tried = threading.Event()
-        self._is_listed = False
-        self._failed_s = 0.0
+        self._objects: Sequence[Plain] = ()
         self._failure: ServingError | None = None
-        cluster.begin(self._follow())
+        self._listed_s = self._next_s = float("-inf")
 
     def all(self) -> Sequence[Plain]:
         """Return the objects."""
-        is_tried, failure = self._is_tried.wait(FIRST_S_MAX), self._failure
-        if failure is not None and (not self._is_listed or time.monotonic() - self._failed_s > STALE_S_MAX):
-            raise unavailable(failure.message, hint=failure.hint)
-        if not is_tried:
-            raise unavailable(f"the cluster has not said within {FIRST_S_MAX:g} s which {self._kind.plural} it has")
         with self._lock:
-            return list(self._objects.values())
+            if time.monotonic() >= self._next_s:
+                try:
+                    self._objects, self._failure = self._list(), None
+                    self._listed_s = time.monotonic()
+                except ServingError as error:
+                    self._failure = error
+                self._next_s = time.monotonic() + (LISTED_S if self._failure is None else AGAIN_S)
+            if self._failure is not None and time.monotonic() - self._listed_s > STALE_S_MAX:
+                raise unavailable(self._failure.message, hint=self._failure.hint)
+            return self._objects
 
-    def put(self, found: Plain) -> None:
-        """Store the result of a call, unless the watch has a newer one."""
-        with self._lock:
-            if _version(found) > self._version:
-                self._keep(found)
-
-    def put_all(self, found: Sequence[Plain], version: str, label: tuple[str, str]) -> None:
-        """Store all objects that have a label, from a list of that version."""
-        listed = int(version) if version.isdecimal() else 0
-        with self._lock:
-            if listed < self._version:
-                return
-            names = {each["metadata"]["name"] for each in found}
-            for name, known in list(self._objects.items()):
-                is_one = (known["metadata"].get("labels") or {}).get(label[0]) == label[1]
-                if is_one and name not in names and _version(known) <= listed:
-                    del self._objects[name]
-            for each in found:
-                self._keep(each)
-
-    def _keep(self, found: Plain) -> None:
-        known = self._objects.get(found["metadata"]["name"])
-        if known is None or _version(known) <= _version(found):
-            self._objects[found["metadata"]["name"]] = found
-
-    async def _follow(self) -> None:
-        pause_s = RECONNECT_S
-        version = ""
-        while True:
-            try:
-                if not version:
-                    version = await self._list()
-                begun_s = time.monotonic()
-                async for kind, found in self._cluster.watched(self._kind, self._labels, version):
-                    self._failure = None
-                    if kind == OPENED:
-                        continue
-                    version = str(found["metadata"].get("resourceVersion", version))
-                    self._note(kind, found)
-                    pause_s = RECONNECT_S
-                if time.monotonic() - begun_s >= RECONNECT_S_MAX:
-                    continue  # the server has ended it on schedule
-            except ExpiredError:
-                version = ""
-            except ServingError as error:
-                self._fail(error)
-            except Exception as error:
-                _log.exception("watch of %s failed", self._kind.plural)
-                version = ""
-                self._fail(unavailable(f"the watch of {self._kind.plural} has failed: {error}"))
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, RECONNECT_S_MAX)
-
-    async def _list(self) -> str:
-        found, version = await self._cluster.listed(self._kind, labels=self._labels)
-        with self._lock:
-            self._objects = {each["metadata"]["name"]: each for each in found}
-            self._version = int(version) if version.isdecimal() else 0
-        self._failure, self._is_listed = None, True
-        self._is_tried.set()
-        return version
-
-    def _note(self, kind: str, found: Plain) -> None:
-        with self._lock:
-            self._version = max(self._version, _version(found))
-            if kind == "DELETED":
-                known = self._objects.get(found["metadata"]["name"])
-                if known is not None and known["metadata"].get("uid") == found["metadata"].get("uid"):
-                    del self._objects[found["metadata"]["name"]]
-            elif kind != "BOOKMARK":
-                self._keep({**found, "apiVersion": self._kind.api, "kind": self._kind.kind})
-
-    def _fail(self, error: ServingError) -> None:
-        if self._failure is None:
-            self._failed_s = time.monotonic()
-        self._failure = error
-        self._is_tried.set()
-
-
-def _version(found: Plain) -> int:
-    text = str(found["metadata"].get("resourceVersion", "0"))
-    return int(text) if text.isdecimal() else 0
+    def forget(self) -> None:
+        """Read the list again the next time."""
+        with self._lock:  # what is being read may be older
+            self._next_s = float("-inf")
 
 
 _log = logging.getLogger(__name__)
@@ -174,10 +92,10 @@ class OwnObjects:
         owner: Name of this platform among all that use the namespace.
 
     Attributes:
-        watched: The watched kinds, and the labels that they need beside the owner's.
+        kinds: The kinds that are looked at, and the labels that they need beside the owner's.
     """
 
-    watched: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+    kinds: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
         "workloads": (DEPLOYMENT, ""),
         "pods": (POD, ""),
         "records": (SECRET, f",{RECORD}=true"),
@@ -186,12 +104,14 @@ class OwnObjects:
     def __init__(self, cluster: Cluster, owner: str) -> None:
         self.owner = owner
         self._cluster = cluster
-        self._watches: dict[str, WatchedObjects] = {}
-        self._beginning = threading.Lock()
+        self._lists = {
+            what: ListedObjects(cluster, kind, f"{OWNER}={owner}{selector}")
+            for what, (kind, selector) in self.kinds.items()
+        }
 
     def deployments(self) -> Sequence[str]:
         """Return the names of all deployments that have objects."""
-        found = [*self._watched("records").all(), *self._watched("workloads").all()]
+        found = [*self._lists["records"].all(), *self._lists["workloads"].all()]
         return sorted({str(annotations(each)[TITLE]) for each in found if TITLE in annotations(each)})
 
     def try_out(self, record: RevisionRecord) -> None:
@@ -225,13 +145,13 @@ class OwnObjects:
                 wanted = with_marks(with_replicas(each, present, record.replicas_min), {}, serving_note(serving))
                 if takes_replicas(wanted, present):
                     self._cluster.set_replicas(reference(each), wanted["spec"]["replicas"])
-            applied = self._cluster.apply(wanted)
-            if is_workload(each):
-                self._watched("workloads").put(applied)
+            self._cluster.apply(wanted)
+        self.forget()
 
     def apply_record(self, record: RevisionRecord) -> None:
         """Store the record of a revision, in place of an earlier one."""
-        self._watched("records").put(self._cluster.apply(to_secret(record, self.owner), force=True))
+        self._cluster.apply(to_secret(record, self.owner), force=True)
+        self.forget()
 
     def apply_keys(self, deployment: str, key: str, keys: Sequence[str]) -> None:
         """Write the file of API keys; servers reload it when it changes."""
@@ -255,7 +175,7 @@ class OwnObjects:
         self._cluster.delete(found, which.kind)
 
     def look(self, deployment: str, *, is_live: bool = False) -> Sight:
-        """Return the state of a deployment: from the watches, or live from the API server."""
+        """Return the state of a deployment: from the last lists, or live from the API server."""
         found = self._found(deployment, is_live=is_live)
         return self._sight(next(iter(found["workloads"]), None), found)
 
@@ -263,23 +183,20 @@ class OwnObjects:
         return Sight(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
 
     def _found(self, deployment: str, *, is_live: bool) -> Mapping[str, Sequence[Plain]]:
-        """Return the objects of a deployment, by name of their watch."""
+        """Return the objects of a deployment, by the name of their kind in `kinds`."""
         name = object_name(deployment)
-        found: dict[str, list[Plain]] = {}
-        for what, (kind, selector) in self.watched.items():
-            watched = self._watched(what)
-            known = watched.all()
-            if is_live:
-                listed, version = self._cluster.list(kind, labels=f"{OWNER}={self.owner}{selector},{OBJECT}={name}")
-                watched.put_all(listed, version, (OBJECT, name))
-                known = listed
-            found[what] = [each for each in known if labels(each).get(OBJECT) == name]
-        return found
+        if not is_live:
+            return {
+                what: [each for each in listed.all() if labels(each).get(OBJECT) == name]
+                for what, listed in self._lists.items()
+            }
+        self.forget()
+        return {
+            what: self._cluster.list(kind, labels=f"{OWNER}={self.owner}{selector},{OBJECT}={name}")
+            for what, (kind, selector) in self.kinds.items()
+        }
 
-    def _watched(self, what: str) -> WatchedObjects:
-        """Return one of the watches, which starts on first use."""
-        with self._beginning:
-            if what not in self._watches:
-                kind, selector = self.watched[what]
-                self._watches[what] = WatchedObjects(self._cluster, kind, f"{OWNER}={self.owner}{selector}")
-            return self._watches[what]
+    def forget(self) -> None:
+        """Read all lists again the next time: something has changed."""
+        for listed in self._lists.values():
+            listed.forget()

@@ -243,7 +243,7 @@ class KubernetesTarget:
     def _readable(self, kind: ObjectKind) -> Sequence[Plain]:
         """Return the nodes, or the quotas of the namespace; none if the platform may not read them."""
         try:
-            return self._cluster.nodes(kind) if kind == NODE else self._cluster.list(kind)[0]
+            return self._cluster.nodes(kind) if kind == NODE else self._cluster.list(kind)
         except ServingError as error:
             if error.code is Code.UNAVAILABLE:
                 raise
@@ -392,7 +392,7 @@ class PodReasons:
             return found
         with contextlib.suppress(ServingError):
             fields = f"involvedObject.name={name},type=Warning"
-            events = sorted(self._cluster.list(EVENT, fields=fields)[0], key=_time)
+            events = sorted(self._cluster.list(EVENT, fields=fields), key=_time)
             return pod_reason(pod, events)
         return ""
 

@@ -13,9 +13,3 @@ def upgrade() -> None:
     """Apply the change."""
     with op.batch_alter_table("models") as table:
         table.add_column(sa.Column("follows", sa.JSON(), nullable=False, server_default="{}"))
-
-
-def downgrade() -> None:
-    """Revert the change."""
-    with op.batch_alter_table("models") as table:
-        table.drop_column("follows")

@@ -19,10 +19,3 @@ def upgrade() -> None:
     with op.batch_alter_table("server_keys") as table:
         for name in _COLUMNS:
             table.add_column(sa.Column(name, sa.Integer(), nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    """Revert the change."""
-    with op.batch_alter_table("server_keys") as table:
-        for name in _COLUMNS:
-            table.drop_column(name)

@@ -74,12 +74,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_lease")),
     )
     op.bulk_insert(lease, [{"holder": "", "until": 0.0, "created": 0.0}])
-
-
-def downgrade() -> None:
-    """Revert the change."""
-    op.drop_table("lease")
-    op.drop_index("ix_history_deployment_id_step_created", table_name="history")
-    op.drop_table("history")
-    op.drop_table("alert_events")
-    op.drop_table("alerts")
