@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -153,7 +154,7 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | ValidationError)
     message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_reason(each)}" for each in error.errors())
     return _answer(request, 400, message, f"{OPENAPI_PATH} describes the calls")
 
@@ -259,6 +260,7 @@ ANSWERS = {
     ServingError: _problem,
     NotPermittedError: _refusal,
     RequestValidationError: _invalid,
+    ValidationError: _invalid,
     HTTPException: _failed,
     OSError: _os_problem,
     MemoryError: _no_memory,

@@ -75,14 +75,10 @@ Amount = Annotated[float, Ge(0), Le(AMOUNT_MAX), AllowInfNan(False)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-"""Bodies of requests: types are not converted, unknown members are refused."""
-
-
 class RequestBody(BaseModel):
-    """Base of the bodies of requests."""
+    """Base of the bodies of requests: types are not converted, unknown members are refused."""
 
-    model_config = STRICT
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]

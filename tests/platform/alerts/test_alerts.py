@@ -68,7 +68,11 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_an_alert_fires_one_time_is_acknowledged_and_resolved(scene: Scene, tmp_path: Path) -> None:
-    scene.alerts.create(ADA, "default", AlertRule("slow", "p99_ms", "reader", 100, for_s=30, secret="hook"))
+    scene.alerts.create(
+        ADA,
+        "default",
+        AlertRule(name="slow", condition="p99_ms", deployment="reader", threshold=100, for_s=30, secret="hook"),
+    )
     second = scene.platform(tmp_path)  # over the same database
     scene.figures = Figures(p99_ms=250)
     scene.alerts.test(ADA, "default", "slow")
@@ -112,7 +116,15 @@ def test_every_condition_says_what_is_wrong(scene: Scene) -> None:
         ("job_failed", {}),
         ("disk", {"threshold": 100}),
     ):
-        rule = AlertRule(name, name, for_s=0, url="https://hooks.example/", secret="hook", format="slack", **more)  # type: ignore[arg-type]
+        rule = AlertRule(
+            name=name,
+            condition=name,
+            for_s=0,
+            url="https://hooks.example/",
+            secret="hook",
+            format="slack",
+            **more,  # type: ignore[arg-type]
+        )  # type: ignore[arg-type]
         scene.alerts.create(ADA, "default", rule)
     scene.pass_s(1)
     assert [event.alert.name for event in scene.alerts.events(ADA, "default")] == ["disk"]
@@ -136,7 +148,7 @@ def test_every_condition_says_what_is_wrong(scene: Scene) -> None:
 
 
 def test_a_webhook_that_fails_is_called_a_number_of_times(scene: Scene) -> None:
-    scene.alerts.create(ADA, "default", AlertRule("full", "disk", threshold=100, for_s=0, secret="hook"))
+    scene.alerts.create(ADA, "default", AlertRule(name="full", condition="disk", threshold=100, for_s=0, secret="hook"))
     scene.status = 500
     scene.pass_s(1)
     scene.pass_s(RETRY_S - 1)
@@ -154,8 +166,8 @@ def test_a_webhook_that_fails_is_called_a_number_of_times(scene: Scene) -> None:
 )
 def test_other_servers_are_not_called(scene: Scene, url: str) -> None:
     with pytest.raises(ServingError, match="expected"):
-        scene.alerts.create(ADA, "default", AlertRule("a", "disk", threshold=1, url=url))
-    scene.alerts.create(ADA, "default", AlertRule("a", "disk", threshold=100, for_s=0, secret="hook"))
+        scene.alerts.create(ADA, "default", AlertRule(name="a", condition="disk", threshold=1, url=url))
+    scene.alerts.create(ADA, "default", AlertRule(name="a", condition="disk", threshold=100, for_s=0, secret="hook"))
     with scene.database.transaction() as session:
         scene.secrets.put(session, ADA, "default", "hook", url)
 

@@ -20,10 +20,10 @@ from charonia.tools.tune.result import to_json
 @pytest.mark.parametrize(
     "job",
     [
-        PerfJob("m"),
-        PerfJob("m", "4", "grpc", 2),
-        PerfJob("m", "1:8", is_language_model=True),
-        PerfJob("m", "4", requests=9),
+        PerfJob(model="m"),
+        PerfJob(model="m", concurrency="4", protocol="grpc", batch_size=2),
+        PerfJob(model="m", concurrency="1:8", is_language_model=True),
+        PerfJob(model="m", concurrency="4", requests=9),
     ],
 )
 def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_perf_understands_its_command(job: PerfJob, tmp_path: Path) -> None:
 
 
 def test_tune_understands_its_command(tmp_path: Path) -> None:
-    name, *arguments = TuneJob("m", 3, minutes=0.5, latency_budget_ms=20).command(
+    name, *arguments = TuneJob(model="m", version=3, minutes=0.5, latency_budget_ms=20).command(
         str(tmp_path / "repository"), str(tmp_path)
     )
 
@@ -46,18 +46,18 @@ def test_tune_understands_its_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("concurrency", ["", "0", "8:1", "1:2000", "1:1000", "1:8:0", "a"])
 def test_levels_that_cannot_be_are_refused(concurrency: str) -> None:
     with pytest.raises(ServingError, match="concurrency: expected"):
-        PerfJob("m", concurrency)
+        PerfJob(model="m", concurrency=concurrency)
 
 
-@pytest.mark.parametrize(("concurrency", "requests"), [("4", -1), ("1:8", 9)])
+@pytest.mark.parametrize(("concurrency", "requests"), [("4", 2 * 10**9), ("1:8", 9)])
 def test_requests_are_those_of_a_single_level(concurrency: str, requests: int) -> None:
     with pytest.raises(ServingError, match="expected"):
-        PerfJob("m", concurrency, requests=requests)
+        PerfJob(model="m", concurrency=concurrency, requests=requests)
 
 
 def test_all_problems_of_a_search_are_reported_at_once() -> None:
     with pytest.raises(ServingError) as raised:
-        TuneJob("m", 1, minutes=1000, latency_budget_ms=-1)
+        TuneJob(model="m", version=1, minutes=1000, latency_budget_ms=1e10)
 
     assert len(raised.value.message.splitlines()) == 2
 
@@ -75,7 +75,7 @@ def test_levels_are_read_from_the_table_by_load() -> None:
 def test_the_level_that_is_measured_is_read_from_a_line() -> None:
     assert level_begun("Request concurrency: 11\n") == 11
     assert level_begun("  Concurrency limit: 16 concurrent requests") is None
-    assert [PerfJob("m", text).level_count for text in ("8", "1:4", "1:16:5")] == [1, 4, 4]
+    assert [PerfJob(model="m", concurrency=text).level_count for text in ("8", "1:4", "1:16:5")] == [1, 4, 4]
 
 
 def test_the_time_left_is_read_from_a_line() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
@@ -30,7 +29,7 @@ from charonia.platform.models.sources import ANY, AllowedHosts
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.secrets import ProjectSecrets
-from charonia.platform.values import STRICT, Amount, Number, Text, check_name
+from charonia.platform.values import Amount, Number, RequestBody, Text, check_name
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +72,7 @@ _PLATFORM = Principal("platform", everywhere=ProjectRole.ADMIN)
 _STEADY = ("ready", "stopped", "stopping")
 
 
-@dataclass(config=STRICT, frozen=True, slots=True)
-class AlertRule:
+class AlertRule(RequestBody):
     """An alert to create."""
 
     name: Text
@@ -147,7 +145,7 @@ class Alerts:
             raise invalid(f"format: expected one of {', '.join(FORMATS)}, got '{rule.format}'")
         if CONDITIONS[rule.condition] and rule.threshold <= 0:
             raise invalid(f"threshold: expected a number above 0, got {rule.threshold:g}")
-        if not 0 <= rule.for_s <= FOR_S_MAX:
+        if rule.for_s > FOR_S_MAX:
             raise invalid(f"for_s: expected 0 to {FOR_S_MAX}, got {rule.for_s}")
         is_admin = who.everywhere is ProjectRole.ADMIN
         with self._database.transaction() as session:
@@ -158,7 +156,7 @@ class Alerts:
             if len(names) >= ALERTS_MAX:
                 raise unavailable(f"project '{project}' has {len(names)} alerts", hint="delete some of them")
             row = AlertRow(project_id=found.id, any_host=is_admin, author=who.name, created=now())
-            for name in AlertRule.__dataclass_fields__:
+            for name in AlertRule.model_fields:
                 setattr(row, name, getattr(rule, name))
             self._checked(row, self._target(session, row)[0])
             session.add(row)

@@ -31,7 +31,7 @@ def show(visit: OnPage) -> Response:
 @router.post("")
 def create(visit: OnPage, sent: Sent) -> Response:
     """Create an alert."""
-    form = {name: text_of(sent, name) for name in AlertRule.__dataclass_fields__}
+    form = {name: text_of(sent, name) for name in AlertRule.model_fields}
     try:
         numbers = {"threshold": float(form["threshold"] or 0), "for_s": int(form["for_s"] or 0)}
         visit.platform.alerts.create(visit.who, visit.project, AlertRule(**{**form, **numbers}))  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def _page(
         "alerts": alerts.list(visit.who, visit.project),
         "rule_text": rule_text,
         "choices": _CHOICES,
-        "form": {**dict.fromkeys(AlertRule.__dataclass_fields__, ""), **_FORM, **(form or {})},
+        "form": {**dict.fromkeys(AlertRule.model_fields, ""), **_FORM, **(form or {})},
         "problem": problem,
         "tested": tested,
     }

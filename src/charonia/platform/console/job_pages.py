@@ -132,7 +132,9 @@ def _settings(change: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
     """Measure a model of a deployment."""
     protocol = text_of(sent, "protocol") or "http"
-    job = PerfJob(text_of(sent, "model"), text_of(sent, "concurrency"), protocol, deployment=name)
+    job = PerfJob(
+        deployment=name, model=text_of(sent, "model"), concurrency=text_of(sent, "concurrency"), protocol=protocol
+    )
     with visit.platform.database.transaction() as session:
         task = jobs.start_perf(session, visit.who, visit.project, job)
     return _started(visit, task)
@@ -142,8 +144,8 @@ def measure(visit: OnPage, name: Text, sent: Sent) -> Response:
 def search(visit: OnPage, name: Text, version: Number, sent: Sent) -> Response:
     """Search the best configuration of a version."""
     job = TuneJob(
-        name,
-        version,
+        model=name,
+        version=version,
         minutes=_of(sent, "minutes", 5.0),
         latency_budget_ms=_of(sent, "latency_budget_ms", 0.0),
         environment=text_of(sent, "environment"),

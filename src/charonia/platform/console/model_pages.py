@@ -100,7 +100,7 @@ def add(visit: OnPage, sent: Sent) -> Response:
     try:
         wanted = name or name_of(source, way)
         with visit.platform.database.transaction() as session:
-            place = VersionSource(_KINDS.get(way, "address"), source, server=tracking_uri, secret=secret)
+            place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=tracking_uri, secret=secret)
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
         field = "name" if error.message.startswith("model:") else "source"

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import invalid
-from charonia.platform.values import STRICT, Amount, Number, Text
+from charonia.platform.values import Amount, Number, RequestBody, Text
 
 CSV_FILE = "measurements.csv"
 REPORT_FILE = "report.html"
@@ -33,8 +32,7 @@ _LEVEL = re.compile(r"Request concurrency: (\d+)")
 _PROGRESS = re.compile(r"; at most (?:(\d+) h )?(?:(\d+) min )?(?:(\d+) s )?left$")
 
 
-@dataclass(config=STRICT, frozen=True, slots=True)
-class PerfJob:
+class PerfJob(RequestBody):
     """A measurement of a model of a deployment."""
 
     model: Text
@@ -49,7 +47,7 @@ class PerfJob:
     )
     deployment: Text = ""
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context: object, /) -> None:
         problems = []
         found = _RANGE.fullmatch(self.concurrency)
         if found is None:
@@ -66,7 +64,7 @@ class PerfJob:
             problems.append(f"protocol: expected http or grpc, got '{self.protocol}'")
         if not 1 <= self.batch_size <= BATCH_SIZE_MAX:
             problems.append(f"batch_size: expected 1 to {BATCH_SIZE_MAX}, got {self.batch_size}")
-        if not 0 <= self.requests <= REQUESTS_MAX:
+        if self.requests > REQUESTS_MAX:
             problems.append(f"requests: expected 0 to {REQUESTS_MAX}, got {self.requests}")
         if problems:
             raise invalid("\n".join(problems))
@@ -95,8 +93,7 @@ class PerfJob:
         ]
 
 
-@dataclass(config=STRICT, frozen=True, slots=True)
-class TuneJob:
+class TuneJob(RequestBody):
     """A search for the best configuration of a version of a model."""
 
     model: Text
@@ -107,11 +104,11 @@ class TuneJob:
         default="", description="Environment to serve it in, empty for the platform's own Python."
     )
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context: object, /) -> None:
         problems = []
         if not 0 < self.minutes <= MINUTES_MAX:
             problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")
-        if not 0 <= self.latency_budget_ms <= BUDGET_MS_MAX:
+        if self.latency_budget_ms > BUDGET_MS_MAX:
             problems.append(f"latency_budget_ms: expected 0 to {BUDGET_MS_MAX:g}, got {self.latency_budget_ms:g}")
         if problems:
             raise invalid("\n".join(problems))

@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import select
@@ -58,7 +57,7 @@ def start_perf(session: Session, who: Principal, project: str, job: PerfJob) -> 
     names = [model["name"] for model in (spec or {}).get("models", [])]
     if job.model not in names:
         raise not_found(f"deployment '{deployment}' has no model '{job.model}'", hint=f"it has {', '.join(names)}")
-    arguments = {"target": row.target, "job": asdict(job)}
+    arguments = {"target": row.target, "job": job.model_dump()}
     audit.note(session, who, "job.perf", f"{project}/{deployment}/{job.model}", project_id=row.project_id)
     return queue.add(session, PERF, row.project_id, f"{deployment}/{job.model}", arguments, who.name)
 
@@ -69,7 +68,7 @@ def start_tune(session: Session, who: Principal, project: str, workloads: Worklo
     if workloads.workload(session, found.id, "tune", 0, _trial(session, found.id, job)).runs_code:
         who.demand_code(project)
     audit.note(session, who, "job.tune", f"{project}/{subject}", project_id=found.id)
-    return queue.add(session, TUNE, found.id, subject, {"job": asdict(job)}, who.name)
+    return queue.add(session, TUNE, found.id, subject, {"job": job.model_dump()}, who.name)
 
 
 def found(session: Session, project_id: int, model: str, version: int = 0) -> TaskRow | None:

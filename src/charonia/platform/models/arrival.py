@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -104,13 +104,13 @@ def add(
     row = _begin(session, who, found, name, source.shown if source.kind != "upload" else "upload", notes)
     arguments = {
         "version": row.id,
-        "source": asdict(source),
+        "source": source.model_dump(),
         "may_run_code": permits(who.demand_code, project),
         "may_read_folders": permits(who.demand, ProjectRole.ADMIN),
         "roll": {**roll, "who": who.name, "by": who.id, "project": project} if roll else {},
     }
     task = queue.add(session, ADD, found.id, f"{name}/{row.number}", arguments, who.name)
-    detail = {**asdict(source), "place": source.shown}
+    detail = {**source.model_dump(), "place": source.shown}
     audit.note(session, who, "version.add", f"{project}/{name}/{row.number}", detail, project_id=found.id)
     return AddedVersion(name, row.number, task.id)
 

@@ -85,7 +85,7 @@ class Follow:
 def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str, name: str, wanted: Follow) -> Follow:
     """Let a model follow a branch; a model that does not exist is created."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-    VersionSource("git", wanted.place, secret=wanted.secret).check()
+    VersionSource(kind="git", place=wanted.place, secret=wanted.secret).check()
     if wanted.deployment:
         check_name("deployment", wanted.deployment)
     if not (wanted.hook or wanted.every_s):
@@ -193,10 +193,10 @@ def _add(
 ) -> AddedVersion:
     """Add a version of what a model follows, and record what was seen. A version that waits already will do."""
     follow = Follow(**owner.follows["follow"])
-    source = VersionSource("git", follow.place, secret=follow.secret)
+    source = VersionSource(kind="git", place=follow.place, secret=follow.secret)
     waiting = select(TaskRow).where(TaskRow.project_id == project.id, TaskRow.kind == ADD, TaskRow.state == "waiting")
     for task in session.scalars(waiting):
-        if task.subject.startswith(f"{owner.name}/") and task.arguments.get("source") == asdict(source):
+        if task.subject.startswith(f"{owner.name}/") and task.arguments.get("source") == source.model_dump():
             return AddedVersion(owner.name, int(task.subject.rpartition("/")[2]), task.id)
     who = keys.standing_deployer(session, owner.follows.get("by", ""), follow.author, project.name)
     roll = {"deployment": follow.deployment, "strategy": follow.strategy} if follow.deployment else {}

@@ -25,7 +25,6 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass as request
 
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
 from charonia.platform.artifacts.archives import is_archive, unpack
@@ -35,7 +34,7 @@ from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.git import checkout, parse_git
-from charonia.platform.values import STRICT, Number, Text
+from charonia.platform.values import Number, RequestBody, Text
 from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
 from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store
 
@@ -473,8 +472,7 @@ PLACE_CHARS_MAX = 2000
 SourceKind = Literal["upload", "address", "git", "folder", "mlflow"]
 
 
-@request(config=STRICT, frozen=True, slots=True)
-class VersionSource:
+class VersionSource(RequestBody):
     """Where a version comes from."""
 
     kind: SourceKind
