@@ -13,7 +13,6 @@ OTHER_MEANINGS = {"python", "identity", "image"}
 
 HOMES = ("server/backends/", "config/backends.py")
 EXCEPTIONS = {
-    "platform/database/migrations/": "a migration says what was so when it was written",
     "server/convert/": "its tables name what each backend has for conversions",
     "server/doctor/machine.py": "shows the devices of the frameworks that are installed, by the name of their module",
     "server/files/repository.py": "a Python file is a model, or a module with several",

@@ -277,6 +277,7 @@ LIBRARIES = {
     "importlib.metadata",
     "importlib.resources",
     "packaging",
+    "pydantic",
 }
 
 # Rooms that are pure as a whole. Elsewhere a module that is pure says "Pure." in its docstring.

@@ -230,7 +230,8 @@ def _answer(request: Request, status: int, message: str, hint: str = "", *, is_b
     headers = {"Retry-After": str(RETRY_AFTER_S)} if is_busy or status == HTTPStatus.TOO_MANY_REQUESTS else None
     if wants_page(request):
         heading = HTTPStatus(status).phrase
-        values = {"heading": heading, "message": message or heading, "hint": hint}
+        said = message if message not in ("", heading) else f"There is no page at {request.url.path}"
+        values = {"heading": heading, "message": said if status == HTTPStatus.NOT_FOUND else message, "hint": hint}
         try:
             visit = visit_of(request) if status < 500 else None
         except NotPermittedError as error:  # a browser that has not signed in

@@ -124,7 +124,7 @@ def test_every_condition_says_what_is_wrong(scene: Scene) -> None:
             secret="hook",
             format="slack",
             **more,  # type: ignore[arg-type]
-        )  # type: ignore[arg-type]
+        )
         scene.alerts.create(ADA, "default", rule)
     scene.pass_s(1)
     assert [event.alert.name for event in scene.alerts.events(ADA, "default")] == ["disk"]

@@ -26,6 +26,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.database.tables import TaskRow, VersionRow
 from charonia.platform.deployments.reads import ChangePlan, DeploymentView
 from charonia.platform.deployments.service import Deployments
@@ -293,7 +294,7 @@ def test_a_python_model_runs_in_an_environment_of_an_older_python(
     monkeypatch.setenv("PATH", ":".join([*map(str, own), os.environ["PATH"]]))
     isolation = Isolation(tmp_path, mode="available")
     handler = catalog.handler(place.database, tmp_path / "environments", isolation, lambda *_: None)
-    runner = TaskRunner(place.database, tmp_path / "tasks", {catalog.KIND: handler})
+    runner = TaskRunner(place.database, tmp_path / "tasks", {catalog.KIND: handler}, PlatformLease(place.database))
     with place.database.transaction() as session:
         row, task = catalog.add(session, ADA, "default", NewEnvironment("old", "iniconfig", "3.8"))
     runner.start()

@@ -13,7 +13,7 @@ from tests.platform.deployments.conftest import ADA, Stage
 from tests.support.platform_models import add_version
 
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.reconcile import HEALTHY_S, RETRY_S_MAX, NextStep, Step, WantedState, decide
+from charonia.platform.deployments.reconcile import HEALTHY_S, RETRY_S_MAX, Step, WantedState, decide
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase
 
 NOW = 1000.0
@@ -23,36 +23,57 @@ FAILED = RevisionPhase.FAILED
 WELL = (Replica("one", is_ready=True),)
 
 
-def test_a_new_revision_is_applied() -> None:
-    found = decide(WantedState(revision=1), Observed(), NOW)
-
-    assert (found.step, found.state, found.wanted.begun_s) == (Step.APPLY, "starting", NOW)
-
-
-def test_what_is_being_applied_is_waited_for() -> None:
-    seen = Observed(serving=1, applying=2, phase=STARTING, doing="models are loaded", replicas=WELL)
-
-    found = decide(WantedState(revision=2, serving=1, begun_s=NOW - 5), seen, NOW)
-
-    assert (found.step, found.state, found.reason) == (Step.NONE, "updating", "models are loaded")
+UNWELL = [Replica("pid 7", is_ready=False, reason="it does not answer")]
+LATE = NOW - 61
+IN_2 = WantedState(revision=2, serving=1, begun_s=NOW - 5)
 
 
-def test_what_is_not_ready_in_time_is_given_up_and_the_one_before_stays() -> None:
-    wanted = WantedState(revision=2, serving=1, begun_s=NOW - 61, ready_within_s=60)
+@pytest.mark.parametrize(
+    ("wanted", "seen", "step", "state", "reason"),
+    [
+        (WantedState(revision=1), Observed(), Step.APPLY, "starting", "it is being started"),
+        # a failure of an attempt before does not count
+        (WantedState(revision=1), Observed(applying=1, phase=FAILED, reason="old"), Step.APPLY, "starting", ""),
+        (IN_2, Observed(1, 2, STARTING, "it loads", replicas=WELL), Step.NONE, "updating", "it loads"),
+        (WantedState(revision=3, serving=1), Observed(1, 2, STARTING), Step.ABANDON, "updating", "is given up"),
+        (WantedState(revision=1, serving=1, ready_s=5.0), Observed(1, phase=READY, replicas=UNWELL), Step.NONE,
+            "degraded", "pid 7: it does not answer"),
+        (WantedState(revision=1), Observed(phase=RevisionPhase.ENDING), Step.STOP, "starting", "the server ends"),
+        (WantedState(), Observed(1, phase=READY), Step.STOP, "stopping", ""),
+        (WantedState(), Observed(phase=RevisionPhase.ENDING), Step.STOP, "stopping", ""),
+        (WantedState(), Observed(), Step.NONE, "stopped", ""),
+        (WantedState(is_removed=True), Observed(1, phase=READY), Step.STOP, "stopping", ""),
+        (WantedState(is_removed=True), Observed(), Step.REMOVE, "stopped", ""),
+    ],
+)  # fmt: skip
+def test_the_next_step(wanted: WantedState, seen: Observed, step: Step, state: str, reason: str) -> None:
+    found = decide(wanted, seen, NOW)
 
-    found = decide(wanted, Observed(serving=1, applying=2, phase=STARTING, replicas=WELL), NOW)
-
-    assert found.step is Step.ABANDON
-    assert (found.wanted.revision, found.state) == (1, "ready")
-    assert found.outcomes == {2: "it is not ready after 60 s"}
+    assert (found.step, found.state, found.outcomes) == (step, state, {})
+    assert reason in found.reason
+    assert found.wanted.begun_s == (NOW if step is Step.APPLY else wanted.begun_s)
 
 
-def test_what_is_not_ready_in_time_says_what_it_was_at() -> None:
-    seen = Observed(applying=1, phase=STARTING, doing="it waits for a node")
+@pytest.mark.parametrize(
+    ("wanted", "seen", "step", "state", "reason"),
+    [
+        (WantedState(2, 1, begun_s=LATE, ready_within_s=60), Observed(1, 2, STARTING, replicas=WELL),
+            Step.ABANDON, "ready", "it is not ready after 60 s"),
+        (WantedState(1, begun_s=LATE, ready_within_s=60), Observed(0, 1, STARTING, "it waits for a node"),
+            Step.ABANDON, "failed", "it is not ready after 60 s: it waits for a node"),
+        (WantedState(1, begun_s=NOW - 5), Observed(0, 1, FAILED, reason="no such file"),
+            Step.NONE, "failed", "no such file"),
+    ],
+)  # fmt: skip
+def test_what_fails_or_is_late_is_given_up(
+    wanted: WantedState, seen: Observed, step: Step, state: str, reason: str
+) -> None:
+    found = decide(wanted, seen, NOW)
 
-    found = decide(WantedState(revision=1, begun_s=NOW - 61, ready_within_s=60), seen, NOW)
-
-    assert found.outcomes == {1: "it is not ready after 60 s: it waits for a node"}
+    assert (found.step, found.state, found.outcomes) == (step, state, {wanted.revision: reason})
+    assert found.wanted.revision == (wanted.serving or wanted.revision)
+    if not wanted.serving:
+        assert decide(found.wanted, Observed(), NOW + 100).step is Step.NONE  # it is not tried again
 
 
 def test_what_fails_leaves_the_one_before_and_says_why() -> None:
@@ -64,25 +85,6 @@ def test_what_fails_leaves_the_one_before_and_says_why() -> None:
     assert (found.step, found.outcomes) == (Step.NONE, {2: "no such file"})
     assert found.reason == "revision 2 has failed, and revision 1 stays: no such file"
     assert (after.step, after.state, after.wanted.revision) == (Step.NONE, "ready", 1)
-
-
-def test_a_first_revision_that_fails_is_not_tried_again() -> None:
-    seen = Observed(applying=1, phase=FAILED, reason="no such file")
-
-    found = decide(WantedState(revision=1, begun_s=NOW - 5), seen, NOW)
-
-    assert (found.step, found.state, found.outcomes) == (Step.NONE, "failed", {1: "no such file"})
-    assert decide(found.wanted, Observed(), NOW + 100).step is Step.NONE
-
-
-def test_a_failure_of_an_attempt_before_does_not_count() -> None:
-    assert decide(WantedState(revision=1), Observed(applying=1, phase=FAILED, reason="old"), NOW).step is Step.APPLY
-
-
-def test_a_revision_that_nobody_wants_any_more_is_given_up_first() -> None:
-    found = decide(WantedState(revision=3, serving=1), Observed(serving=1, applying=2, phase=STARTING), NOW)
-
-    assert (found.step, found.wanted.begun_s) == (Step.ABANDON, 0.0)
 
 
 def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_with_its_health() -> None:
@@ -100,28 +102,6 @@ def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_
     assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, RETRY_S_MAX]
     assert served.wanted.attempts == 9
     assert healthy.wanted.attempts == 0
-
-
-def test_a_server_that_does_not_answer_is_degraded() -> None:
-    seen = Observed(serving=1, phase=READY, replicas=[Replica("pid 7", is_ready=False, reason="it does not answer")])
-
-    found = decide(WantedState(revision=1, serving=1, ready_s=5.0), seen, NOW)
-
-    assert (found.step, found.state, found.reason) == (Step.NONE, "degraded", "pid 7: it does not answer")
-
-
-def test_nothing_wanted_means_stop_and_a_removal_goes_on_until_all_is_gone() -> None:
-    seen = Observed(serving=1, phase=READY)
-
-    assert decide(WantedState(), seen, NOW).step is Step.STOP
-    assert decide(WantedState(), Observed(phase=RevisionPhase.ENDING), NOW).state == "stopping"
-    assert decide(WantedState(), Observed(), NOW) == NextStep(Step.NONE, "stopped", "", WantedState())
-    assert decide(WantedState(is_removed=True), seen, NOW).step is Step.STOP
-    assert decide(WantedState(is_removed=True), Observed(), NOW).step is Step.REMOVE
-
-
-def test_a_server_that_ends_is_waited_for_before_it_starts_again() -> None:
-    assert decide(WantedState(revision=1), Observed(phase=RevisionPhase.ENDING), NOW).step is Step.STOP
 
 
 @given(

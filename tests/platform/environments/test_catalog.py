@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database, now
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, GrantRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
@@ -61,7 +62,7 @@ class Environments:
         isolation = Isolation(folder, mode=mode)
         handle = catalog.handler(self.database, self.folder, isolation, lambda *given: self.deployed.append(given))
         handlers = {catalog.KIND: handle}
-        self.runner = TaskRunner(self.database, folder / "tasks", handlers)
+        self.runner = TaskRunner(self.database, folder / "tasks", handlers, PlatformLease(self.database))
         self.runner.start()
         with self.database.transaction() as session:
             self.project = ProjectRow(name="p", created=now())

@@ -11,6 +11,7 @@ import pytest
 
 from charonia.core.errors import TooManyError, invalid
 from charonia.platform.database.connection import Database, now
+from charonia.platform.database.lease import PlatformLease
 from charonia.platform.database.tables import ProjectRow, TaskRow
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks import queue
@@ -25,7 +26,8 @@ class Tasks:
 
     def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler]) -> None:
         self.database = database
-        self.runner = TaskRunner(database, folder, handlers)
+        self.lease = PlatformLease(database)
+        self.runner = TaskRunner(database, folder, handlers, self.lease)
         with database.transaction() as session:
             project = session.query(ProjectRow).filter_by(name="p").one_or_none()
             if project is None:
@@ -33,6 +35,14 @@ class Tasks:
                 session.add(project)
             session.flush()
             self.project = project.id
+
+    def start(self) -> None:
+        self.lease.start()
+        self.runner.start()
+
+    def close(self) -> None:
+        self.runner.close()
+        self.lease.close()
 
     def add(self, kind: str, **arguments: Any) -> int:
         with self.database.transaction() as session:
@@ -65,13 +75,13 @@ def make(database: Database, tmp_path: Path) -> Iterator[Make]:
 
     def start(handlers: Mapping[str, Handler]) -> Tasks:
         tasks = Tasks(database, tmp_path / "tasks", handlers)
-        tasks.runner.start()
+        tasks.start()
         made.append(tasks)
         return tasks
 
     yield start
     for tasks in made:
-        tasks.runner.close()
+        tasks.close()
 
 
 def sleep(run: TaskRun) -> Mapping[str, Any]:
@@ -164,7 +174,7 @@ def test_what_ran_when_the_platform_ended_runs_again(make: Make) -> None:
     first = make({"sleep": sleep})
     number = first.add("sleep")
     first.when(number, "running")
-    first.runner.close()
+    first.close()
     assert first.get(number).state == "running"
 
     second = make({"sleep": lambda run: {"again": True}})
@@ -178,7 +188,7 @@ def test_what_ends_the_platform_each_time_is_given_up(make: Make, database: Data
     with database.transaction() as session:
         task = queue.add(session, "deadly", tasks.project, "x", {})
         task.state, task.attempts = "running", module.ATTEMPTS_MAX
-    tasks.runner.close()
+    tasks.close()
 
     again = make({"deadly": sleep})
 

@@ -163,9 +163,6 @@ class VersionTasks:
         """Import the files of a version, and check it. It may run again after the platform exited in the middle.
 
         A repository becomes a version of each of its models; a task each checks them.
-
-        Raises:
-            CancelledTaskError: If it was cancelled.
         """
         with self._settling(run):
             added = run.arguments.get("added")
@@ -181,11 +178,7 @@ class VersionTasks:
         return self._rolled_out(run, result)
 
     def check(self, run: TaskRun) -> Mapping[str, Any]:
-        """Check a version again.
-
-        Raises:
-            CancelledTaskError: If it was cancelled.
-        """
+        """Check a version again."""
         with self._settling(run):
             result = self._check(run)
         return self._rolled_out(run, result)
@@ -497,11 +490,7 @@ class _Pace:
         self._looked = time.monotonic()
 
     def seen(self, count: int) -> None:
-        """Count bytes that have arrived.
-
-        Raises:
-            CancelledTaskError: If the task was cancelled.
-        """
+        """Count bytes that have arrived."""
         self._got += count
         if time.monotonic() - self._looked > LOOK_S:
             self._looked = time.monotonic()

@@ -90,9 +90,6 @@ def charonia(
     Args:
         memory_bytes: Memory limit of each process, 0 for none.
         enough: Returns whether to stop the command after a line.
-
-    Raises:
-        CancelledTaskError: If the task was cancelled.
     """
     output: list[str] = []
 
@@ -147,9 +144,6 @@ def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
 
     Args:
         check: The check, whose repository has just this model.
-
-    Raises:
-        CancelledTaskError: If the task was cancelled.
     """
     reason = obstacle(config)
     if reason:
@@ -242,11 +236,7 @@ def first_look(name: str, files: Manifest, store: ArtifactStore, trusted: Contai
 def full_check(
     run: TaskRun, name: str, files: Manifest, store: ArtifactStore, python: CheckingPython, isolation: Isolation
 ) -> dict[str, Any]:
-    """Return the fields of a `VersionReport` that a check finds.
-
-    Raises:
-        CancelledTaskError: If the task was cancelled.
-    """
+    """Return the fields of a `VersionReport` that a check finds."""
     with store.local.scratch() as repository, isolation.room(run.project_id) as room:
         check = CheckRun(run, python, isolation, room, repository)
         isolation.show(repository)

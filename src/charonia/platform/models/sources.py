@@ -172,61 +172,35 @@ class ArrivingFiles(Protocol):
         ...
 
 
-class OwnFiles:
-    """Immutable files of this machine that belong to the platform.
+class LocalFiles:
+    """Files of this machine.
 
     Args:
         files: The path of each, by path in the version.
+        is_own: Whether they belong to the platform, which never changes them.
     """
 
-    def __init__(self, files: Mapping[str, Path]) -> None:
+    def __init__(self, files: Mapping[str, Path], *, is_own: bool = True) -> None:
         self._files = files
+        self._is_own = is_own
 
     def sizes(self) -> Mapping[str, int]:
         return {path: os.path.getsize(file) for path, file in self._files.items()}
 
     def read(self, path: str, limit: int) -> bytes:
-        with disk_faults("upload", self._files[path]), self._files[path].open("rb") as file:
+        with disk_faults("import", self._files[path]), self._files[path].open("rb") as file:
             return file.read(limit)
 
     def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        blob = store.adopt(self._files[path], what=f"file '{path}'")
-        seen(blob.size)
-        return blob
-
-    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        return self._files[path]
-
-
-class FolderFiles:
-    """A folder of this machine that the platform does not own."""
-
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise not_found(f"folder '{folder}': it does not exist on the platform's machine")
-        self._folder = folder
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the sizes. Links are followed within the folder only. See `ArrivingFiles`."""
-        with disk_faults("import", self._folder):
-            return {path: self._file(path).stat().st_size for path in _below(self._folder)}
-
-    def read(self, path: str, limit: int) -> bytes:
-        with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
-            return file.read(limit)
-
-    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        with disk_faults("import", self._folder / path), self._file(path).open("rb") as file:
+        if self._is_own:
+            blob = store.adopt(self._files[path], what=f"file '{path}'")
+            seen(blob.size)
+            return blob
+        with disk_faults("import", self._files[path]), self._files[path].open("rb") as file:
             return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        return self._file(path)
-
-    def _file(self, path: str) -> Path:
-        file = (self._folder / path).resolve()
-        if not file.is_relative_to(self._folder.resolve()):
-            raise invalid(f"file '{path}' is a link that leads out of '{self._folder}'")
-        return file
+        return self._files[path]
 
 
 class RemoteFiles:
@@ -284,7 +258,7 @@ def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, s
         return
     with store.local.scratch() as folder:
         unpack(files.local(paths[0], store, seen), paths[0], folder, isolation, lambda: seen(0))
-        yield OwnFiles({path: folder / path for path in _below(folder)})
+        yield LocalFiles({path: folder / path for path in _below(folder)})
 
 
 def _below(folder: Path) -> list[str]:
@@ -540,7 +514,7 @@ def open_source(
         case "upload":
             paths = list(sent)
             title = paths[0] if len(paths) == 1 else f"{paths[0].split('/')[0]} and others ({len(paths)} files)"
-            yield OwnFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
+            yield LocalFiles({path: uploads.sealed(key) for path, key in sent.items()}), f"upload of {title}"
         case "address":
             yield _at(source.place, hosts, _credentials_of(source, reader.secret)), source.shown
         case "git":
@@ -554,7 +528,7 @@ def open_source(
                 ),
             ):
                 files = {found.name: found} if found.is_file() else {path: found / path for path in _below(found)}
-                yield OwnFiles(files), address.at(commit)
+                yield LocalFiles(files), address.at(commit)
         case "folder":
             yield _folder(Path(source.place), uploads), f"folder {source.place}"
         case "mlflow":
@@ -605,7 +579,14 @@ def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
     data = uploads.folder.parent.resolve()
     if data.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(data):
         raise invalid(f"folder '{folder}': it contains the platform's own data", hint="name the folder of a model")
-    return FolderFiles(folder)
+    if not folder.is_dir():
+        raise not_found(f"folder '{folder}': it does not exist on the platform's machine")
+    with disk_faults("import", folder):
+        files = {path: (folder / path).resolve() for path in _below(folder)}
+    for path, file in files.items():
+        if not file.is_relative_to(folder.resolve()):
+            raise invalid(f"file '{path}' is a link that leads out of '{folder}'")
+    return LocalFiles(files, is_own=False)
 
 
 def _at(address: str, hosts: AllowedHosts, sections: Sections | None = None) -> ArrivingFiles:

@@ -49,7 +49,7 @@ LINE_CHARS_MAX = 2**20
 
 
 class CancelledTaskError(Exception):
-    """The task was cancelled."""
+    """The task was cancelled. Whatever takes a `TaskRun` raises it: docstrings do not repeat this."""
 
 
 class TaskRun:
@@ -78,11 +78,7 @@ class TaskRun:
                 file.write(text.rstrip("\n") + "\n")
 
     def progress(self, done: float, doing: str) -> None:
-        """Report progress from 0 to 1, and the current step.
-
-        Raises:
-            CancelledTaskError: If it was cancelled.
-        """
+        """Report progress from 0 to 1, and the current step."""
         with self._database.transaction() as session:
             task = session.get_one(TaskRow, self.id)
             task.progress, task.doing = done, doing
@@ -116,9 +112,6 @@ class TaskRun:
             on_line: Called with each line of its output.
             enough: Called with each line of its output; when it returns true, the command is stopped and its exit
                 status is 0.
-
-        Raises:
-            CancelledTaskError: If the task was cancelled; the command has exited then.
         """
         started, is_enough = now(), threading.Event()
 
@@ -182,15 +175,9 @@ Handler = Callable[[TaskRun], Mapping[str, Any]]
 
 
 class TaskRunner:
-    """Runs the tasks of a platform, while it holds the lease.
+    """Runs the tasks of a platform, while it holds the lease, which the caller starts after this."""
 
-    Args:
-        lease: The lease, which the caller starts after this; by default one that is started with it.
-    """
-
-    def __init__(
-        self, database: Database, folder: Path, handlers: Mapping[str, Handler], lease: PlatformLease | None = None
-    ) -> None:
+    def __init__(self, database: Database, folder: Path, handlers: Mapping[str, Handler], lease: PlatformLease) -> None:
         self._database = database
         self._folder = folder
         self._handlers = handlers
@@ -199,14 +186,11 @@ class TaskRunner:
         self._turns: dict[int, int] = {}
         self._closing = threading.Event()
         self._running: set[int] = set()
-        self._own_lease = PlatformLease(database) if lease is None else None
-        self._lease = lease or self._own_lease or PlatformLease(database)
+        self._lease = lease
         self._lease.on_taken.append(self._take_over)
         self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
 
     def start(self) -> None:
-        if self._own_lease is not None:
-            self._own_lease.start()
         for thread in self._threads:
             thread.start()
 
@@ -218,8 +202,6 @@ class TaskRunner:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(2 * END_S_MAX)
-        if self._own_lease is not None:
-            self._own_lease.close()
 
     def _take_over(self) -> None:
         """Queue the tasks that were running when another platform, or an earlier process of this one, exited."""
