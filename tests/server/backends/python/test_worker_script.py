@@ -5,7 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -168,10 +168,19 @@ def value_in(message: Incoming, tensors: Any) -> float:
     return float(np.frombuffer(message.find(tensors[0][3]), np.float32)[0])
 
 
+Start = Callable[..., Worker]
+
+
 @pytest.fixture
-def workers() -> Iterator[list[Worker]]:
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return what starts a worker with a model's code, after `PIPELINE`."""
     started: list[Worker] = []
-    yield started
+
+    def begin(code: str, **options: Any) -> Worker:
+        started.append(Worker(tmp_path, code if code.startswith(PIPELINE) else PIPELINE + code, **options))
+        return started[-1]
+
+    yield begin
     for worker in started:
         worker.close()
 
@@ -191,11 +200,10 @@ def has_numpy(python: str) -> bool:
 
 @pytest.mark.parametrize("python", [sys.executable, *OTHER_PYTHONS])
 @pytest.mark.parametrize("code", [SYNC, ASYNC, OWN_LOOP], ids=["threads", "async", "own-loop"])
-def test_a_model_calls_others_in_every_way(tmp_path: Path, workers: list[Worker], code: str, python: str) -> None:
+def test_a_model_calls_others_in_every_way(start: Start, code: str, python: str) -> None:
     if not has_numpy(python):
         pytest.skip(f"{python} has no numpy")
-    worker = Worker(tmp_path, code, python=python)
-    workers.append(worker)
+    worker = start(code, python=python)
     assert worker.receive().header == ("ready", {"has_is_ready": False})
 
     for number in (1, 2):
@@ -208,14 +216,13 @@ def test_a_model_calls_others_in_every_way(tmp_path: Path, workers: list[Worker]
     assert worker.process.wait(10) == 0
 
 
-def test_a_model_may_have_modules_with_the_names_of_the_workers(tmp_path: Path, workers: list[Worker]) -> None:
+def test_a_model_may_have_modules_with_the_names_of_the_workers(tmp_path: Path, start: Start) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (version / "host.py").write_text("VALUE = 3\n")
     (version.parent / "errors.py").write_text("VALUE = 4\n")
-    code = (
-        PIPELINE
-        + """
+    worker = start(
+        """
 import importlib.util
 from errors import VALUE as FIRST
 from host import VALUE as SECOND
@@ -226,8 +233,6 @@ class TritonPythonModel:
         return [answer(FIRST + SECOND)]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     worker.receive()
 
     worker.execute(1, 0)
@@ -236,7 +241,7 @@ class TritonPythonModel:
     assert value_in(done, done.header[2][0][1]) == 7
 
 
-def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Path, workers: list[Worker]) -> None:
+def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Path, start: Start) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (version / "elsewhere.py").write_text(
@@ -246,9 +251,8 @@ def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Pat
         "def double(tensor):\n"
         "    return pb_utils.Tensor('OUT', 2 * tensor.as_numpy()).as_numpy()\n"
     )
-    code = (
-        PIPELINE
-        + """
+    worker = start(
+        """
 import multiprocessing
 from elsewhere import double
 class TritonPythonModel:
@@ -258,8 +262,6 @@ class TritonPythonModel:
         return [answer(doubled[0])]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     worker.receive()
 
     worker.execute(1, 0)
@@ -268,20 +270,16 @@ class TritonPythonModel:
     assert value_in(done, done.header[2][0][1]) == 42
 
 
-def test_a_model_sees_the_arguments_of_an_embedded_interpreter(tmp_path: Path, workers: list[Worker]) -> None:
-    worker = Worker(
-        tmp_path, PIPELINE + "import sys\nassert sys.argv == ['']\nclass TritonPythonModel:\n    execute = 1\n"
-    )
-    workers.append(worker)
+def test_a_model_sees_the_arguments_of_an_embedded_interpreter(start: Start) -> None:
+    worker = start("import sys\nassert sys.argv == ['']\nclass TritonPythonModel:\n    execute = 1\n")
 
     kind, text = worker.receive().header
 
     assert (kind, "has no method 'execute'" in text) == ("failed", True)
 
 
-def test_an_async_decoupled_model_runs_batches_side_by_side(tmp_path: Path, workers: list[Worker]) -> None:
-    worker = Worker(tmp_path, DECOUPLED_ASYNC, decoupled=True)
-    workers.append(worker)
+def test_an_async_decoupled_model_runs_batches_side_by_side(start: Start) -> None:
+    worker = start(DECOUPLED_ASYNC, decoupled=True)
     worker.receive()
 
     worker.execute(1, 0)
@@ -305,10 +303,9 @@ def test_an_async_decoupled_model_runs_batches_side_by_side(tmp_path: Path, work
     assert worker.process.wait(10) == 0
 
 
-def test_a_model_is_told_of_cancellation_while_it_computes(tmp_path: Path, workers: list[Worker]) -> None:
-    code = (
-        PIPELINE
-        + """
+def test_a_model_is_told_of_cancellation_while_it_computes(start: Start) -> None:
+    worker = start(
+        """
 import time
 class TritonPythonModel:
     def execute(self, requests):
@@ -320,8 +317,6 @@ class TritonPythonModel:
         return [answer(1), pb_utils.InferenceResponse(error=error)]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     worker.receive()
     worker.execute(1, 0, 0)
     assert worker.receive().header[0] == "log"
@@ -332,10 +327,9 @@ class TritonPythonModel:
     assert done.header[2][1] == (7, "gone")
 
 
-def test_metrics_are_declared_while_the_model_initializes(tmp_path: Path, workers: list[Worker]) -> None:
-    code = (
-        PIPELINE
-        + """
+def test_metrics_are_declared_while_the_model_initializes(start: Start) -> None:
+    worker = start(
+        """
 class TritonPythonModel:
     def initialize(self, args):
         self.family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)
@@ -345,8 +339,6 @@ class TritonPythonModel:
         return [answer(self.metric.value())]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     ((_, number, *family),) = worker.receive().header[1]
     worker.send(("answer", number, ("ok", None)))
     worker.serve_until("ready")
@@ -363,12 +355,11 @@ class TritonPythonModel:
     assert value_in(message, message.header[2][0][1]) == 7  # what the server says: others may add to it, too
 
 
-def test_a_family_that_is_refused_fails_the_model_with_the_servers_words(tmp_path: Path, workers: list[Worker]) -> None:
+def test_a_family_that_is_refused_fails_the_model_with_the_servers_words(start: Start) -> None:
     code = (
         PIPELINE + "class TritonPythonModel:\n    def execute(self, requests): pass\n    def initialize(self, args):\n"
     )
-    worker = Worker(tmp_path, code + "        pb_utils.MetricFamily('n', 'd', 0)\n")
-    workers.append(worker)
+    worker = start(code + "        pb_utils.MetricFamily('n', 'd', 0)\n")
     ((_, number, *_),) = worker.receive().header[1]
 
     worker.send(("answer", number, ("error", 6, "another model has a gauge of that name")))
@@ -378,12 +369,11 @@ def test_a_family_that_is_refused_fails_the_model_with_the_servers_words(tmp_pat
     assert "TritonModelException: another model has a gauge of that name" in text
 
 
-def test_a_model_is_asked_whether_it_is_ready(tmp_path: Path, workers: list[Worker]) -> None:
+def test_a_model_is_asked_whether_it_is_ready(start: Start) -> None:
     code = PIPELINE + (
         "class TritonPythonModel:\n    def execute(self, requests): pass\n    async def is_ready(self): return False\n"
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
+    worker = start(code)
     assert worker.receive().header == ("ready", {"has_is_ready": True})
 
     worker.send(("is_ready", 5))
@@ -391,17 +381,14 @@ def test_a_model_is_asked_whether_it_is_ready(tmp_path: Path, workers: list[Work
     assert worker.receive().header == ("answer_ready", 5, False)
 
 
-def test_a_model_that_waits_for_a_call_ends_with_the_server(tmp_path: Path, workers: list[Worker]) -> None:
-    code = (
-        PIPELINE
-        + """
+def test_a_model_that_waits_for_a_call_ends_with_the_server(start: Start) -> None:
+    worker = start(
+        """
 class TritonPythonModel:
     def execute(self, requests):
         return [answer(value_of(other(1).exec()))]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     worker.receive()
     worker.execute(1, 0)
     assert worker.receive().header[0] == "call"
@@ -412,10 +399,9 @@ class TritonPythonModel:
     assert worker.process.wait(60) == 0
 
 
-def test_a_forked_child_is_told_that_it_cannot_call(tmp_path: Path, workers: list[Worker]) -> None:
-    code = (
-        PIPELINE
-        + """
+def test_a_forked_child_is_told_that_it_cannot_call(start: Start) -> None:
+    worker = start(
+        """
 import os
 class TritonPythonModel:
     def execute(self, requests):
@@ -431,8 +417,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=pb_utils.TritonError(os.read(read, 1000).decode()))]
 """
     )
-    worker = Worker(tmp_path, code)
-    workers.append(worker)
     worker.receive()
     worker.execute(1, 0)
 
