@@ -180,6 +180,15 @@ class TritonPythonModel:
 """
 
 
+Made = Callable[..., Model]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    """Return what makes a model whose `execute` has these lines."""
+    return lambda body, *, is_async=False, **options: Model(tmp_path, execute(body, is_async=is_async), **options)
+
+
 def test_every_name_of_the_module_is_documented() -> None:
     pages = Path(__file__).parents[4] / "docs"
     text = (pages / "python_models.md").read_text(encoding="utf-8")
@@ -190,20 +199,15 @@ def test_every_name_of_the_module_is_documented() -> None:
 # Requests
 
 
-def test_a_request_tells_what_it_carries(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_a_request_tells_what_it_carries(made: Made) -> None:
+    model = made("""
 r, = requests
 r.set_flags(1)
 r.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
 seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.priority(), r.parameters(),
         r.requested_output_names(), r.trace().get_context(), r.is_cancelled(), len(r.inputs())]
 return [answer(0, parameters={"seen": json.dumps(seen)})]
-"""
-        ),
-    )
+""")
 
     ((_, _, parameters),) = model.run(5)
 
@@ -296,11 +300,8 @@ AGAIN = (RESCHEDULED, "")
 RESCHEDULE = "set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
 
 
-def test_a_model_may_ask_for_requests_again(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            f"""
+def test_a_model_may_ask_for_requests_again(made: Made) -> None:
+    model = made(f"""
 requests[0].{RESCHEDULE}
 requests[1].{RESCHEDULE}
 requests[2].{RESCHEDULE}
@@ -308,9 +309,7 @@ requests[2].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
 requests[3].get_response_sender().send(answer(4))
 requests[3].{RESCHEDULE}
 return [None, answer(2), answer(3), None]
-"""
-        ),
-    )
+""")
 
     first, second, third, fourth = model.run(1, 2, 3, 4)
 
@@ -320,11 +319,9 @@ return [None, answer(2), answer(3), None]
     assert fourth is None
 
 
-def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            f"""
+def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(made: Made) -> None:
+    model = made(
+        f"""
 sender = requests[0].get_response_sender()
 sender.send(answer(5))
 requests[0].{RESCHEDULE}
@@ -335,8 +332,7 @@ try:
     sender.send(answer(6))
 finally:
     self.kept = sender
-"""
-        ),
+""",
         decoupled=True,
     )
 
@@ -344,17 +340,17 @@ finally:
     assert [(index, final) for _, index, _, final in model.host.responses] == [(0, False), (2, True), (0, False)]
 
 
-def test_an_async_decoupled_model_asks_when_it_is_done(tmp_path: Path) -> None:
+def test_an_async_decoupled_model_asks_when_it_is_done(made: Made) -> None:
     body = f"requests[0].{RESCHEDULE}; requests[1].get_response_sender().send(flags=1); requests[1].{RESCHEDULE}"
-    model = Model(tmp_path, execute(body, is_async=True), decoupled=True)
+    model = made(body, is_async=True, decoupled=True)
     model.run(1, 2)
     model.wait_for(2)
 
     assert model.host.responses == [(1, 1, None, True), (1, 0, AGAIN, True)]
 
 
-def test_a_model_that_raises_asks_for_nothing(tmp_path: Path) -> None:
-    (result,) = Model(tmp_path, execute(f"requests[0].{RESCHEDULE}; raise ValueError('no')")).run(1)
+def test_a_model_that_raises_asks_for_nothing(made: Made) -> None:
+    (result,) = made(f"requests[0].{RESCHEDULE}; raise ValueError('no')").run(1)
 
     assert "ValueError: no" in result[1]
 
@@ -362,15 +358,6 @@ def test_a_model_that_raises_asks_for_nothing(tmp_path: Path) -> None:
 def test_a_made_request_has_no_sender() -> None:
     with pytest.raises(TritonModelException, match="has no response sender"):
         InferenceRequest(**GOOD).get_response_sender()
-
-
-def test_a_given_request_is_not_executed(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("requests[0].exec()"))
-
-    ((code, text),) = model.run(1)
-
-    assert code == TritonError.INTERNAL
-    assert "a request that the model was given cannot be executed" in text
 
 
 def test_a_module_without_a_model_cannot_make_calls() -> None:
@@ -398,8 +385,8 @@ def test_other_models_are_called_during_execute_only(tmp_path: Path, where: str)
 
 
 @pytest.mark.parametrize("code", range(8))
-def test_an_error_of_every_code_is_passed_on(tmp_path: Path, code: int) -> None:
-    model = Model(tmp_path, execute(f"return [pb_utils.InferenceResponse(error=pb_utils.TritonError('no', {code}))]"))
+def test_an_error_of_every_code_is_passed_on(made: Made, code: int) -> None:
+    model = made(f"return [pb_utils.InferenceResponse(error=pb_utils.TritonError('no', {code}))]")
 
     assert model.run(1) == [(code, "no")]
 
@@ -419,14 +406,7 @@ def test_a_response_that_is_made_wrongly_is_refused(arguments: dict[str, Any], m
         InferenceResponse(**arguments)
 
 
-def test_an_exception_whose_text_cannot_be_had_fails_its_batch_like_any_other(tmp_path: Path) -> None:
-    body = "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no text')\nraise Silent"
-    model = Model(tmp_path, execute(body))
-
-    ((code, text),) = model.run(1)
-
-    assert code == TritonError.INTERNAL
-    assert "Silent, whose text cannot be had" in text
+SILENT = "class Silent(Exception):\n    def __str__(self):\n        raise RuntimeError('no text')\nraise Silent"
 
 
 def test_an_error_takes_its_own_codes_only() -> None:
@@ -443,11 +423,13 @@ def test_an_error_takes_its_own_codes_only() -> None:
         ("return []", "do not match the number of InferenceRequest"),
         ("return [1]", "Expected an 'InferenceResponse' object in the execute function return list"),
         ("return [None]", "whose response sender it has not asked for"),
+        ("requests[0].exec()", "a request that the model was given cannot be executed"),
+        (SILENT, "Silent, whose text cannot be had"),
         ("raise ValueError('pity')", "Failed to process the request(s) for model 'm_0_0', message: ValueError: pity"),
     ],
 )
-def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, message: str) -> None:
-    model = Model(tmp_path, execute(body))
+def test_what_execute_does_wrong_is_the_answer(made: Made, body: str, message: str) -> None:
+    model = made(body)
 
     ((code, text),) = model.run(1)
 
@@ -455,8 +437,8 @@ def test_what_execute_does_wrong_is_the_answer(tmp_path: Path, body: str, messag
     assert message in text
 
 
-def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("raise ValueError('pity')"))
+def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(made: Made) -> None:
+    model = made("raise ValueError('pity')")
 
     model.run(1)
 
@@ -466,19 +448,16 @@ def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(tmp_pa
     assert text.rstrip().endswith("ValueError: pity")
 
 
-def test_outputs_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute("return [pb_utils.InferenceResponse(answer(1).output_tensors() + [pb_utils.Tensor('X', np.ones(1))])]"),
-    )
+def test_outputs_that_nobody_asked_for_are_dropped(made: Made) -> None:
+    model = made("return [pb_utils.InferenceResponse(answer(1).output_tensors() + [pb_utils.Tensor('X', np.ones(1))])]")
 
     ((_, tensors, _),) = model.run(1)
 
     assert [tensor.name() for tensor in tensors] == ["OUT"]
 
 
-def test_a_model_may_empty_the_list_of_requests(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("return [answer(requests.pop(0).inputs()[0].as_numpy()[0]) for _ in range(2)]"))
+def test_a_model_may_empty_the_list_of_requests(made: Made) -> None:
+    model = made("return [answer(requests.pop(0).inputs()[0].as_numpy()[0]) for _ in range(2)]")
 
     assert [values_of(r) for r in model.run(1, 2)] == [[1], [2]]
 
@@ -486,7 +465,7 @@ def test_a_model_may_empty_the_list_of_requests(tmp_path: Path) -> None:
 # Senders
 
 
-def test_senders_of_several_requests_send_together_and_listen_for_their_callers(tmp_path: Path) -> None:
+def test_senders_of_several_requests_send_together_and_listen_for_their_callers(made: Made) -> None:
     body = """
 senders = [r.get_response_sender() for r in requests]
 self.gone = []
@@ -497,7 +476,7 @@ try:
 except pb_utils.TritonModelException as error:
     self.error = error
 """
-    model = Model(tmp_path, execute(body), decoupled=True)
+    model = made(body, decoupled=True)
     model.run(1, 2)
     assert "has been closed" in str(model.runner._model.error)
     assert model.host.together == [2]
@@ -508,19 +487,14 @@ except pb_utils.TritonModelException as error:
     assert model.runner._model.gone == [1]
 
 
-def test_an_ordinary_model_may_answer_through_the_sender(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_an_ordinary_model_may_answer_through_the_sender(made: Made) -> None:
+    model = made("""
 sender = requests[0].get_response_sender()
 assert sender is requests[0].get_response_sender()
 sender.send(answer(5))
 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 return [None, answer(6)]
-"""
-        ),
-    )
+""")
 
     first, second = model.run(1, 2)
 
@@ -531,22 +505,22 @@ return [None, answer(6)]
     assert values_of(second) == [6]
 
 
-def test_an_ordinary_model_may_return_nothing_where_it_sends_everything(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("for r in requests: r.get_response_sender().send(answer(1), 1)"))
+def test_an_ordinary_model_may_return_nothing_where_it_sends_everything(made: Made) -> None:
+    model = made("for r in requests: r.get_response_sender().send(answer(1), 1)")
 
     assert model.run(1, 2) == [None, None]
     assert [index for _, index, _, _ in model.host.responses] == [0, 1]
 
 
-def test_a_response_after_the_senders_is_dropped_and_logged(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("requests[0].get_response_sender().send(answer(1)); return [answer(2)]"))
+def test_a_response_after_the_senders_is_dropped_and_logged(made: Made) -> None:
+    model = made("requests[0].get_response_sender().send(answer(1)); return [answer(2)]")
 
     assert model.run(1) == [None]
     assert "response for request 'id-1', which its response sender had answered" in model.host.logged[0][1]
 
 
-def test_an_unused_sender_does_not_keep_the_returned_response(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("requests[0].get_response_sender(); return [answer(2)]"))
+def test_an_unused_sender_does_not_keep_the_returned_response(made: Made) -> None:
+    model = made("requests[0].get_response_sender(); return [answer(2)]")
 
     assert values_of(model.run(1)[0]) == [2]
     assert model.host.responses == []
@@ -566,19 +540,16 @@ SENDER_MISUSE = [
 
 
 @pytest.mark.parametrize(("decoupled", "body", "message"), SENDER_MISUSE)
-def test_wrong_use_of_a_sender_is_refused(tmp_path: Path, decoupled: bool, body: str, message: str) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            f"""
+def test_wrong_use_of_a_sender_is_refused(made: Made, decoupled: bool, body: str, message: str) -> None:
+    model = made(
+        f"""
 s = requests[0].get_response_sender()
 try:
     {body}
 except pb_utils.TritonModelException as error:
     pb_utils.Logger.log_error(error)
 s._is_closed = True
-"""
-        ),
+""",
         decoupled=decoupled,
     )
     model.run(1)
@@ -587,18 +558,15 @@ s._is_closed = True
     assert message in logged[1]
 
 
-def test_a_decoupled_model_sends_any_number_of_responses(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_a_decoupled_model_sends_any_number_of_responses(made: Made) -> None:
+    model = made(
+        """
 for request in requests:
     sender = request.get_response_sender()
     for i in range(int(request.inputs()[0].as_numpy()[0])):
         sender.send(answer(i))
     sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-        ),
+""",
         decoupled=True,
     )
 
@@ -608,33 +576,34 @@ for request in requests:
     assert seen == [(0, None, True), (1, [0], False), (1, [1], False), (1, None, True)]
 
 
-def test_a_decoupled_response_may_leave_outputs_out(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute("requests[0].get_response_sender().send(pb_utils.InferenceResponse([]), 1)"),
-        decoupled=True,
-    )
+def test_a_decoupled_response_may_leave_outputs_out(made: Made) -> None:
+    model = made("requests[0].get_response_sender().send(pb_utils.InferenceResponse([]), 1)", decoupled=True)
 
     model.run(1)
 
     assert model.host.responses == [(1, 0, (-1, [], {}), True)]
 
 
-def test_a_decoupled_model_returns_nothing(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute("requests[0].get_response_sender().send(answer(1), 1)\nreturn [answer(1), answer(2)]"),
-        decoupled=True,
-    )
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ("return [answer(1), answer(2)]", "is using the decoupled mode and the execute function must return None"),
+        ("raise KeyError('x')", "KeyError"),
+    ],
+)
+def test_what_a_decoupled_model_returns_or_raises_ends_the_requests_that_are_open(
+    made: Made, ends: str, text: str
+) -> None:
+    model = made(f"requests[0].get_response_sender().send(answer(1), 1)\n{ends}", decoupled=True)
 
     first, second = model.run(1, 2)
 
     assert first is None
-    assert "is using the decoupled mode and the execute function must return None" in second[1]
+    assert text in second[1]
 
 
-def test_requests_that_a_decoupled_model_forgets_are_answered(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("requests[1].get_response_sender().send(answer(1))"), decoupled=True)
+def test_requests_that_a_decoupled_model_forgets_are_answered(made: Made) -> None:
+    model = made("requests[1].get_response_sender().send(answer(1))", decoupled=True)
 
     assert model.run(1, 2) == [None, None]
 
@@ -645,8 +614,8 @@ def test_requests_that_a_decoupled_model_forgets_are_answered(tmp_path: Path) ->
         assert final
 
 
-def test_a_request_that_is_kept_stays_open(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("TritonPythonModel.kept = requests[0]"), decoupled=True)
+def test_a_request_that_is_kept_stays_open(made: Made) -> None:
+    model = made("TritonPythonModel.kept = requests[0]", decoupled=True)
     model.run(1)
     assert model.host.responses == []
 
@@ -657,11 +626,9 @@ def test_a_request_that_is_kept_stays_open(tmp_path: Path) -> None:
     assert model.host.responses == [(1, 0, None, True)]
 
 
-def test_threads_may_send_after_execute_has_returned(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_threads_may_send_after_execute_has_returned(made: Made) -> None:
+    model = made(
+        """
 senders = [request.get_response_sender() for request in requests]
 self.go = threading.Event()
 def work(sender):
@@ -672,8 +639,7 @@ def work(sender):
 self.threads = [threading.Thread(target=work, args=(sender,)) for sender in senders]
 for thread in self.threads:
     thread.start()
-"""
-        ),
+""",
         decoupled=True,
     )
     model.run(*range(8))
@@ -689,8 +655,8 @@ for thread in self.threads:
         assert own[-1] == (None, True)
 
 
-def test_cancellation_is_seen_by_request_and_sender(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("TritonPythonModel.kept = requests"), decoupled=True)
+def test_cancellation_is_seen_by_request_and_sender(made: Made) -> None:
+    model = made("TritonPythonModel.kept = requests", decoupled=True)
     model.run(1, 2)
     first, second = type(model.runner._model).kept
 
@@ -703,33 +669,17 @@ def test_cancellation_is_seen_by_request_and_sender(tmp_path: Path) -> None:
         request.get_response_sender().send(flags=1)
 
 
-def test_what_raises_after_some_responses_ends_the_others(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute("requests[0].get_response_sender().send(answer(1), 1)\nraise KeyError('x')"),
-        decoupled=True,
-    )
-
-    first, second = model.run(1, 2)
-
-    assert first is None
-    assert "KeyError" in second[1]
-
-
 # async
 
 
-def test_an_async_model_waits_for_several_calls_at_once(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_an_async_model_waits_for_several_calls_at_once(made: Made) -> None:
+    model = made(
+        """
 a, b = await asyncio.gather(call("a").async_exec(), call("b").async_exec())
 c = call("c").exec()
 return [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in (a, b, c)))]
 """,
-            is_async=True,
-        ),
+        is_async=True,
     )
 
     assert values_of(model.run(1)[0]) == [3]
@@ -737,36 +687,31 @@ return [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in (a, b, c)))]
     assert [call.model_name for call in model.host.calls[:3]] == ["a", "b", "c"]
 
 
-def test_async_exec_starts_at_once(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_async_exec_starts_at_once(made: Made) -> None:
+    model = made(
+        """
 started = [call("a").async_exec(), call("b").async_exec()]
 self.count = len(pb_utils.InferenceRequest._binding.host.calls)
 for each in started:
     await each
 return [answer(self.count)]
 """,
-            is_async=True,
-        ),
+        is_async=True,
     )
 
     assert values_of(model.run(1)[0]) == [2]
 
 
-def test_async_exec_needs_an_event_loop(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("call().async_exec()"))
+def test_async_exec_needs_an_event_loop(made: Made) -> None:
+    model = made("call().async_exec()")
 
     assert "async_exec needs a running event loop" in model.run(1)[0][1]
     assert model.host.calls == []
 
 
-def test_a_cancelled_task_gives_its_call_up(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute(
-            """
+def test_a_cancelled_task_gives_its_call_up(made: Made) -> None:
+    model = made(
+        """
 tasks = [call().async_exec(), call(timeout=5).async_exec()]
 tasks[0].cancel()
 try:
@@ -776,8 +721,7 @@ except asyncio.TimeoutError:
 await asyncio.gather(*tasks, return_exceptions=True)
 return [answer(1)]
 """,
-            is_async=True,
-        ),
+        is_async=True,
     )
     model.host.outcomes = lambda call: []
 
@@ -785,8 +729,8 @@ return [answer(1)]
     assert sorted(model.host.ended) == [1, 2]
 
 
-def test_an_async_model_that_is_cancelled_or_raises_says_so(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("raise asyncio.CancelledError('gone')", is_async=True))
+def test_an_async_model_that_is_cancelled_or_raises_says_so(made: Made) -> None:
+    model = made("raise asyncio.CancelledError('gone')", is_async=True)
 
     assert "CancelledError: gone" in model.run(1)[0][1]
 
@@ -860,7 +804,7 @@ def test_the_tasks_of_an_async_model_answer_after_its_execute_has_returned(tmp_p
     assert third[2][1] == "the model dropped the response sender of the request without a final response"
 
 
-def test_the_calls_of_a_task_belong_to_the_batch_that_created_it(tmp_path: Path) -> None:
+def test_the_calls_of_a_task_belong_to_the_batch_that_created_it(made: Made) -> None:
     body = """
 async def later(sender):
     await asyncio.sleep(0.001)
@@ -870,7 +814,7 @@ async def later(sender):
 asyncio.create_task(later(requests[0].get_response_sender()))
 await call().async_exec()
 """
-    model = Model(tmp_path, execute(body, is_async=True))
+    model = made(body, is_async=True)
 
     for _ in range(3):
         model.run(1)
@@ -909,11 +853,8 @@ class TritonPythonModel:
 # Calls of other models
 
 
-def test_a_failed_call_is_a_response_with_an_error(tmp_path: Path) -> None:
-    model = Model(
-        tmp_path,
-        execute("r = call().exec(); return [pb_utils.InferenceResponse(error=r.error())]"),
-    )
+def test_a_failed_call_is_a_response_with_an_error(made: Made) -> None:
+    model = made("r = call().exec(); return [pb_utils.InferenceResponse(error=r.error())]")
     failure = InferenceResponse(error=TritonError("Model 'other' is not ready", TritonError.UNAVAILABLE))
     model.host.outcomes = lambda call: [(failure, True)]
 
@@ -930,7 +871,7 @@ def test_a_call_that_gets_no_response_is_an_error(tmp_path: Path) -> None:
         assert model.run(1) == [(TritonError.INTERNAL, "model 'other' sent no response")]
 
 
-def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
+def test_an_iterator_gives_the_responses_in_order(made: Made) -> None:
     stream = [(answer(1), False), (answer(2), False), (answer(3), True)]
     for outcomes in (stream, [*[(r, False) for r, _ in stream], (None, True)]):
         for body, is_async in (
@@ -940,7 +881,7 @@ def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
         ):
             check = f"\nassert len(got) == {len(outcomes)}"  # the news of the end is an empty response
             total = body + check + "\nreturn [answer(sum(t.as_numpy()[0] for r in got for t in r.output_tensors()))]"
-            model = Model(tmp_path, execute(total, is_async=is_async))
+            model = made(total, is_async=is_async)
             model.host.outcomes = lambda call, o=outcomes: list(o)  # type: ignore[misc]
 
             assert values_of(model.run(1)[0]) == [6]
@@ -948,7 +889,7 @@ def test_an_iterator_gives_the_responses_in_order(tmp_path: Path) -> None:
             assert model.host.ended == []
 
 
-def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(tmp_path: Path) -> None:
+def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(made: Made) -> None:
     for body, is_async in (
         ("i = call().exec(decoupled=True)\nfirst = next(i)\ni.cancel()\ni.cancel()\nrest = list(i)", False),
         (
@@ -957,7 +898,7 @@ def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(tmp_pat
         ),
     ):
         check = "\nassert len(rest) == 2 and list(i) == []\nreturn [pb_utils.InferenceResponse(error=rest[1].error())]"
-        model = Model(tmp_path, execute(body + check, is_async=is_async))
+        model = made(body + check, is_async=is_async)
         end = InferenceResponse(error=TritonError("stopped", TritonError.CANCELLED))
         model.host.outcomes = lambda call, end=end: [(answer(1), False), (answer(2), False), (end, True)]  # type: ignore[misc]
 
@@ -966,24 +907,24 @@ def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(tmp_pat
         assert model.host.ended == []
 
 
-def test_an_iterator_that_is_dropped_gives_the_call_up(tmp_path: Path) -> None:
-    model = Model(tmp_path, execute("next(call().exec(decoupled=True)); gc.collect(); return [answer(1)]"))
+def test_an_iterator_that_is_dropped_gives_the_call_up(made: Made) -> None:
+    model = made("next(call().exec(decoupled=True)); gc.collect(); return [answer(1)]")
     model.host.outcomes = lambda call: [(answer(1), False)]
 
     assert values_of(model.run(1)[0]) == [1]
     assert model.host.ended == [1]
 
 
-def test_a_call_is_made_for_the_batch_that_waits_for_it(tmp_path: Path) -> None:
+def test_a_call_is_made_for_the_batch_that_waits_for_it(made: Made) -> None:
     body = """
 thread = threading.Thread(target=lambda: call("thread").exec())
 thread.start()
 thread.join()
 call("main").exec()
 """
-    ordinary = Model(tmp_path, execute(body + "return [answer(1)]"))
+    ordinary = made(body + "return [answer(1)]")
     ordinary.run(1)
-    decoupled = Model(tmp_path, execute(body + "requests[0].get_response_sender().send(flags=1)"), decoupled=True)
+    decoupled = made(body + "requests[0].get_response_sender().send(flags=1)", decoupled=True)
     decoupled.run(1)
 
     assert [(call.model_name, call.batch) for call in ordinary.host.calls] == [("thread", 1), ("main", 1)]
@@ -1037,9 +978,9 @@ def test_what_the_server_refuses_is_raised() -> None:
 # Log
 
 
-def test_the_log_gets_levels_and_places(tmp_path: Path) -> None:
+def test_the_log_gets_levels_and_places(made: Made) -> None:
     body = "log = pb_utils.Logger\nlog.log('a')\nlog.log('b', log.ERROR)\nlog.log_info(1)\nlog.log_warn('w')\n"
-    model = Model(tmp_path, execute(body + "log.log_error('e')\nlog.log_verbose('v')\nreturn [answer(1)]"))
+    model = made(body + "log.log_error('e')\nlog.log_verbose('v')\nreturn [answer(1)]")
 
     model.run(1)
 
