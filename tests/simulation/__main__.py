@@ -16,9 +16,11 @@ if IS_SIMULATED:
     install()
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
+import time
 import traceback
 from dataclasses import replace
 from hashlib import sha256
@@ -122,10 +124,15 @@ def main() -> int:
     if given.control_plane:
         from tests.simulation import control_plane
 
-        plane = control_plane.simulate(given.seed, given.control_plane, given.length or 60.0)
-        print(*plane.problems, sep="\n")
-        print(f"{len(plane.wanted)} deployments, {len(plane.target.applied)} rollouts, {plane.killed} platforms killed")
-        return int(bool(plane.problems))
+        for seed in itertools.count(given.seed):
+            plane = control_plane.simulate(seed, given.control_plane, given.length or 60.0)
+            print(*(f"  problem {each}" for each in plane.problems), sep="\n")
+            rollouts = len(plane.target.applied)
+            counts = f"{len(plane.wanted)} deployments, {rollouts} rollouts, {plane.killed} platforms killed"
+            cpu_s = time.process_time()
+            print(f"{'failed' if plane.problems else 'seed'}: {seed}: {counts}, after {cpu_s:.1f} s of CPU")
+            if plane.problems or cpu_s >= given.seconds:
+                return int(bool(plane.problems))
     if given.faults is not None:
         return int(faults.table(given.faults, given.seconds or 600.0) > 0)
     limit_s = given.hours * 3600 or given.seconds or 60.0

@@ -55,11 +55,24 @@ def _check_times(world: "World", request: "Request") -> None:
     """Check that what nobody waits for does not start, and that deadlines hold."""
     values = request.operation.values
     start_s = (world.record.started_ns.get(request.number, 0) - START_NS) / SECOND_NS
-    if request.outcome.status == "left" and start_s > request.end_s + LATE_S and request.model.role != "cached":
-        world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its client had left")
+    took_s, status = request.end_s - request.begin_s, request.outcome.status
+    is_seen = request.model.role not in ("cached", "ensemble") and not values.get("reads_slowly")
+    if is_seen and status != "ok" and request.end_s + LATE_S < start_s:
+        world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its end: {request.outcome}")
     limit_s = values.get("deadline_ms", 1e9) / 1000 + LATE_S
-    if request.end_s - request.begin_s > limit_s and not values.get("reads_slowly"):
+    if took_s > limit_s and not values.get("reads_slowly"):
         world.problems.append(f"request {request.number} outlived its deadline: {request.operation}")
+    is_fast = world.scenario.options["theme"] not in ("slow", "restarts", "cached")
+    if is_fast and took_s > WAIT_S_MAX and world.scenario.options["control"] == "explicit":
+        world.problems.append(f"request {request.number} took {took_s:.1f} s: {request.operation}")
+    for away in world.away:
+        is_inside = away.begin_s < request.begin_s and request.end_s < away.end_s and away.model == request.model.name
+        others = [each for each in world.changes if each.model == away.model and each.begin_s != away.begin_s]
+        is_alone = sum(each.begin_s < away.end_s and each.end_s > away.begin_s for each in others) == 1
+        if is_inside and status == "ok" and is_alone and world.scenario.options["control"] == "explicit":
+            world.problems.append(
+                f"request {request.number} was answered by a model that was unloaded: {request.operation}"
+            )
 
 
 def _check_answer(world: "World", request: "Request", executed: int) -> None:
@@ -104,7 +117,10 @@ LATE_S = 0.5
 FINISH_S = 10.0
 """Time that an engine has for its requests after an upgrade."""
 
-_WORKER_ENDED = "is not healthy|has not come back|the process that remembered it|must specify the START"
+WAIT_S_MAX = 25.0
+"""Time that a request may take where models are fast: held for an engine for 10 s, and finished by it for 10 s."""
+
+_WORKER_ENDED = "is not healthy|failed to start|has not come back|the process that remembered it|must specify the START"
 _SECONDS_AFTER = 0.5
 
 
@@ -124,11 +140,14 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         text = bytes(request.outcome.body).decode("utf-8", "replace")
     is_leaving = request.end_s >= world.leaving_s
     is_outage = _overlaps([each for each in world.outages if each.model != "upgrade"], request)
+    is_engine_away = _overlaps([each for each in world.outages if each.model == "engine"], request)
+    if request.sums is not None and "must specify the START" in text and is_engine_away and _knows_loss(world, request):
+        return "got the error of an unknown sequence from the engine after the lost one"
     if request.outcome.status in ("broken", "refused"):
         if request.was_cut or is_leaving or (is_outage and any("front" in each.model for each in world.outages)):
             return ""
         return "ended with its connection"
-    if is_leaving or is_outage:
+    if is_leaving or is_engine_away:
         return ""
     if values.get("fault") and ("a fault of the model" in text or REFUSED in text):
         return ""
@@ -143,21 +162,24 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         return "" if model.queue_max else "was refused by a queue without a limit"
     if "is overloaded" in text:
         return ""
+    if _overlaps(world.outages, request):  # an upgrade
+        if request.sums is not None and "sequence" in text:
+            return ""
+        began_s = min(each.begin_s for each in world.outages if each.end_s + _SECONDS_AFTER >= request.begin_s)
+        if re.search("the engine ended before|exit timeout expired|is shutting down", text):
+            return "" if request.end_s - began_s >= FINISH_S else "was not finished"
     if re.search(r"[Tt]imeout expired|deadline|Deadline", text):
         has_limit = values.get("timeout_us") or values.get("deadline_ms") or "default_timeout" in model.pbtxt
         return "" if has_limit else "timed out without a limit"
     if "batch" in text and values.get("rows", 1) > 1:
         return ""
-    if _overlaps(world.outages, request):  # an upgrade
-        if request.sums is not None and "sequence" in text:
-            return ""
-        if "the engine ended before" in text and request.end_s - request.begin_s >= FINISH_S:
-            return ""
-    if any(_overlaps(world.changes, request, name) for name in names):
+    is_on_demand = world.scenario.options["control"] in ("auto", "idle")  # files of a bad load may be read
+    unloads = [each for each in world.changes if is_on_demand or each.kind != "load"]
+    if any(_overlaps(unloads, request, name) for name in names):
         return ""
     if values.get("region") and _overlaps(world.changes, request, "clients") and "shared memory region" in text:
         return ""
-    if world.scenario.options["control"] in ("auto", "idle"):
+    if is_on_demand:
         if _overlaps(world.changes, request, "disk") or (world.changes and "is tried again in" in text):
             return ""
         if re.search("no room for model|does not fit|could not be loaded within", text):
@@ -166,8 +188,19 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         is_idle = values["gap_ms"] > 900
         others = world.parts_of[request.operation.number]
         is_broken = values.get("pipelined") and any(each.outcome.status in ("left", "error") for each in others[:-1])
-        return "" if is_idle or is_broken or _overlaps(world.changes, request, model.name) else "lost its sequence"
+        loads = [each for each in world.changes if each.model == model.name and each.end_s >= others[0].begin_s]
+        is_broken = is_broken or sum(each.begin_s <= request.end_s for each in loads) > 1  # one after the other
+        return "" if is_idle or is_broken or _overlaps(unloads, request, model.name) else "lost its sequence"
     return "failed"
+
+
+def _knows_loss(world: "World", request: "Request") -> bool:
+    """Whether the only front end saw the sequence of a request begin at an engine that has ended since."""
+    is_simple = world.scenario.options["front_ends"] == 1 and {each.model for each in world.outages} == {"engine"}
+    parts = world.parts_of[request.operation.number]
+    is_first = [each.outcome.status for each in parts if each.end_s < request.end_s][-1:] == ["ok"]
+    is_changed = any(each.model == request.model.name for each in world.changes)
+    return is_simple and is_first and not is_changed and request.operation.values["gap_ms"] < 900
 
 
 def _parts(model: object) -> list[str]:

@@ -1,6 +1,7 @@
 """Clients: an HTTP/1.1 and an HTTP/2 connection, whose calls end with exactly one outcome."""
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ BROKEN = Outcome("broken")
 
 
 class HttpClient(asyncio.Protocol):
-    """A connection that takes one call after the other.
+    """A connection whose calls are answered in their order.
 
     Attributes:
         problems: Responses that nobody has asked for.
@@ -43,7 +44,7 @@ class HttpClient(asyncio.Protocol):
     def __init__(self, network: Network, port: int, problems: list[str]) -> None:
         self.problems = problems
         self.is_closing = False
-        self._future: asyncio.Future[Outcome] | None = None
+        self._futures: deque[asyncio.Future[Outcome]] = deque()
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self.end: End | None = network.connect(port, self)
@@ -52,24 +53,27 @@ class HttpClient(asyncio.Protocol):
     async def call(self, method: str, path: str, body: bytes = b"", headers: str = "") -> Outcome:
         if self.end is None or not self.is_open:
             return Outcome("refused")
-        self._future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
         self.end.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode()
             + body
         )
-        return await self._future
+        return await future
 
     def leave(self) -> None:
-        """Close in the middle of a call."""
+        """Close in the middle of the calls."""
         self._settle(Outcome("left"))
         self.is_open = False
         if self.end is not None:
             self.end.abort()
 
-    def _settle(self, outcome: Outcome) -> None:
-        future, self._future = self._future, None
-        if future is not None and not future.done():
-            future.set_result(outcome)
+    def _settle(self, outcome: Outcome, count: int | None = None) -> None:
+        """Give the next calls an outcome, all that are left unless a count is given."""
+        for _ in range(len(self._futures) if count is None else min(count, len(self._futures))):
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(outcome)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
@@ -98,11 +102,12 @@ class HttpClient(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, self._body = b"".join(self._body), []
         code = self._parser.get_status_code()
-        if self._future is None and self.is_open and code not in (408, 503):
+        if not self._futures and self.is_open and code not in (408, 503):
             self.problems.append(f"a response without a request: {code} {body[:80]!r}")
+        self._settle(Outcome("ok" if code == 200 else "error", code, body), 1)
         if self.is_closing:
             self.is_open = False
-        self._settle(Outcome("ok" if code == 200 else "error", code, body))
+            self._settle(Outcome("left"))  # what is behind the last response is not looked at
 
 
 class _Call:
@@ -111,6 +116,15 @@ class _Call:
         self.data = bytearray()
         self.status: int | None = None
         self.message = ""
+        self.futures: deque[asyncio.Future[Outcome]] = deque()  # of the requests of an open stream
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages that are complete."""
+        messages = []
+        while len(self.data) >= 5 and len(self.data) >= (end := 5 + int.from_bytes(self.data[1:5], "big")):
+            messages.append(bytes(self.data[5:end]))
+            del self.data[:end]
+        return messages
 
 
 class GrpcClient(asyncio.Protocol):
@@ -119,6 +133,7 @@ class GrpcClient(asyncio.Protocol):
     def __init__(self, network: Network, port: int) -> None:
         self._http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=True))
         self._calls: dict[int, _Call] = {}
+        self._open = -1  # the stream that stays open for further requests
         self.end: End | None = network.connect(port, self)
         self.is_open = self.end is not None
         if self.is_open:
@@ -140,6 +155,19 @@ class GrpcClient(asyncio.Protocol):
                 self._http2.reset_stream(stream, 8)
                 self._flush()
             raise
+
+    async def ask(self, message: bytes) -> Outcome:
+        """Send a request on a stream that stays open; its answers come in the order of the requests, one for each."""
+        if self._open not in self._calls:
+            if self.end is None or not self.is_open or not self._http2.can_send_request:
+                return Outcome("refused")
+            self._open = self._http2.send_request(request_headers("ModelStreamInfer"))
+            self._calls[self._open] = _Call()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._calls[self._open].futures.append(future)
+        self._http2.send_data(self._open, frame(message))
+        self._flush()
+        return await future
 
     def leave(self) -> None:
         self.is_open = False
@@ -171,7 +199,12 @@ class GrpcClient(asyncio.Protocol):
                             call.message = value.decode()  # type: ignore[union-attr]
                 case ngh2.DataReceived():
                     if event.stream_id in self._calls:
-                        self._calls[event.stream_id].data += event.data
+                        call = self._calls[event.stream_id]
+                        call.data += event.data
+                        for each in call.take_messages() if call.futures else ():
+                            answered = call.futures.popleft()
+                            if not answered.done():
+                                answered.set_result(Outcome("ok", 0, [each]))
                 case ngh2.StreamReset() | ngh2.StreamClosed():
                     self._end(event.stream_id)
                 case ngh2.GoAwayReceived():
@@ -187,17 +220,13 @@ class GrpcClient(asyncio.Protocol):
         elif call.status:
             self._settle(stream, Outcome("error", call.status, call.message.encode()))
         else:
-            messages, position = [], 0
-            while position < len(call.data):
-                end = position + 5 + int.from_bytes(call.data[position + 1 : position + 5], "big")
-                messages.append(bytes(call.data[position + 5 : end]))
-                position = end
-            self._settle(stream, Outcome("ok", 0, messages))
+            self._settle(stream, Outcome("ok", 0, call.take_messages()))
 
     def _settle(self, stream: int, outcome: Outcome) -> None:
         call = self._calls.pop(stream, None)
-        if call is not None and not call.future.done():
-            call.future.set_result(outcome)
+        for future in (call.future, *call.futures) if call is not None else ():
+            if not future.done():
+                future.set_result(outcome)
 
     def _flush(self) -> None:
         data = self._http2.data_to_send()

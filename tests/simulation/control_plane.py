@@ -1,7 +1,8 @@
 """The platform's reconciler over simulated servers: platform processes take turns at each call, and are killed there.
 
 A platform process is a greenlet that runs `Reconciler.step`. Before and after each transaction and each call of the
-target, it may lose its turn to the other process, or be killed: its memory is lost, but not what it has committed.
+target, it may lose its turn to the other process, stand still for a while, or be killed: its memory is lost, but not
+what it has committed.
 """
 
 import contextlib
@@ -124,13 +125,17 @@ class ControlPlane:
         match self.chance.randrange(12):
             case 0 if len(self.wanted) < DEPLOYMENTS_MAX:
                 self._create(f"d{len(self.wanted)}")
-            case 1 if self.wanted[name] is not None and self.chance.random() < 0.3:
+            case 1 if self.wanted[name] is not None:
                 self._user.changes.remove(ADA, PROJECT, name)
                 self.wanted[name] = None
             case 2 if name in self._keys():
                 self.target.crash(f"{PROJECT}/{name}")
             case 3:
                 self.target.is_away = self.chance.random() < 0.2
+            case 4:  # of a platform whose database was restored from an earlier copy
+                self.target.servers[f"{PROJECT}/lost{len(self.target.applied)}"] = FakeServer(
+                    1, phase=RevisionPhase.READY
+                )
             case _ if self.wanted[name] is not None:
                 revision = self.wanted[name] = (self.wanted[name] or 0) + 1
                 self._user.changes.change(ADA, PROJECT, self._spec(name, revision))
@@ -172,7 +177,7 @@ class ControlPlane:
             if platform is None and self._now_s >= self._back_s[index]:
                 deployments = self._started()
                 self._platforms[index] = deployments, greenlet(self._step)
-        busy = [index for index, platform in enumerate(self._platforms) if platform is not None]
+        busy = [index for index, back_s in enumerate(self._back_s) if self._now_s >= back_s]
         acts = 0 if self._is_quiet else max(1, len(self.wanted) // 40)
         while busy and (self._is_quiet or self.chance.random() > 0.01):
             if acts and self.chance.random() < 0.05:
@@ -192,6 +197,9 @@ class ControlPlane:
                 continue
             if work.dead:
                 self._platforms[index] = deployments, greenlet(self._step)
+                busy.remove(index)
+            elif self.chance.random() < 25 * self._kills:  # its machine stands still for a while
+                self._back_s[index] = self._now_s + self.chance.expovariate(0.1)
                 busy.remove(index)
 
     def _step(self, deployments: Deployments) -> None:

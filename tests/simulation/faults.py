@@ -15,20 +15,24 @@ from types import CodeType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SERVER = ROOT / "src" / "charonia" / "server"
+SOURCES = ROOT / "src" / "charonia"
 
 
 class Fault(NamedTuple):
-    """A fault: text of a file of the server, and what it was, or would be, without the fix."""
+    """A fault: text of a file of the server, or the platform, and what it was, or would be, without the fix."""
 
     name: str
     file: str
     now: str
     before: str
 
+    @property
+    def path(self) -> str:
+        return self.file if self.file.startswith("platform/") else f"server/{self.file}"
+
     def text(self) -> str:
         """Return the file with the fault."""
-        text = (SERVER / self.file).read_text()
+        text = (SOURCES / self.path).read_text()
         if text.count(self.now) != 1:
             raise ValueError(f"'{self.name}': its text is {text.count(self.now)} times in {self.file}")
         return text.replace(self.now, self.before)
@@ -52,7 +56,7 @@ FAULTS = (
           "        self._follow(self._slots.end(slot, compute_ns))\n        if self._in_flight.idle is not None:\n"
           "            self._in_flight.idle.set()", "        self._follow(self._slots.end(slot, compute_ns))"),
     Fault("an early timer spins or sleeps on", "execution/runner.py",
-          "        self._armed = None\n        self._handle(Tick(), now)", "        self._handle(Tick(), now)"),
+          "        now = max(now_ns(), self._armed or 0)\n", "        now = now_ns()\n"),
     Fault("held-back responses lose their order", "execution/in_flight.py",
           "            if not held or not held[-1][1]:\n                held.clear()\n                return\n", ""),
     Fault("a refused request blocks those behind it", "execution/in_flight.py",
@@ -141,7 +145,8 @@ FAULTS = (
     Fault("held requests are forgotten when the engine is back", "front_ends/reconnect.py",
           "                return [Send(each) for each in self._release()]", "                self._release()\n                return []"),
     Fault("held requests are kept for ever", "front_ends/reconnect.py",
-          "        if self._is_leaving or now_ns >= self._away_ns + HOLD_NS_MAX:", "        if False:"),
+          "        return self._away_ns + HOLD_NS_MAX if self._away_ns is not None and self._held else None",
+          "        return None"),
     Fault("a lost front end leaves its requests running", "front_ends/engine_port.py",
           "        self._open.clear()\n        for ticket in tickets:\n            ticket.cancel()",
           "        for ticket in ():\n            ticket.cancel()"),
@@ -163,6 +168,13 @@ FAULTS = (
           "        if upgrade.stops_first or not former.is_alive:", "        if upgrade.stops_first:"),
     Fault("registered memory is forgotten with the engine", "front_ends/keeper.py",
           "            services.regions.remember([*now.system, *now.cuda])", "            pass"),
+    Fault("a load ends half-way when its front end goes", "lifecycle/lifecycle.py",
+          "await asyncio.shield(self._load_all(keys, found, override, are_expected=False)):",
+          "await self._load_all(keys, found, override, are_expected=False):"),
+    Fault("a model is idle while sequences go on in the version before", "sequences/runner.py",
+          "sum(runner._sequencer.live for runner in self.lineage())", "self._sequencer.live"),
+    Fault("a server without a record is left alone", "platform/deployments/reconciler.py",
+          "                        (target.remove if is_gone else target.stop)(key)\n", ""),
 )
 # fmt: on
 
@@ -170,8 +182,8 @@ FAULTS = (
 def put_back(name: str) -> None:
     """Load the module of a fault with it, when it is imported."""
     fault = next(each for each in FAULTS if each.name == name)
-    path = SERVER / fault.file
-    module = "charonia.server." + fault.file.removesuffix(".py").replace("/", ".")
+    path = SOURCES / fault.path
+    module = "charonia." + fault.path.removesuffix(".py").replace("/", ".")
 
     class Faulty(SourceFileLoader):
         def get_code(self, fullname: str) -> CodeType:
@@ -190,7 +202,12 @@ def put_back(name: str) -> None:
 def try_fault(fault: Fault, seconds: float) -> tuple[bool, float, str]:
     """Run the simulation with a fault; return whether it was found, the CPU time, and the first problem."""
     command = [sys.executable, "-m", "tests.simulation", "--quick", "--seconds", str(seconds), "--fault", fault.name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *(["--control-plane", "8"] if fault.file.startswith("platform/") else [])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     found = re.search(r"failed: .* after ([\d.]+) s of CPU", done.stdout)
     problem = re.search(r"^  problem (.*)$", done.stdout, re.MULTILINE)
     return found is not None, float(found[1]) if found else seconds, problem[1] if problem else done.stderr[-300:]

@@ -397,6 +397,7 @@ def adapt_server() -> None:
     """Replace what the server reads from the real machine, after it has been imported."""
     from charonia.server import app, engine
     from charonia.server.execution import clock
+    from charonia.server.execution.runner import ModelRunner
     from charonia.server.lifecycle import on_demand
 
     libc = SimpleNamespace(timerfd_create=lambda *_: -1)  # timers are the loop's
@@ -422,6 +423,16 @@ def adapt_server() -> None:
         return infer(self, request, counted)
 
     engine.ModelEngine.infer = checked  # type: ignore[method-assign]
+    handle: Callable[..., None] = ModelRunner._handle
+
+    def handled(self: Any, event: Any, now: int) -> None:
+        handle(self, event, now)
+        try:
+            self._scheduler.check_invariants()
+        except AssertionError:
+            logging.getLogger("simulation").exception("after %s, %r is out of order", event, self)
+
+    ModelRunner._handle = handled  # type: ignore[method-assign]
     for name, module in list(sys.modules.items()):
         if name.startswith("charonia.server"):
             module.__dict__["set"] = OrderedSet
@@ -438,6 +449,7 @@ class Faults(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{(MACHINE.now_ns - START_NS) / SECOND_NS:.6f} {PROCESS.get()} log: {record.getMessage()}"
         self.recent.append(text)
-        if record.exc_info and record.exc_info[0] is not None:
+        is_disk = DISK and isinstance(record.exc_info and record.exc_info[1], OSError)  # as of an upgrade's order
+        if record.exc_info and record.exc_info[0] is not None and not is_disk:
             frames = "".join(traceback.format_exception(*record.exc_info))
             self.found.append(f"the server logged an exception: {text}\n{frames}")

@@ -39,6 +39,9 @@ class Process:
 
     started = 0
 
+    starts_s = 0.5
+    """Time that the longest start takes."""
+
     def __init__(self, name: str, folder: Path, further: list[str], address: str) -> None:
         self.loop: Any = asyncio.get_running_loop()
         Process.started += 1
@@ -51,7 +54,7 @@ class Process:
         context = contextvars.copy_context()
         context.run(PROCESS.set, self.process)
         Process.all[name] = self
-        delay_s = MACHINE.delay_s(0.01, 0.5)
+        delay_s = MACHINE.delay_s(0.01, Process.starts_s)
         self.loop.call_later(delay_s, self._start, name, folder, further, context=context)
 
     async def wait(self) -> int:
@@ -117,12 +120,14 @@ async def _idle() -> None:
     await asyncio.Event().wait()
 
 
-def begin(options: ServerOptions, ended: Callable[[Process, int], None]) -> None:
+def begin(options: ServerOptions, ended: Callable[[Process, int], None], starts_s: float) -> None:
     """Let a guard start simulated processes.
 
     Args:
         options: Those of an upgraded server.
+        starts_s: Time that the longest start takes.
     """
+    Process.starts_s = starts_s
     Process.all, Process.ended, Process.started = {}, staticmethod(ended), 0
     vars(serve_process)["parse_command"] = lambda command: options
 

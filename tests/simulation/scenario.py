@@ -68,10 +68,15 @@ _CONTROLS = """
 """
 
 
-def _model(chance: random.Random, number: int, role: str) -> Model:
+THEMES = ("", "", "slow", "restarts", "cached", "ordered")
+"""Situations of scenarios: queues behind slow models, ends of processes, the cache, the order of answers."""
+
+
+def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
     name = f"{role}{number}"
     batch = chance.choice((0, 1, 4, 8)) if role in ("plain", "cached") else chance.choice((1, 4))
-    cost_us = round(10 ** chance.uniform(1, 4.3))
+    is_slow = theme == "slow" or (theme in ("restarts", "cached") and chance.random() < 0.5)
+    cost_us = round(10 ** (chance.uniform(4.3, 5.3) if is_slow else chance.uniform(1, 4.3)))
     kind = "elsewhere"
     if role in ("plain", "cached", "sequence"):
         kind = chance.choice(("blocking", "elsewhere", "worker"))
@@ -86,7 +91,9 @@ def _model(chance: random.Random, number: int, role: str) -> Model:
         delay_us = chance.choice((0, 100, 3_000, 30_000))
         policy = f"max_queue_size: {queue_max} default_timeout_microseconds: {timeout_us} allow_timeout_override: true"
         preferred = f"preferred_batch_size: [{batch}]" if batch > 1 and chance.random() < 0.4 else ""
-        order = "preserve_ordering: true" if chance.random() < 0.4 and role == "plain" else ""
+        is_ordered = chance.random() < (0.9 if theme == "ordered" else 0.3) and role != "cached"
+        order = "preserve_ordering: true" if is_ordered else ""
+        policy += " timeout_action: DELAY" if chance.random() < 0.2 and not is_ordered else ""
         levels = "priority_levels: 2 default_priority_level: 2" if chance.random() < 0.4 and not order else ""
         lines.append(
             f"dynamic_batching {{ max_queue_delay_microseconds: {delay_us} {preferred} {order} {levels} "
@@ -102,7 +109,7 @@ def _model(chance: random.Random, number: int, role: str) -> Model:
             f"sequence_batching {{ max_sequence_idle_microseconds: {chance.choice((1_000_000, 5_000_000))} "
             f"{strategy} {_CONTROLS} }}"
         )
-    versions = (1, 2) if role == "plain" and chance.random() < 0.4 else (1,)
+    versions = (1, 2) if role == "plain" and chance.random() < 0.4 and theme != "ordered" else (1,)
     if len(versions) > 1:
         lines.append("version_policy { all { } }")
     return Model(name, role, "\n".join(lines) + "\n", versions, queue_max)
@@ -131,16 +138,18 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
     Most are short, have few models and much of a few kinds of operations: two events meet more often in them.
     """
     chance = random.Random(f"scenario {seed}")
-    seconds = seconds or chance.choice((1.0, 2.0, 2.0, 4.0, 8.0))
-    rate = rate or chance.choice((30.0, 100.0, 300.0))
+    theme = chance.choice(THEMES)
+    seconds = seconds or chance.choice((4.0, 8.0) if theme == "restarts" else (1.0, 2.0, 2.0, 4.0, 8.0))
+    rate = rate or chance.choice((10.0, 30.0) if theme in ("slow", "restarts") else (30.0, 100.0, 300.0))
     shares = {name: min(share * chance.choice((0, 1, 1, 8)), 0.8) for name, share in SHARES.items()}
     count = chance.choice((1, 1, 2, 3, 8))
-    roles = chance.choices(("plain", "plain", "cached", "sequence", "decoupled"), k=count)
-    models = [_model(chance, number, role) for number, role in enumerate(roles)]
+    kinds = {"cached": ("cached",), "ordered": ("plain", "plain", "decoupled")}
+    roles = chance.choices(kinds.get(theme, ("plain", "plain", "cached", "sequence", "decoupled")), k=count)
+    models = [_model(chance, number, role, theme) for number, role in enumerate(roles)]
     unbatched = [m for m in models if m.role == "plain" and "max_batch_size: 0" in m.pbtxt and len(m.versions) == 1]
     if len(unbatched) > 1:
         models.append(_ensemble(len(models), *unbatched[:2]))
-    shape = shape or chance.choice(("one", "one", "apart"))
+    shape = shape or ("apart" if theme == "restarts" else chance.choice(("one", "one", "one", "apart")))
     operations: list[Operation] = []
     at_s = 0.0
     while (at_s := at_s + chance.expovariate(rate)) < seconds:
@@ -165,15 +174,20 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
     if shape == "apart":
         faults += [("kill_engine", 0.03), ("kill_front_end", 0.03), ("upgrade", 0.03)]
     for kind, per_s in faults:
-        for _ in range(_poisson(chance, per_s * seconds * chance.choice((0, 1, 10)))):
+        most = (3, 8) if theme == "restarts" and kind in ("kill_engine", "upgrade") else (0, 1, 10)
+        for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
             model = chance.choice(models)
             if kind == "burst":
                 start_s = chance.uniform(0, seconds)
-                shared = {"protocol": "grpc", "shared": len(operations)} if chance.random() < shares["shared"] else {}
-                for _ in range(chance.randint(20, 60)):
+                protocol = "stream" if model.role == "decoupled" else chance.choice(("grpc", "stream", "json"))
+                shared = {"protocol": protocol, "shared": len(operations)} if chance.random() < shares["shared"] else {}
+                for _ in range(chance.randint(5, 15) if theme == "slow" else chance.randint(20, 60)):
                     operation = _request(chance, shares, len(operations), start_s, model)
                     operation.values.update(shared if model.role != "decoupled" else {})
+                    if operation.values["protocol"] != "grpc":
+                        for each in ("leaves_ms", "deadline_ms", "pipelined") if shared else ("deadline_ms",):
+                            operation.values.pop(each, None)
                     operations.append(operation)
                 continue
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, "", values))
@@ -184,6 +198,8 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
         "front_ends": chance.randint(1, 3),
         "exits_busy": chance.random() < 0.5,
         "control": chance.choice(("explicit", "explicit", "auto", "idle", "poll")),
+        "theme": theme,
+        "starts_s": chance.choice((0.5, 0.5, 15.0)) if theme == "restarts" else 0.5,
         "memory_mb": chance.choice((2, 3, 100)),
         "regions": shares["region"] > 0,
     }
@@ -227,7 +243,7 @@ def _request(
     if model.role in ("plain", "cached") and has("rows"):
         values["rows"] = chance.choice((2, 4, 9))
     if model.role == "cached":
-        values["repeat"] = chance.randrange(50)
+        values["repeat"] = chance.randrange(3 if "default_timeout" in model.pbtxt or number % 2 else 50)
     if model.role != "decoupled" and values["protocol"] != "stream" and has("region"):
         values["region"] = True
     if has("reads_slowly"):

@@ -59,6 +59,8 @@ RECOVERY_S = 120.0
 QUIET_S = 90.0
 """Time after the last operation in which every request must have its outcome."""
 
+LATE_NS = 500_000_000
+
 CALM_S = 20.0
 """Time without requests after which nothing may be left."""
 
@@ -100,6 +102,7 @@ class Change:
     model: str
     begin_s: float
     end_s: float = float("inf")
+    kind: str = "unload"
 
 
 class World:
@@ -111,6 +114,7 @@ class World:
         changes: Times in which models were loaded or unloaded.
         outages: Times in which a process was killed until it was back.
         harmed: Times in which a worker may be down.
+        away: Times in which a model was unloaded.
     """
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -121,6 +125,7 @@ class World:
         self.changes: list[Change] = []
         self.outages: list[Change] = []
         self.harmed: list[Change] = []
+        self.away: list[Change] = []
         self.problems: list[str] = []
         self.history: list[str] = []
         self.recent: deque[str] = deque(maxlen=60)
@@ -134,7 +139,7 @@ class World:
         self._folder = folder
         self._idle: dict[str, list[Any]] = {"http": [], "grpc": []}
         self._busy: list[Any] = []
-        self._shared: dict[int, GrpcClient] = {}
+        self._shared: dict[int, Any] = {}
         self._sequences = 0
         self._server: InferenceServer | None = None  # of one process
         self._guard: Supervisor | None = None
@@ -174,7 +179,7 @@ class World:
         return (MACHINE.now_ns - START_NS) / SECOND_NS
 
     def event(self, text: str) -> None:
-        line = f"{self.now_s():.9f} {text}"
+        line = f"{self.now_s():.9f} {text}".replace(str(self._folder), "")
         self.history.append(line)
         self.recent.append(line)
 
@@ -231,6 +236,9 @@ class World:
     async def _finish(self, tasks: list["asyncio.Task[Any]"]) -> None:
         if tasks:
             _, open_tasks = await asyncio.wait(tasks, timeout=QUIET_S)
+            for operation, task in zip(self.scenario.operations, tasks, strict=False):
+                if task in open_tasks and operation.kind != "request":
+                    self.problem(f"it does not end: {operation}")
             for request in self.requests:
                 if request.end_s < 0 and open_tasks:
                     self.problem(
@@ -290,7 +298,7 @@ class World:
             await self.spawn("engine 1", self._server.start())
             return
         options, folder = self._options(), self._folder / "private"
-        processes.begin(options, self._process_ended)
+        processes.begin(options, self._process_ended, self.scenario.options["starts_s"])
         write_options(folder, options)
 
         async def start() -> bool:
@@ -376,6 +384,18 @@ class World:
             for loaded in engine._lifecycle.table.loaded() if engine is not None else ():
                 model = self.models[loaded.runner.config.name]
                 queue_max = model.queue_max * (2 if "priority_levels" in model.pbtxt else 1)  # of each level
+                scheduler = getattr(getattr(loaded.runner, "inner", loaded.runner), "_scheduler", None)
+                queue = getattr(scheduler, "_queue", None)
+                late_ns = queue.next_deadline_ns() if queue is not None else None
+                if late_ns is not None and late_ns < MACHINE.now_ns - LATE_NS:
+                    self.problem(f"{loaded.runner} has not noticed that a request has waited for too long")
+                    return
+                calls = [each for each in getattr(loaded.runner, "_calls", ()) if each.flight and each.flight.leader]
+                limit_ns = loaded.runner._policy.limits.timeout_ns if calls else 0
+                for call in calls if limit_ns and not loaded.runner._policy.limits.delay_expired else ():
+                    if call.flight.leader is not call and MACHINE.now_ns - call.arrival_ns > limit_ns + LATE_NS:
+                        self.problem(f"{call.request.id} of {model.name} follows another request beyond its timeout")
+                        return
                 if queue_max and (loaded.runner.pending or 0) > queue_max:
                     self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
                     return
@@ -394,21 +414,24 @@ class World:
         """Return a client with a connection that nobody else uses, or only calls with the same number."""
         kind = "grpc" if protocol in ("grpc", "stream") else "http"
         if shared is not None:
-            if shared not in self._shared:
-                self._shared[shared] = GrpcClient(self.network, PORTS["grpc"])
-                self._shared[shared].was_cut = False  # type: ignore[attr-defined]
-            self._busy.append(self._shared[shared])
-            return self._shared[shared]
+            client = self._shared.get(shared)
+            if client is None or not client.is_open:
+                client = self._shared[shared] = self._connected(kind)
+            self._busy.append(client)
+            return client
         idle = [each for each in self._idle[kind] if each.is_open]
         self._idle[kind] = idle
-        if idle and self.network.chance.random() < 0.95:
-            client = idle.pop(0)
-        elif kind == "grpc":
-            client = GrpcClient(self.network, PORTS["grpc"])
-        else:
-            client = HttpClient(self.network, PORTS["http"], self.problems)
-        client.was_cut = False
+        client = idle.pop(0) if idle and self.network.chance.random() < 0.95 else self._connected(kind)
         self._busy.append(client)
+        return client
+
+    def _connected(self, kind: str) -> Any:
+        client: Any = (
+            GrpcClient(self.network, PORTS["grpc"])
+            if kind == "grpc"
+            else HttpClient(self.network, PORTS["http"], self.problems)
+        )
+        client.was_cut = False
         return client
 
     def _release(self, client: Any, protocol: str) -> None:
@@ -549,6 +572,8 @@ class World:
         headers = []
         if values.get("deadline_ms"):
             headers.append((b"grpc-timeout", b"%du" % int(values["deadline_ms"] * 1000)))
+        if values["protocol"] == "stream" and values.get("shared") is not None:
+            return await client.ask(message.SerializeToString())
         method = "ModelStreamInfer" if values["protocol"] == "stream" else "ModelInfer"
         return await client.call(method, [message.SerializeToString()], *headers)
 
@@ -614,7 +639,7 @@ class World:
         is_bad = bool(operation.values.get("is_bad"))
         for version in model.versions:
             models.write_generation(folder, version, generation, is_bad=is_bad)
-        change = Change(name, self.now_s())
+        change = Change(name, self.now_s(), kind="load")
         self.changes.append(change)
         if self.scenario.options["control"] == "poll":
             await asyncio.sleep(3.0)
@@ -624,6 +649,8 @@ class World:
         if outcome.status == "ok" and not (is_bad and self.written[name] == generation):
             self.returned[name] = max(self.returned[name], generation)
         self.event(f"load {name} generation {generation} {outcome.status} {outcome.code}")
+        if not is_bad:
+            await self._check_known(name, outcome, is_there=True)
         if outcome.status == "ok" and is_bad and self.written[name] == generation:
             self.problem(f"{name} was loaded from damaged files")
         if is_bad and self.written[name] == generation:
@@ -631,6 +658,19 @@ class World:
             for version in model.versions:
                 models.write_generation(folder, version, self.written[name])
         change.end_s = self.now_s()
+
+    async def _check_known(self, name: str, outcome: Outcome, *, is_there: bool) -> None:
+        """Ask for the metadata of a model that has just been loaded or unloaded, while nothing else changes it."""
+        if outcome.status != "ok" or self.scenario.options["control"] != "explicit":
+            return
+        begin_s = self.now_s()
+        for _ in range(3):
+            found = await self._control("GET", f"/v2/models/{name}")
+            others = [each for each in (*self.changes, *self.outages) if each.end_s >= begin_s and each.model != name]
+            own = [each for each in self.changes if each.end_s >= begin_s and each.model == name]
+            is_answer = found.status in ("ok", "error") and found.code in (200, 400, 404)
+            if is_answer and not others and len(own) == 1 and not self._is_stopping and (found.code == 200) != is_there:
+                self.problem(f"after a change of {name}, its metadata is {found}")
 
     async def unload(self, operation: Operation) -> None:
         if self.scenario.options["control"] == "poll":
@@ -640,7 +680,11 @@ class World:
         self.unloaded.add(operation.model)
         outcome = await self._control("POST", f"/v2/repository/models/{operation.model}/unload", {})
         self.event(f"unload {operation.model} {outcome.status} {outcome.code}")
+        away = Change(operation.model, self.now_s(), kind=outcome.status)
+        await self._check_known(operation.model, outcome, is_there=False)
         await asyncio.sleep(operation.values["back_s"])
+        away.end_s = self.now_s()
+        self.away.append(away)
         for _ in range(20):
             again = await self._control("POST", f"/v2/repository/models/{operation.model}/load", {})
             if again.status == "ok" or self._is_stopping:
@@ -687,6 +731,7 @@ class World:
             self.event(f"traffic {model.name} {shares}")
 
     async def _read_statistics(self) -> None:
+        await asyncio.sleep(5.0)  # requests whose clients have left
         outcome = await self._control("GET", "/v2/models/stats")
         if outcome.status == "ok":
             self.counts = json.loads(outcome.body)["model_stats"]

@@ -226,6 +226,28 @@ async def test_explicit_mode_loads_what_it_is_asked_for(tmp_path: Path) -> None:
     await harness.engine.unload_model("never heard of")
 
 
+async def test_a_load_whose_caller_leaves_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path)
+    harness, gate, create = Harness(tmp_path), asyncio.Event(), FakeModel.create_instance
+
+    async def created(model: FakeModel, placement: Placement) -> FakeInstance:
+        await gate.wait()
+        return await create(model, placement)
+
+    monkeypatch.setattr(FakeModel, "create_instance", created)
+    loading = asyncio.ensure_future(harness.engine.load_model("m"))
+    while not harness.backend.open_models:
+        await asyncio.sleep(0.001)
+    loading.cancel()
+    await asyncio.wait([loading])
+    gate.set()
+    await asyncio.wait([*harness.lifecycle._loads.values()])
+    assert harness.states() == {"1": ModelState.READY}
+    assert await harness.value() == 1
+    await harness.lifecycle.drain()
+    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
+
+
 async def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     write_model(tmp_path, "b")

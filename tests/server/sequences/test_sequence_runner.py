@@ -23,7 +23,7 @@ from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.scheduling.api import StopNewSequences
-from charonia.server.sequences.models import hand_over, make_sequence_runner, sequences_of
+from charonia.server.sequences.models import hand_over, make_sequence_runner, open_sequences, sequences_of
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.sequences.tensors import initial_states
 
@@ -534,6 +534,17 @@ def taking_over() -> tuple[Bench, Bench]:
     old.instance.finish()
     hand_over({("m", ""): old.runner, ("m", "1"): old.runner}, {("m", ""): new.runner, ("m", "1"): new.runner})
     return old, new
+
+
+async def test_a_version_is_busy_while_a_sequence_goes_on_in_the_one_that_it_replaced() -> None:
+    old, new = taking_over()
+    assert LoadedVersion(new.runner, None).is_busy
+    assert open_sequences({("m", ""): new.runner}) == {("m", 1)}
+    await settle()
+    old.send("ends", 1, flags=SEQUENCE_END)
+    old.instance.finish()
+    await settle()
+    assert not LoadedVersion(new.runner, None).is_busy
 
 
 async def test_sequences_end_where_they_began() -> None:

@@ -210,7 +210,7 @@ class Lifecycle:
         ]
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes] | None) -> None:
-        """Load or reload a model on request. Raises as `Engine.load_model`."""
+        """Load or reload a model on request, also if the caller leaves. Raises as `Engine.load_model`."""
         self._require_explicit()
         if name.strip() in (".", ".."):
             raise invalid(f"{_NO_PATH}, got {name!r}")
@@ -229,14 +229,14 @@ class Lifecycle:
         if files:
             self._requested.add(name)
             folder = ModelFolder(name, Path(), Path())
-            await self._begin(name, self._load(name, folder, override, files))
+            await asyncio.shield(self._begin(name, self._load(name, folder, override, files)))
             return
         keys = keys_of(name, found)
         if not keys:
             unread = "".join(f"; {reason}" for reason in found.unread)
             hint = f"models there: {', '.join(map(name_of, sorted(found.models))) or 'none'}"
             raise logged(PollError(name, not_found(f"there is no such model folder{unread}", hint=hint)))
-        for error in await self._load_all(keys, found, override, are_expected=False):
+        for error in await asyncio.shield(self._load_all(keys, found, override, are_expected=False)):
             if error is not None:
                 raise error
 

@@ -214,7 +214,7 @@ def sequences_of(runner: object, name: str) -> ModelSequences:
 def open_sequences(routes: Mapping[Target, object]) -> set[tuple[str, SequenceKey]]:
     """Return the sequences that have begun and not ended: model and id."""
     runners = {runner for runner in routes.values() if isinstance(runner, SequenceRunner) and not runner.is_iterative}
-    views = ((runner.config.name, runner.view()) for runner in runners)
+    views = ((each.config.name, each.view()) for runner in runners for each in runner.lineage())
     return {
         (name, sequence.key)
         for name, view in views

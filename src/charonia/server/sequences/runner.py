@@ -7,7 +7,7 @@ runner that replaces another one forwards the requests of sequences that started
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 from charonia.config.kinds import ControlKind
@@ -206,15 +206,20 @@ class SequenceRunner(ModelRunner):
 
     @property
     def live(self) -> int:
-        return self._sequencer.live
+        return sum(runner._sequencer.live for runner in self.lineage())
 
     @property
     def is_iterative(self) -> bool:
         return self._is_iterative
 
+    def lineage(self) -> "Iterator[SequenceRunner]":
+        """Iterate over this runner and those that it has replaced: sequences live in all of them."""
+        yield self
+        for runner in self._predecessors:
+            yield from runner.lineage()
+
     def holds(self, key: SequenceKey) -> bool:
-        """Return whether a sequence is live here or in a runner that this one replaced."""
-        return self._sequencer.holds(key) or any(runner.holds(key) for runner in self._predecessors)
+        return any(runner._sequencer.holds(key) for runner in self.lineage())
 
     def follow(self, runner: "SequenceRunner") -> None:
         """Replace a runner; its live sequences continue there."""
