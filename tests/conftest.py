@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
-from tests.support import fork_server, warm_start
+from tests.support import closing, fork_server, warm_start
 
 from charonia import compiled
 
@@ -144,7 +144,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     factory: Any = pyfuncitem.funcargs.get("new_loop", getattr(pyfuncitem.module, "new_loop", None))
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(pyfuncitem.obj(**arguments))
+        runner.run(closing.closed_after(pyfuncitem.obj(**arguments)))
     return True
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from tests.support.closing import close_later
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
@@ -57,6 +58,8 @@ class Loaded:
     def __init__(self, model: LoadedModel, instance: AsyncInstance) -> None:
         self.model = model
         self._instance = instance
+        self._is_closed = False
+        close_later(self.close)
 
     @property
     def instance(self) -> PythonInstance:
@@ -77,8 +80,11 @@ class Loaded:
         return [r if r is not None else error for r in sink.results]  # type: ignore[misc] # one of the two is there
 
     async def close(self) -> None:
-        await self._instance.aclose()
-        await self.model.aclose()
+        """Close it; a test that is a coroutine does so at its end."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._instance.aclose()
+            await self.model.aclose()
 
 
 def config(

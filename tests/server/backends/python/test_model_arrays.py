@@ -53,7 +53,6 @@ async def test_a_model_may_compute_in_place_on_its_inputs(tmp_path: Path, count:
         assert isinstance(result, Outputs)
         np.testing.assert_array_equal(result.tensors[0].array, np.arange(count) + 1)
     np.testing.assert_array_equal(sent, np.arange(count))
-    await loaded.close()
 
 
 async def test_inputs_lie_where_fresh_arrays_do_whatever_surrounds_them(tmp_path: Path) -> None:
@@ -63,4 +62,3 @@ async def test_inputs_lie_where_fresh_arrays_do_whatever_surrounds_them(tmp_path
         for result in await loaded.run(batch):
             assert isinstance(result, Outputs)
             assert int(result.tensors[0].array[0]) % ALIGNMENT == 0
-    await loaded.close()

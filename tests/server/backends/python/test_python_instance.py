@@ -127,7 +127,6 @@ async def test_every_datatype_comes_back_as_it_was_sent(tmp_path: Path, datatype
     (result,) = await loaded.run([request(sent, datatype)])
     np.testing.assert_array_equal(array_of(result), sent)
     assert array_of(result).dtype == datatype.numpy
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -136,7 +135,6 @@ async def test_strings_come_back_whatever_bytes_they_hold(tmp_path: Path) -> Non
     sent = np.array([b"", b"plain", b"\x00\xff\x00", "träger".encode(), b"x" * 200_000], object)
     (result,) = await loaded.run([request(sent, DataType.BYTES)])
     assert array_of(result).tolist() == sent.tolist()
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -147,7 +145,6 @@ async def test_tensors_of_any_size_come_back(tmp_path: Path, count: int) -> None
     for _ in range(3):
         (result,) = await loaded.run([request(sent)])
         np.testing.assert_array_equal(array_of(result), sent)
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -158,7 +155,6 @@ async def test_a_response_stays_what_it_was_while_later_batches_run(tmp_path: Pa
         (result,) = await loaded.run([request(np.full(100_000, i, "<f4"))])
         kept.append(array_of(result))
     assert [set(array.tolist()) for array in kept] == [{float(i)} for i in range(8)]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -170,7 +166,6 @@ async def test_a_batch_of_requests_of_mixed_sizes_is_answered_in_order(tmp_path:
         results = await loaded.run([request(a) for a in arrays])
         for sent, result in zip(arrays, results, strict=True):
             np.testing.assert_array_equal(array_of(result), sent)
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -232,7 +227,6 @@ class TritonPythonModel:
         "dir": "1",
         "config": "m",
     }
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -244,7 +238,6 @@ async def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
     for i in range(3):
         (result,) = await loaded.run([request(np.array([i], "<f4"))])
         assert array_of(result).tolist() == [i]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -272,7 +265,6 @@ class TritonPythonModel:
     while any(None in sink.results for sink in sinks):
         await asyncio.sleep(0.005)
     assert [array_of(r).tolist() for sink in sinks for r in sink.results if r is not None] == [[1], [2], [3]]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -301,7 +293,6 @@ class TritonPythonModel:
     assert isinstance(sink.results[0], ServingError)
     (result,) = await loaded.run([request(np.array([5], "<f4"))])
     assert array_of(result).tolist() == [5]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -315,7 +306,6 @@ async def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> No
     results = await loaded.run([request(np.zeros(1, "<f4")), request(np.zeros(1, "<f4"), DataType.FP32, "OUT1")])
     names = [[t.name for t in r.tensors] for r in results if isinstance(r, Outputs)]
     assert names == [["OUT", "OUT1"], ["OUT1"]]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -332,7 +322,6 @@ class TritonPythonModel:
     (result,) = await loaded.run([request(np.zeros(1, "<f4"))])
     assert isinstance(result, Outputs)
     assert [tensor.name for tensor in result.tensors] == ["OUT1"]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -357,7 +346,6 @@ async def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
     assert expected in str(failed)
     (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
     assert array_of(result).tolist() == [b"fine"]
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -406,7 +394,6 @@ async def test_a_worker_that_dies_or_hangs_fails_its_batch_and_comes_back(
     (result,) = await loaded.run([request(text("fine"), DataType.BYTES)])
     assert array_of(result).tolist() == [b"fine"]
     assert loaded.instance.pid != pid
-    await loaded.close()
 
 
 async def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path) -> None:
@@ -415,7 +402,6 @@ async def test_a_worker_that_is_killed_between_batches_comes_back(tmp_path: Path
         await killed(loaded)
         (result,) = await loaded.run([request(np.ones(1, "<f4"))])
         assert array_of(result).tolist() == [1]
-    await loaded.close()
 
 
 async def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: Path) -> None:
@@ -429,7 +415,6 @@ async def test_it_is_said_that_a_worker_forgot_before_its_batch_fails(tmp_path: 
     await sink.done
     await asyncio.sleep(0)
     assert events == ["lost", "failed"]
-    await loaded.close()
 
 
 async def test_a_batch_that_no_worker_got_fails_only_where_the_next_one_cannot_run_it() -> None:
@@ -452,7 +437,6 @@ async def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     await killed(loaded)
     (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
     assert error_of(failed).code is Code.UNAVAILABLE
-    await loaded.close()
 
 
 @pytest.mark.parametrize(
@@ -502,7 +486,6 @@ async def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path
     loaded = await load(tmp_path, code)
     (result,) = await loaded.run([request(np.ones(1, "<f4"))])
     assert array_of(result).tolist() == [7]
-    await loaded.close()
 
 
 async def test_finalize_runs_and_the_process_ends(tmp_path: Path) -> None:
@@ -658,7 +641,6 @@ async def test_values_that_only_look_plain_are_sent_as_plain_ones(tmp_path: Path
     assert array_of(result).tolist() == [1]
     assert isinstance(result, Outputs)
     assert result.parameters == {"unit": "mm", "sure": True, "count": 2}
-    await loaded.close()
 
 
 @pytest.mark.usefixtures("execution_mode")
@@ -667,7 +649,6 @@ async def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Pat
     loaded = await load(tmp_path, code)
     (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
     assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
-    await loaded.close()
 
 
 def test_what_a_model_prints_in_finalize_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

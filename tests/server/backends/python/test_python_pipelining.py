@@ -92,7 +92,6 @@ async def test_batches_handed_over_ahead_of_time_are_answered_in_order(tmp_path:
     assert [[a[0] for a in arrays_of(r)] for r in results[1:]] == [
         [f"{n}".encode(), f"{n}b".encode()] for n in range(1, 8)
     ]
-    await loaded.close()
 
 
 async def test_only_the_batch_in_which_the_worker_dies_fails_and_the_others_run_on_the_next(tmp_path: Path) -> None:
@@ -108,7 +107,6 @@ async def test_only_the_batch_in_which_the_worker_dies_fails_and_the_others_run_
     assert [arrays_of(r)[0][0] for r in (second, third)] == [b"second", b"third"]
     assert started.finished == [0, 1, 2]
     assert loaded.instance.pid != pid
-    await loaded.close()
 
 
 async def test_every_batch_in_which_a_worker_dies_fails_alone(tmp_path: Path) -> None:
@@ -118,7 +116,6 @@ async def test_every_batch_in_which_a_worker_dies_fails_alone(tmp_path: Path) ->
         started.start(words(word))
     results = await started.results()
     assert [isinstance(r, ServingError) for (r,) in results] == [True, False, True, False]
-    await loaded.close()
 
 
 async def test_the_time_limit_of_a_batch_counts_from_its_own_start(tmp_path: Path) -> None:
@@ -128,7 +125,6 @@ async def test_the_time_limit_of_a_batch_counts_from_its_own_start(tmp_path: Pat
         started.start(words("sleep 0.4"))
     for result in await started.results():
         arrays_of(result)
-    await loaded.close()
 
 
 async def test_a_batch_that_hangs_behind_another_is_ended_and_those_behind_it_run(tmp_path: Path) -> None:
@@ -140,7 +136,6 @@ async def test_a_batch_that_hangs_behind_another_is_ended_and_those_behind_it_ru
     assert [arrays_of(r)[0][0] for r in (first, last)] == [b"first", b"last"]
     assert isinstance(hung, ServingError)
     assert "did not finish within 0.5 s" in str(hung)
-    await loaded.close()
 
 
 async def test_large_tensors_of_several_batches_in_flight_do_not_mix(tmp_path: Path) -> None:
@@ -158,7 +153,6 @@ async def test_large_tensors_of_several_batches_in_flight_do_not_mix(tmp_path: P
             kept += arrays_of(result)
     for expected, got in zip(sent, kept, strict=True):
         np.testing.assert_array_equal(got, expected)
-    await loaded.close()
 
 
 async def test_more_new_regions_in_one_round_than_one_call_can_announce(tmp_path: Path) -> None:
@@ -168,7 +162,6 @@ async def test_more_new_regions_in_one_round_than_one_call_can_announce(tmp_path
         started.start([request(np.full(INLINE_BYTES_MAX // 4 + 1, batch, "<f4")) for _ in range(FDS_MAX)])
     for batch, result in enumerate(await started.results()):
         assert {float(a[-1]) for a in arrays_of(result)} == {float(batch)}
-    await loaded.close()
 
 
 async def test_a_batch_of_more_tensors_than_one_call_takes_buffers(tmp_path: Path) -> None:
@@ -177,7 +170,6 @@ async def test_a_batch_of_more_tensors_than_one_call_takes_buffers(tmp_path: Pat
     started.start([request(np.array([i], "<f4")) for i in range(3000)])
     (result,) = await started.results()
     assert [float(a[0]) for a in arrays_of(result)] == list(range(3000))
-    await loaded.close()
 
 
 async def test_a_full_socket_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
@@ -192,7 +184,6 @@ async def test_a_full_socket_does_not_hold_up_the_event_loop(tmp_path: Path) -> 
     gate.touch()  # before, the worker takes nothing: an event loop that waited for it would not get here
     for result in (await started.results())[1:]:
         assert {a[0] for a in arrays_of(result)} == {big}
-    await loaded.close()
 
 
 async def test_responses_that_are_given_up_late_leave_their_memory_for_reuse(tmp_path: Path) -> None:
@@ -213,7 +204,6 @@ async def test_responses_that_are_given_up_late_leave_their_memory_for_reuse(tmp
     assert worker.num_fds() <= before + 2
     held.clear()
     gc.collect()
-    await loaded.close()
 
 
 async def test_a_model_whose_response_fails_halfway_keeps_no_memory(tmp_path: Path) -> None:
@@ -235,7 +225,6 @@ async def test_a_model_whose_response_fails_halfway_keeps_no_memory(tmp_path: Pa
     await batches(20)
     assert worker.num_fds() <= before + 2
     np.testing.assert_array_equal(arrays_of(await loaded.run([request(large)]))[0], large)
-    await loaded.close()
 
 
 async def test_a_batch_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
@@ -245,7 +234,6 @@ async def test_a_batch_that_cannot_be_written_fails_alone(tmp_path: Path) -> Non
     assert isinstance(failed, ServingError)
     assert "cannot be handed to instance 'm_0_0'" in str(failed)
     np.testing.assert_array_equal(arrays_of(await loaded.run([request(large)]))[0], large)
-    await loaded.close()
 
 
 async def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of_those_it_brings_in(
@@ -278,7 +266,6 @@ async def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of
     results = await started.results()
     assert [arrays_of(r)[0][0] for r in results] == [b"second", b"third", b"brought in"]
     assert started.finished == [0, 1, 2]
-    await loaded.close()
 
 
 async def test_the_pause_before_a_restart_doubles_until_a_batch_is_answered(
@@ -304,7 +291,6 @@ async def test_the_pause_before_a_restart_doubles_until_a_batch_is_answered(
     await loaded.run(words("die"))
     await loaded.run(words("fine"))
     assert delays == [0.001, 0.002, 0.004, 0.004, 0.001]
-    await loaded.close()
 
 
 async def test_a_worker_that_hangs_while_it_starts_again_is_replaced_though_batches_wait(tmp_path: Path) -> None:
@@ -328,7 +314,6 @@ async def test_a_worker_that_hangs_while_it_starts_again_is_replaced_though_batc
     results = await started.results()
     assert [isinstance(r, ServingError) for (r,) in results] == [True, True, False]
     assert "did not initialize within 600 s" in str(results[1][0])
-    await loaded.close()
 
 
 async def test_several_inputs_of_all_sizes_reach_the_model_as_they_were(tmp_path: Path) -> None:
@@ -346,4 +331,3 @@ async def test_several_inputs_of_all_sizes_reach_the_model_as_they_were(tmp_path
     (result,) = await loaded.run([InferRequest("m", inputs)])
     expected = sum((index + 1) * size for index, size in enumerate(sizes))
     assert arrays_of([result])[0].tolist() == [expected]
-    await loaded.close()

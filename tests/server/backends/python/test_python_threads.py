@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.closing import close_later
 from tests.support.python_model import config, request, write
 
 from charonia.config.kinds import InstanceKind
@@ -141,6 +142,7 @@ async def load(
     model = await PythonBackend().load(write(folder, code), cfg or in_thread(), settings or BackendSettings())
     instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU))
     assert isinstance(instance, ThreadInstance)
+    close_later(instance.aclose)
     return instance
 
 
@@ -179,7 +181,6 @@ async def test_tensors_are_handed_over_without_a_copy(tmp_path: Path, datatype: 
     result = await run_one(instance, request(sent, datatype))
 
     assert np.shares_memory(array_of(result), sent)
-    await instance.aclose()
 
 
 async def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_path: Path) -> None:
@@ -190,7 +191,6 @@ async def test_an_input_cannot_be_written_to_since_others_may_look_at_it(tmp_pat
 
     assert "read-only" in error.message
     assert sent.tolist() == [1, 1]
-    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,6 @@ async def test_strings_are_sent_as_bytes(tmp_path: Path, expression: str, expect
     result = await run_one(instance, request(np.array([b""], object), DataType.BYTES))
 
     assert array_of(result).tolist() == expected
-    await instance.aclose()
 
 
 async def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: Path) -> None:
@@ -224,7 +223,6 @@ async def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: 
 
     assert "cannot be sent: no text" in error_of(sink.responses[0][0]).message
     assert array_of(sink.responses[1][0]).tolist() == [b"fine"]
-    await instance.aclose()
 
 
 async def test_outputs_come_in_c_order(tmp_path: Path) -> None:
@@ -234,7 +232,6 @@ async def test_outputs_come_in_c_order(tmp_path: Path) -> None:
 
     assert array.flags.c_contiguous
     assert array.tolist() == [0, 2, 4]
-    await instance.aclose()
 
 
 # -- life
@@ -247,7 +244,6 @@ async def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Pa
 
     assert "bye" in error_of(await run_one(instance, request(ONE))).message
     assert array_of(await run_one(instance, request(ONE * 0))).tolist() == [0]
-    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -373,7 +369,6 @@ async def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_p
     *responses, last = sink.responses[0]
     assert [array_of(r).tolist() for r in responses] == [[0], [1], [2]]
     assert last is None
-    await instance.aclose()
 
 
 async def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> None:
@@ -383,7 +378,6 @@ async def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> N
     await sink.is_final[0].wait()
 
     assert "dropped the response sender" in error_of(sink.responses[0][0]).message
-    await instance.aclose()
 
 
 async def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
@@ -400,7 +394,6 @@ async def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
 
     await running.done.wait()
     await queued.done.wait()
-    await instance.aclose()
 
 
 # -- other models
@@ -440,7 +433,6 @@ async def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path)
     instance = await load(tmp_path, code, settings=BackendSettings(models=FakeModels()))
     assert array_of(await run_one(instance, request(ONE))).tolist() == [6]
     assert array_of(await run_one(instance, request(ONE * 2))).tolist() == [12]
-    await instance.aclose()
 
 
 async def test_a_model_takes_any_number_of_responses(tmp_path: Path) -> None:
@@ -453,7 +445,6 @@ return [answer(np.array([sum(values)], np.float32))]
     models = FakeModels(responses=5, is_decoupled=True)
     instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
     assert array_of(await run_one(instance, request(ONE))).tolist() == [10]
-    await instance.aclose()
 
 
 async def test_a_call_whose_responses_are_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,7 +460,6 @@ return [answer(np.array([last.error().message()], object))]
     instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
     (text,) = array_of(await run_one(instance, request(ONE))).tolist()
     assert text == b"the responses of model 'other' were not read fast enough"
-    await instance.aclose()
 
 
 async def test_a_sender_waits_while_the_event_loop_has_much_to_take(
@@ -499,7 +489,6 @@ async def test_a_sender_waits_while_the_event_loop_has_much_to_take(
     assert sent.read_text().split() == ["0", "1"]
     await sink.is_final[0].wait()
     assert len(sink.responses[0]) == 21
-    await instance.aclose()
 
 
 @pytest.mark.parametrize(
@@ -518,7 +507,6 @@ return [answer(np.array([str(error.code()) + ":" + error.message()], object))]
     instance = await load(tmp_path, executing(body), in_thread(DataType.FP32), BackendSettings(models=FakeModels()))
     (text,) = array_of(await run_one(instance, request(ONE))).tolist()
     assert expected.removeprefix("3:") in text.decode()
-    await instance.aclose()
 
 
 async def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> None:
@@ -534,7 +522,6 @@ async def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> No
     instance.cancel(sink, 0)
 
     await sink.done.wait()
-    await instance.aclose()
 
 
 async def test_a_model_loads_unloads_and_asks_for_others(tmp_path: Path) -> None:
@@ -553,7 +540,6 @@ return [answer(np.array([reason, str(pb_utils.is_model_ready("other")), str(pb_u
 
     assert array_of(await run_one(instance, request(ONE))).tolist() == [b"it is broken", b"True", b"False"]
     assert models.done[:2] == [("load", "other", "{}", {"1/x": b"content"}), ("unload", "other", True)]
-    await instance.aclose()
 
 
 async def test_metrics_of_a_model_last_as_long_as_it(tmp_path: Path) -> None:
@@ -622,7 +608,6 @@ async def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path:
     gate.touch()
     assert await asking
     assert sink.done.is_set()
-    await instance.aclose()
 
 
 # -- what cannot be

@@ -110,7 +110,6 @@ async def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
     loaded = await load(tmp_path, code)
     (result,) = await loaded.run([request(ZERO)])
     assert value_of(result) == 777
-    await loaded.close()
 
 
 async def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
@@ -122,7 +121,6 @@ async def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> 
     assert "ended by SIGSEGV; its last output:" in message
     assert "Fatal Python error: Segmentation fault" in message
     assert re.search(r'model\.py", line \d+ in execute', message)
-    await loaded.close()
 
 
 @pytest.mark.parametrize("has_pidfd", [True, False])
@@ -285,7 +283,6 @@ class TritonPythonModel:
     assert "line 199.\nhalf a line" in error.message
     assert "line 150." in error.message
     assert "line 149." not in error.message
-    await loaded.close()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
