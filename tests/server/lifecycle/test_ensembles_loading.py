@@ -529,6 +529,21 @@ async def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog
     await harness.close()
 
 
+async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: Path) -> None:
+    write_chain(tmp_path)
+    harness = Harness(tmp_path)
+
+    load = asyncio.ensure_future(harness.engine.load_model("e"))
+    while harness.states().get("a") is not ModelState.LOADING:
+        await asyncio.sleep(0)
+    await harness.engine.unload_model("a")
+
+    await load
+    await harness.settle()
+    assert harness.states() == {"a": UNAVAILABLE, "b": READY, "e": UNAVAILABLE}
+    await harness.close()
+
+
 async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) -> None:
     write_identity(tmp_path, "a")
     config = tmp_path / "a" / "config.pbtxt"

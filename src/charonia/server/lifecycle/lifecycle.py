@@ -269,6 +269,8 @@ class Lifecycle:
         left: set[str] = set()
         for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
             model = self.table.models[key]
+            if loads := [self._loads[each] for each in self.ensembles.of_steps([name]) if each in self._loads]:
+                await asyncio.wait(loads)  # they would miss the model that they have loaded
             self._requested.discard(key)
             model.override = None
             composition = model.composition
