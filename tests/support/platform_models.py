@@ -1,7 +1,6 @@
 """Versions of models in the tables and the store of a platform, as the registry has them when they are checked."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,4 +76,6 @@ def short_levels(monkeypatch: pytest.MonkeyPatch, requests: int = 60) -> None:
 def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches take six seconds."""
     command = TuneJob.command
-    monkeypatch.setattr(TuneJob, "command", lambda job, *given: command(replace(job, minutes=0.1), *given))
+    monkeypatch.setattr(
+        TuneJob, "command", lambda job, *given: command(job.model_copy(update={"minutes": 0.1}), *given)
+    )

@@ -72,7 +72,7 @@ def add(
         created=now(),
     )
     session.add(row)
-    return row, _build(session, who, found, row, deployment, "create")
+    return row, _build(session, who, found, row, deployment, "environment.create")
 
 
 def rebuild(
@@ -85,7 +85,7 @@ def rebuild(
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
     row.digest = _digest(read_requirements(row.requirements), row.python)
     row.state, row.reason = "waiting", ""
-    return row, _build(session, who, found, row, deployment, "rebuild")
+    return row, _build(session, who, found, row, deployment, "environment.rebuild")
 
 
 def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
@@ -199,12 +199,12 @@ def _build(
     project: ProjectRow,
     row: EnvironmentRow,
     deployment: Mapping[str, Any] | None,
-    verb: str,
+    action: str,
 ) -> TaskRow:
     session.flush()
     arguments: dict[str, Any] = {"environment": row.id}
     if deployment is not None:
         arguments |= {"deployment": dict(deployment), "project": project.name, "who": who.name, "by": who.id}
     detail = {"for": deployment["name"]} if deployment else {}
-    audit.note(session, who, f"environment.{verb}", f"{project.name}/{row.name}", detail, project_id=project.id)
+    audit.note(session, who, action, f"{project.name}/{row.name}", detail, project_id=project.id)
     return queue.add(session, KIND, project.id, row.name, arguments, who.name)
