@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -123,17 +124,7 @@ class InProcessFrontend:
         single = SingleResponse(
             unsupported(f"model '{request.model_name}' did not answer exactly once", hint="use stream_infer")
         )
-
-        def reply(outcome: Outcome, final: bool) -> None:
-            if future.done():
-                return
-            answer = single.take(outcome, final)
-            if isinstance(answer, ServingError):
-                future.set_exception(answer)
-            elif answer is not None:
-                future.set_result(answer)
-
-        ticket = self._engine.infer(request, reply)
+        ticket = self._engine.infer(request, partial(single.settle, future))
         try:
             return await future
         except (asyncio.CancelledError, ServingError):

@@ -6,6 +6,7 @@
 the engine can answer are awaited.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -314,3 +315,13 @@ class SingleResponse:
         if not final:
             return None
         return self._response if self._response is not None else self._refusal
+
+    def settle(self, future: "asyncio.Future[InferResponse]", outcome: Outcome, final: bool) -> None:
+        """Take an outcome, as a reply does; settle a future with the answer."""
+        if future.done():
+            return
+        answer = self.take(outcome, final)
+        if isinstance(answer, ServingError):
+            future.set_exception(answer)
+        elif answer is not None:
+            future.set_result(answer)

@@ -7,6 +7,7 @@ vector for each token, these are pooled, and vectors are scaled to length 1.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ from charonia.config.parameters import (
     TEXT_INPUT,
 )
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.errors import internal, invalid
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse, Outcome, Reply, Ticket
+from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.core.statistics import TokenUsage
 from charonia.core.tensor import Array, Tensor
 from charonia.server.facade import SingleResponse
@@ -155,7 +156,7 @@ class Embedder:
             request = InferRequest(self._config.name, inputs, outputs=(RequestedOutput(self._output),))
             answer: asyncio.Future[InferResponse] = loop.create_future()
             answers.append(answer)
-            self._tickets.append(self._infer(request, _settles(answer)))
+            self._tickets.append(self._infer(request, partial(SingleResponse(_NOT_ONE).settle, answer)))
         try:
             responses = await asyncio.gather(*answers)
         except BaseException:
@@ -178,19 +179,3 @@ def _integers(name: str, datatype: DataType | None, values: Array) -> Tensor:
 def _parts(values: Sequence[Text] | Sequence[int], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
-
-
-def _settles(answer: "asyncio.Future[InferResponse]") -> Reply:
-    """Return a reply that settles a future with the only response."""
-    single = SingleResponse(_NOT_ONE)
-
-    def reply(outcome: Outcome, final: bool) -> None:
-        if answer.done():
-            return
-        taken = single.take(outcome, final)
-        if isinstance(taken, ServingError):
-            answer.set_exception(taken)
-        elif taken is not None:
-            answer.set_result(taken)
-
-    return reply

@@ -178,7 +178,7 @@ def test_a_response_format_guides_the_engine() -> None:
         ({"temprature": 1}, "temprature: the tensorrtllm backend has no such parameter; did you mean 'temperature'?"),
         ({"n": 2, "stream": True}, "n: expected 1 with `stream`"),
         ({"stream_options": 1}, "stream_options: expected an object"),
-        ({"response_format": {"type": "xml"}}, "response_format: expected the type text"),
+        ({"response_format": {"type": "xml"}}, "response_format: expected an object of type text"),
     ],
 )
 def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:

@@ -83,6 +83,13 @@ def is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
+def is_format(value: Any) -> bool:
+    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
+        return False
+    schema = value.get("json_schema")
+    return value["type"] != "json_schema" or (isinstance(schema, dict) and isinstance(schema.get("schema"), dict))
+
+
 FLAG = RequestMember("a boolean", lambda value: type(value) is bool)
 TEXT = RequestMember("a string", lambda value: isinstance(value, str))
 TEXTS = RequestMember("an array of strings", is_texts)
@@ -91,3 +98,4 @@ IDS = RequestMember(
     "an array of ids", lambda value: isinstance(value, list) and all(type(each) is int for each in value)
 )
 OBJECT = RequestMember("an object", lambda value: isinstance(value, dict))
+FORMAT = RequestMember("an object of type text, json_object, or json_schema with its schema", is_format)

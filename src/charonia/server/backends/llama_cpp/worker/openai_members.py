@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ...language.worker.members import (
     ABOVE_0,
     FLAG,
+    FORMAT,
     IDS,
     OBJECT,
     STOPS,
@@ -309,13 +310,6 @@ def _is_tools(value: Any) -> bool:
     )
 
 
-def _is_format(value: Any) -> bool:
-    if not isinstance(value, dict) or value.get("type") not in ("text", "json_object", "json_schema"):
-        return False
-    schema = value.get("json_schema")
-    return value["type"] != "json_schema" or (isinstance(schema, dict) and isinstance(schema.get("schema"), dict))
-
-
 def _only(value: object) -> RequestMember:
     return RequestMember(f"{json.dumps(value)}: llama.cpp can do nothing else", lambda given: given == value)
 
@@ -358,7 +352,7 @@ _TEXT_MEMBERS = {
     "stop": STOPS,
     "logit_bias": RequestMember(f"an object with a number up to {LOGIT_BIAS_MAX} for each token's id", _is_bias),
     "stream_options": OBJECT,
-    "response_format": RequestMember("an object of type text, json_object, or json_schema with its schema", _is_format),
+    "response_format": FORMAT,
     **dict.fromkeys(("json_schema", "structured_outputs"), OBJECT),
     "grammar": TEXT,
     **dict.fromkeys(_GUIDED, _ANY),

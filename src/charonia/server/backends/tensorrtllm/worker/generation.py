@@ -14,6 +14,7 @@ import numpy as np
 from ...language.worker.members import (
     ABOVE_0,
     FLAG,
+    FORMAT,
     IDS,
     OBJECT,
     RequestMember,
@@ -160,18 +161,12 @@ def _sampling(route: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _guided(given: Any) -> dict[str, Any] | None:
-    if given is None or given == {"type": "text"}:
+    if given is None:
         return None
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "json_object":
-        return {"json_object": True}
-    schema = given.get("json_schema") if isinstance(given, dict) else None
-    if kind == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        return {"json": schema["schema"]}
-    raise ValueError(
-        f"response_format: expected the type text, json_object, or json_schema with its schema, "
-        f"got {json.dumps(given)[:100]}"
-    )
+    check("response_format", given, FORMAT)
+    if given["type"] == "json_schema":
+        return {"json": given["json_schema"]["schema"]}
+    return {"json_object": True} if given["type"] == "json_object" else None
 
 
 def _prompt(given: Any) -> str | list[int]:
