@@ -27,14 +27,15 @@ _ROOMS = {
     "wire": "grpc_framing grpc_headers grpc_infer http_response json_text plain_values tensors "
     "v2_data v2_request v2_response",
     "server.scheduling": "api dynamic in_place queue schedulers slots",
-    "server.execution": "admission busy_poll clock deadlock executor in_flight runner version_runner",
+    "": "clock",
+    "server.execution": "admission busy_poll deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
     "server": "engine",
     "server.http": "connection exchange inference limits parser routes",
     "server.grpc": "call_table calls connection http2 limits methods streams",
 }
 
-MODULES = [f"charonia.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()]
+MODULES = [f"charonia.{room}.{name}".replace("..", ".") for room, names in _ROOMS.items() for name in names.split()]
 """The modules of the request path. Others would not be faster, or are not waited for. `execution.tracing` and
 `sequences.runner` combine classes at run time, for which `super()` of compiled classes does not look."""
 

@@ -18,6 +18,8 @@ from bench.servers import HOST
 
 REQUEST_BYTES_MAX = 1 << 20
 
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
 
 def main() -> None:
     """Answer until ended."""
@@ -39,7 +41,10 @@ def main() -> None:
                 continue
             due = time.perf_counter_ns() + 1000 * given.after_us
             connection, received = connections[descriptor]
-            data = connection.recv(REQUEST_BYTES_MAX)
+            try:
+                data = connection.recv(REQUEST_BYTES_MAX)
+            except ConnectionResetError:
+                data = b""
             received += data
             if not data:
                 del connections[descriptor]
@@ -51,6 +56,8 @@ def main() -> None:
                     while time.perf_counter_ns() < due:
                         pass
                     connection.sendall(infer)
+                elif path.startswith("/v1"):
+                    connection.sendall(JSON + response(answers[path]).partition(b"\r\n")[2])
                 elif path.endswith("/stats"):
                     connection.sendall(response(json.dumps(statistics(count)).encode()))
                 else:
@@ -107,7 +114,10 @@ def documents(model: str) -> dict[str, bytes]:
         "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": INPUT_SHAPES[model]}],
         "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": OUTPUT_SHAPES[model]}],
     }
+    embedding = {"object": "embedding", "index": 0, "embedding": [0.0]}
+    usage = {"prompt_tokens": 1, "total_tokens": 1}
     found = {
+        "/v1/embeddings": {"object": "list", "model": MODEL, "data": [embedding], "usage": usage},
         "/v2": {"name": "fixed", "version": "1", "extensions": ["binary_tensor_data", "statistics"]},
         f"/v2/models/{MODEL}": {"name": MODEL, "versions": ["1"], "platform": "fixed", **tensors},
         f"/v2/models/{MODEL}/config": config,

@@ -15,6 +15,7 @@ INTERNAL = {
     "core": set(),
     "version": set(),
     "compiled": set(),
+    "clock": set(),
     "die_with_parent": set(),
     "python_command": set(),
     "http_call": set(),
@@ -65,7 +66,7 @@ INTERNAL = {
     | {"server.channel", "server.ragged.batch", "server.log_file"},
     "server.guard": {"core", "die_with_parent", "server.machine.memory", "server.metrics.processes"},
     "server.page": {"core", "config", "wire"},
-    "server.explain": {"core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
+    "server.explain": {"clock", "core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {
         "server.ensembles",
         "server.lifecycle.in_front",
@@ -77,13 +78,15 @@ INTERNAL = {
     },
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
-    "server.execution": {"core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
+    "server.execution": {"clock", "core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
     | {"server.backends.api", "server.rate_limiter.limiter", "server.ragged", "server.sequences.api"},
-    "server.scaling": {"core", "config", "server.execution", "server.machine.gauges"} | {"server.metrics.prometheus"},
-    "server.sequences": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
+    "server.scaling": {"clock", "core", "config", "server.execution", "server.machine.gauges"}
+    | {"server.metrics.prometheus"},
+    "server.sequences": {"clock", "core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
     | {"server.execution", "server.rate_limiter"},
-    "server.ensembles": {"core", "config", "server.metrics", "server.execution", "server.backends.batch"},
+    "server.ensembles": {"clock", "core", "config", "server.metrics", "server.execution", "server.backends.batch"},
     "server.response_cache": {
+        "clock",
         "install_hint",
         "core",
         "config",
@@ -92,6 +95,7 @@ INTERNAL = {
         "server.execution",
     },
     "server.traffic": {
+        "clock",
         "core",
         "config",
         "wire.json_text",
@@ -103,6 +107,7 @@ INTERNAL = {
         "server.sequences",
     },
     "server.lifecycle": {
+        "clock",
         "install_hint",
         "core",
         "config",
@@ -122,6 +127,7 @@ INTERNAL = {
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.front_ends": {
+        "clock",
         "version",
         "core",
         "python_command",
@@ -151,11 +157,11 @@ INTERNAL = {
         "server.backends.registry",
     }
     | {"server.lifecycle", "server.machine"},
-    "server": {"version", "compiled", "core", "config", "wire", "stores", "server"},
+    "server": {"clock", "version", "compiled", "core", "config", "wire", "stores", "server"},
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},
-    "tools.perf": {"version", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
+    "tools.perf": {"clock", "version", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
     | {"python_command"},
     "tools.tune": {"version", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"python_command", "tools.report", "tools.results"},

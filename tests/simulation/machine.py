@@ -395,8 +395,8 @@ def install() -> None:
 
 def adapt_server() -> None:
     """Replace what the server reads from the real machine, after it has been imported."""
+    from charonia import clock
     from charonia.server import app, engine
-    from charonia.server.execution import clock
     from charonia.server.execution.runner import ModelRunner
     from charonia.server.lifecycle import on_demand
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
+from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, turned_away, unavailable
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata
@@ -23,7 +24,6 @@ from charonia.server.directory import (
     target_of,
 )
 from charonia.server.execution.admission import with_request_id
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.lifecycle import Lifecycle

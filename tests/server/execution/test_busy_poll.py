@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from charonia.clock import now_ns
 from charonia.server.execution import busy_poll
 from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll, LoneCallerRule
-from charonia.server.execution.clock import now_ns
 
 LIMIT = 500_000
 SOON = 200_000

@@ -9,12 +9,12 @@ import pytest
 from tests.server.execution.test_runner import Answers, ScriptedInstance, config, request
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig, TransactionPolicy
 from charonia.config.parameters import INSTANCES_MAX
 from charonia.core.errors import unavailable
 from charonia.server.backends.api import Placement
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner

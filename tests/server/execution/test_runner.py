@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, QueuePolicy
 from charonia.core.dtypes import DataType
@@ -17,7 +18,6 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Reply
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import FailureReason

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -17,7 +18,6 @@ from charonia.core.response import Outcome
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree, ordered
 from charonia.server.backends.api import BatchSink, Outputs, Placement
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.in_flight import RunningBatch
 from charonia.server.execution.runner import ModelRunner

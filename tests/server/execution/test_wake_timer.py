@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from charonia.server.execution.clock import WakeTimer, now_ns
+from charonia.clock import WakeTimer, now_ns
 
 
 @pytest.mark.parametrize("has_timerfd", [True, False], ids=["timerfd", "a system without timerfd"])

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from charonia.clock import now_ns
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import REQUESTS_MIN
 from charonia.server.explain.explainer import Explainer, ProcessHistory, setup_of

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
@@ -31,7 +32,6 @@ from charonia.server.backends.api import (
     Placement,
 )
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.entries import ModelEntry, VersionEntry
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions

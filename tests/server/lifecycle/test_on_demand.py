@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
@@ -20,7 +21,6 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle import on_demand as demand_module
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions

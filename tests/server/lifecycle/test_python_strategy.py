@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -19,7 +20,6 @@ from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Placement
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy

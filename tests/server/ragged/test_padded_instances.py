@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -16,7 +17,6 @@ from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
 from charonia.server.execution.admission import Admission
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.ragged.configuration import padding_plan

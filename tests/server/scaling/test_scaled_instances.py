@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia import clock
 from charonia.config.complete import normalise
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
@@ -18,7 +19,6 @@ from charonia.core.response import InferResponse
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, BatchSink, Completion, ModelFiles, Outputs, Placement
-from charonia.server.execution import clock
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.repository.scan import ModelFolder

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
@@ -18,7 +19,6 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, Re
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Rescheduled, Result
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion

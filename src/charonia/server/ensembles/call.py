@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, assert_never
 
+from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.classification import classify
 from charonia.core.dtypes import DataType
@@ -38,7 +39,6 @@ from charonia.server.ensembles.flow import (
 )
 from charonia.server.ensembles.plan import EnsemblePlan, Fit, StepRoute, TensorRoute
 from charonia.server.execution.admission import Admission, with_request_id
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.tracing import begin
 from charonia.server.metrics.metric_families import chosen_buckets
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from charonia.server.execution.clock import now_ns
+from charonia.clock import now_ns
 
 PAGE_NAME = "requests"
 """File with the time of the latest request of each process, in the private folder of the server."""

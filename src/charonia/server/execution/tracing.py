@@ -5,6 +5,7 @@ A runner makes traced batches only while a request with a trace is in flight; ot
 
 from collections.abc import Callable
 
+from charonia.clock import now_ns
 from charonia.core.errors import ServingError
 from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
@@ -23,7 +24,6 @@ from charonia.core.trace import (
     TENSOR_QUEUE_INPUT,
     Trace,
 )
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.in_flight import InFlight, PendingRequest, RunningBatch
 from charonia.server.scheduling.api import CloseReason

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.activity import Activity, History
 from charonia.server.explain.rules import Facts, Finding, ModelSetup, explain

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from charonia.clock import now_ns
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.end import SOCKET_BYTES, ChannelEnd, TensorLink
 from charonia.server.channel.regions import ChannelError
-from charonia.server.execution.clock import now_ns
 from charonia.server.facade import LoadReports
 from charonia.server.front_ends.bursts import RequestWriter, ResponseWriter
 from charonia.server.front_ends.messages import decode_error, encode_error

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from charonia.clock import now_ns
 from charonia.config.backends import records
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, unavailable
@@ -23,7 +24,6 @@ from charonia.core.response import InferResponse, Reply, Ticket
 from charonia.server.directory import Target
 from charonia.server.ensembles.call import EnsembleRunner, Infer
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.front_ends.messages import plain

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, unavailable
@@ -24,7 +25,6 @@ from charonia.server.channel.channel import Incoming
 from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import models_at
 from charonia.server.execution.busy_poll import Neighbours
-from charonia.server.execution.clock import now_ns
 from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.bursts import BurstReader, RequestWriter
 from charonia.server.front_ends.calls import CALLS, Asked, asked, service

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 
+from charonia.clock import now_ns
 from charonia.config.json_form import to_json
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelWarmup, WarmupInput
@@ -25,7 +26,6 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import WorkerState
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor, make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner

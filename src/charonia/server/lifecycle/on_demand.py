@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from charonia.clock import now_ns
 from charonia.config.parameters import PINNED
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.metadata import name_of
 from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
 from charonia.server.execution.admission import with_request_id
-from charonia.server.execution.clock import now_ns
 from charonia.server.lifecycle.entries import keys_of
 from charonia.server.lifecycle.eviction import BackOff, Fit, Resident, idle_since, make_room
 from charonia.server.lifecycle.lifecycle import Lifecycle

@@ -20,13 +20,13 @@ import time
 from functools import partial
 from typing import Generic, TypeVar
 
+from charonia.clock import now_ns
 from charonia.config.backends import record_of
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Tensor
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.in_flight import OrderedOutcomes
 from charonia.server.execution.tracing import begin
 from charonia.server.execution.version_runner import Runner

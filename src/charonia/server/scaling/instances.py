@@ -10,8 +10,8 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from charonia.clock import now_ns
 from charonia.core.errors import ServingError
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.machine.gauges import CpuTimes

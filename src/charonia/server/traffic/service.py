@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 
+from charonia.clock import WakeTimer, now_ns
 from charonia.core.errors import ServingError, invalid, models_hint, not_found, unsupported
 from charonia.core.metadata import name_of
-from charonia.server.execution.clock import WakeTimer, now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.metric_families import Family
 from charonia.server.traffic.canary import (

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from charonia.clock import now_ns
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
 from charonia.core.tensor import Array, DeviceTensor, Tensor, array_bytes
-from charonia.server.execution.clock import now_ns
 from charonia.server.execution.version_runner import Runner
 from charonia.server.sequences.runner import SequenceRunner
 from charonia.server.traffic.canary import VersionFigures

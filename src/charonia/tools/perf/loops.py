@@ -3,103 +3,29 @@
 A loop runs on the event loop's thread of a worker process and sends that process's share of a level. It is finished
 when all requests have been sent and have ended; an unlimited load finishes only after `stop`.
 
-The timer of an open loop is a timerfd on Linux, precise to microseconds. Elsewhere it is the event loop's timer, which
-is rounded to milliseconds, so requests are up to a millisecond late. Their latency counts from the scheduled time all
-the same.
+The timer of an open loop is precise to microseconds on Linux. Elsewhere, requests are up to a millisecond late. Their
+latency counts from the scheduled time all the same.
 """
 
 import asyncio
-import ctypes
-import os
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
+from charonia.clock import WakeTimer, now_ns
 from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
 from charonia.wire.transport import Failure
-
-_CLOCK_MONOTONIC = 1
-_NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
-_ABSOLUTE = 1
-_SECOND_NS = 1_000_000_000
-
-
-class _Time(ctypes.Structure):
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("value_s", ctypes.c_long),
-        ("value_ns", ctypes.c_long),
-    )
-
-
-class TimerFd:
-    """A timerfd (Linux)."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self._loop = loop
-        self._ring = ring
-        self._library = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = self._library.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
-        if self._descriptor < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._time = _Time()
-        loop.add_reader(self._descriptor, self._rings)
-
-    def set(self, at_ns: int) -> None:
-        """Ring once at this time of the monotonic clock, immediately if it has passed."""
-        self._time.value_s, self._time.value_ns = divmod(max(at_ns, 1), _SECOND_NS)
-        self._library.timerfd_settime(self._descriptor, _ABSOLUTE, ctypes.byref(self._time), None)
-
-    def close(self) -> None:
-        """Never ring again."""
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
-
-    def _rings(self) -> None:
-        try:
-            os.read(self._descriptor, 8)
-        except BlockingIOError:
-            return  # set again since it rang
-        self._ring()
-
-
-class LoopTimer:
-    """The event loop's timer."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
-        self._loop = loop
-        self._ring = ring
-        self._handle: asyncio.TimerHandle | None = None
-
-    def set(self, at_ns: int) -> None:
-        """Ring once at this time of the loop's clock, which is the monotonic one."""
-        self.close()
-        self._handle = self._loop.call_at(at_ns / _SECOND_NS, self._ring)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-
-Alarm = TimerFd | LoopTimer
-
-
-def alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
-    """Return the most precise timer of this platform."""
-    return TimerFd(loop, ring) if sys.platform == "linux" else LoopTimer(loop, ring)
-
 
 RETRY_DELAY_S = 0.05
 """Pause of a slot whose request never reached a server, so that a closed loop does not spin."""
 
 _BURST_MAX = 64
 """Limit of late requests that are sent in a row before answers are processed."""
+
+SPIN_NS = 50_000
+"""A loop does not sleep for a shorter time: waking up takes about as long."""
 
 _UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
 
@@ -240,18 +166,18 @@ class OpenLoop:
         self._is_stopped = False
         self._next_ns = next(times_ns)
         self._loop = asyncio.get_running_loop()
-        self._alarm = alarm(self._loop, self._due)
+        self._timer = WakeTimer(self._loop, self._due)
 
     def start(self) -> None:
         """Set the timer for the first request."""
         for place in self._places:
             place.then = partial(self._ended, place)
-        self._alarm.set(self._next_ns)
+        self._timer.set(self._next_ns)
 
     def stop(self) -> None:
         if not self._is_stopped:
             self._is_stopped = True
-            self._alarm.close()
+            self._timer.close()
         for place in self._places:
             place.waiting.clear()
         self._finishing.finish_all()
@@ -262,17 +188,19 @@ class OpenLoop:
         return (self._is_stopped or not self._left) and not self._sender.in_flight and not waiting
 
     def _due(self) -> None:
-        sent = 0
-        while self._left and not self._is_stopped and self._next_ns <= time.monotonic_ns():
-            if sent == _BURST_MAX:
+        room = _BURST_MAX
+        while self._left and not self._is_stopped:
+            wait_ns = self._next_ns - now_ns()
+            if wait_ns > SPIN_NS:
+                self._timer.set(self._next_ns)
+                return
+            if wait_ns > 0 or not room:
                 self._loop.call_soon(self._due)
                 return
             self._arrive(self._next_ns)
-            sent += 1
+            room -= 1
             self._left -= 1
             self._next_ns = next(self._times_ns)
-        if self._left and not self._is_stopped:
-            self._alarm.set(self._next_ns)
 
     def _arrive(self, intended_ns: int) -> None:
         place = self._places[self._turn]

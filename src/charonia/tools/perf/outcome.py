@@ -198,13 +198,14 @@ def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> O
     seconds = max(span.used_end_ns - span.used_begin_ns, 1) / 1e9
     sent = ledger.sent
     inside = sent[(sent[:, 1] >= span.used_begin_ns) & (sent[:, 1] < span.used_end_ns)]
-    late = int(np.count_nonzero(inside[:, 1] - inside[:, 0] > DELAYED_NS))
+    delays = inside[:, 1] - inside[:, 0]
     waiting = level_backlog(ledger, span.used_begin_ns, span.used_end_ns)
     return Offered(
         rate=level.value,
         sent_rate=len(inside) / seconds,
         achieved_rate=len(used) / seconds,
-        delayed_share=late / len(inside) if len(inside) else 0.0,
+        delayed_share=float(np.mean(delays > DELAYED_NS)) if len(delays) else 0.0,
+        delay_p99_ns=int(np.percentile(delays, 99)) if len(delays) else 0,
         backlog_begin=waiting.begin,
         backlog_end=waiting.end,
     )

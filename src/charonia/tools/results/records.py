@@ -360,6 +360,7 @@ class Offered:
         sent_rate: Sent requests per second.
         achieved_rate: Completed requests per second, including failed ones.
         delayed_share: Share of requests sent more than 1 ms after their scheduled time.
+        delay_p99_ns: 99th percentile of the time from the scheduled sending to the actual one.
     """
 
     rate: float
@@ -368,6 +369,7 @@ class Offered:
     delayed_share: float
     backlog_begin: int
     backlog_end: int
+    delay_p99_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 from tests.support.fake_engine import FakeTicket
 
+from charonia.clock import now_ns
 from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.errors import Code, ServingError, internal, not_found
 from charonia.core.request import CallFrame, Flow, InferRequest
@@ -13,7 +14,6 @@ from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.server.backends.api import Result
 from charonia.server.backends.workers import services as services_module
 from charonia.server.backends.workers.services import ModelCalls, Work
-from charonia.server.execution.clock import now_ns
 
 OUTSIDE = CallFrame("caller", "1")
 

@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from charonia.clock import WakeTimer
 from charonia.tools.perf.api import SequencePlan
 from charonia.tools.perf.language.replies import Reply
 from charonia.tools.perf.language.requests import LanguageSource
-from charonia.tools.perf.loops import alarm
 from charonia.tools.perf.samples import Received, place
 from charonia.tools.perf.sending import RequestLog, RequestSender, SentRequest, Then
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot
@@ -69,17 +69,17 @@ class OpenSessions:
         self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._next_ns = next(times_ns)
-        self._alarm = alarm(self._loop, self._due)
+        self._timer = WakeTimer(self._loop, self._due)
 
     def start(self) -> None:
         """Set the timer for the first session."""
-        self._alarm.set(self._next_ns)
+        self._timer.set(self._next_ns)
 
     def stop(self) -> None:
         """Stop starting sessions and sending turns."""
         if not self._is_stopped:
             self._is_stopped = True
-            self._alarm.close()
+            self._timer.close()
 
     @property
     def is_finished(self) -> bool:
@@ -97,7 +97,7 @@ class OpenSessions:
             self._send(slot, self._next_ns)
             self._next_ns = next(self._times_ns)
         if self._left and not self._is_stopped:
-            self._alarm.set(self._next_ns)
+            self._timer.set(self._next_ns)
 
     def _send(self, slot: SessionSlot, intended_ns: int = 0) -> None:
         if self._is_stopped:
