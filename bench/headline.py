@@ -9,6 +9,7 @@ are replaced, where the measurement has succeeded. Tables that need an environme
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -222,8 +223,28 @@ def measure(table: Table, rounds: int, seconds: float) -> list[Any]:
             given += ["--output", str(RESULTS / results)]
             given += [] if "--seconds" in given else ["--seconds", str(seconds)]
         subprocess.run([sys.executable, "-m", f"bench.{module}", *given], cwd=ROOT, check=True)
-        records.append(json.loads((RESULTS / results).read_text(encoding="utf-8")))
+        record = json.loads((RESULTS / results).read_text(encoding="utf-8"))
+        wanted: dict[str, Sequence[Any]] = {
+            "concurrency": numbers_of(given, "--concurrency"),
+            "model": values_of(given, "--model"),
+        }
+        for key, values in wanted.items():  # a file may hold points of other commands
+            if values and "points" in record:
+                record["points"] = [point for point in record["points"] if point.get(key, values[0]) in values]
+        records.append(record)
     return records
+
+
+def values_of(given: Sequence[str], option: str) -> list[str]:
+    """Return the values of an option of a command."""
+    if option not in given:
+        return []
+    rest = given[given.index(option) + 1 :]
+    return list(itertools.takewhile(lambda value: not value.startswith("--"), rest))
+
+
+def numbers_of(given: Sequence[str], option: str) -> list[int]:
+    return [int(value) for value in values_of(given, option)]
 
 
 def quoted() -> list[str]:
