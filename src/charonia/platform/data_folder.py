@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -55,6 +56,13 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
         file.write(text)
     draft.replace(path)
+
+
+def kept_text(path: Path, random_bytes: int) -> str:
+    """Return the random text of a private file, which is created if it is missing."""
+    if not path.exists():
+        write_private(path, secrets.token_hex(random_bytes))
+    return path.read_text().strip()
 
 
 def announce(folder: Path, url: str) -> None:

@@ -22,7 +22,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class StorageFullError(ServingError):
-    """The disk has no room left."""
+    """The disk has no room left. Whatever writes files raises it: docstrings do not repeat this."""
 
 
 def storage_full(message: str) -> StorageFullError:
@@ -35,9 +35,6 @@ def disk_faults(what: str, place: Path) -> Iterator[None]:
 
     Args:
         what: The operation: "upload".
-
-    Raises:
-        StorageFullError: If the disk is full.
     """
     try:
         yield
@@ -79,11 +76,7 @@ class BlobFolder:
         return self.path(sha256).is_file()
 
     def add(self, pieces: Iterable[bytes], *, what: str) -> Blob:
-        """Store content from an iterator.
-
-        Raises:
-            StorageFullError: There is no room for it. Partial content is removed.
-        """
+        """Store content from an iterator."""
         digest, size = hashlib.sha256(), 0
         with disk_faults(what, self.folder), self._temporary() as path, path.open("wb") as file:
             for piece in pieces:
@@ -96,11 +89,7 @@ class BlobFolder:
         return Blob(digest.hexdigest(), size)
 
     def adopt(self, source: Path, *, what: str) -> Blob:
-        """Store an immutable file, which also stays in its place.
-
-        Raises:
-            StorageFullError: There is no room for it. Partial content is removed.
-        """
+        """Store an immutable file, which also stays in its place."""
         digest, size = hashlib.sha256(), 0
         with disk_faults(what, source), source.open("rb") as file:
             while piece := file.read(PIECE_BYTES):
@@ -174,11 +163,7 @@ class BlobFolder:
 
 
 def demand_room(folder: Path, size: int, *, what: str) -> None:
-    """Check that there is room for `size` bytes on the disk of a folder.
-
-    Raises:
-        StorageFullError: If there is not.
-    """
+    """Check that there is room for `size` bytes on the disk of a folder."""
     with disk_faults(what, folder):
         free = shutil.disk_usage(folder).free - RESERVE_BYTES
     if free < max(size, 0):

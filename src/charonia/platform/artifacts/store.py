@@ -88,9 +88,6 @@ class ArtifactStore:
             folder: The model's folder, which in a repository has the name of the model.
             number: The number that the version is served as.
             check: Called before each file; an exception cancels the work.
-
-        Raises:
-            StorageFullError: There is no room on the disk.
         """
         missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
         if missing:  # links take no room

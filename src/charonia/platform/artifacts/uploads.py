@@ -45,9 +45,6 @@ class UploadFolder:
 
         Args:
             sizes: Their final sizes, by key.
-
-        Raises:
-            StorageFullError: There is no room for them.
         """
         demand_room(self.folder, sum(sizes.values()), what="upload")
         with disk_faults("upload", self.folder):

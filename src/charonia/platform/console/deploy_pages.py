@@ -156,7 +156,7 @@ def _redrawn(
         problems["models"] = f"'{added}' has already been added"
     elif added:
         with visit.platform.database.reading() as session:
-            if _find(session, projects.find(session, visit.who, visit.project), added) is None:
+            if registry.row_of(session, projects.find(session, visit.who, visit.project).id, added) is None:
                 problems["models"] = f"model '{added}' does not exist"
             else:
                 form["models"].append(form_of({"models": [{"name": added}]})["models"][0])
@@ -309,7 +309,3 @@ def _versions(session: Session, project: ProjectRow, names: Sequence[str]) -> di
         if row.number is not None:
             versions.append(row)
     return found
-
-
-def _find(session: Session, project: ProjectRow, name: str) -> int | None:
-    return session.scalar(select(ModelRow.id).where(ModelRow.project_id == project.id, ModelRow.name == name))

@@ -1,13 +1,14 @@
 """The pages of environments: the list, the form for a new one, one with its build log; the choice of one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Response
 
 from charonia.config.backends import PYTHON, Preset, presets, record_of
 from charonia.core.errors import ServingError
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Visit, go, problems_of
+from charonia.platform.console.deploy_form import text_of
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import NewEnvironment
@@ -18,7 +19,7 @@ from charonia.platform.values import OLDER_PYTHONS, Number, Text
 
 router = APIRouter(prefix="/p/{project}/environments")
 
-Field = Annotated[Text, Form()]
+_FORM = ("name", "python", "requirements", "imports")
 
 
 @router.get("")
@@ -40,31 +41,24 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
 def show_form(visit: OnPage) -> Response:
     """Show the form for a new environment."""
     visit.demand_deployer()
-    return _form(visit, {"name": "", "python": "", "requirements": "", "imports": ""})
+    return _form(visit, dict.fromkeys(_FORM, ""))
 
 
 @router.post("")
-def add(
-    visit: OnPage,
-    preset: Field = "",
-    name: Field = "",
-    python: Field = "",
-    requirements: Field = "",
-    imports: Field = "",
-) -> Response:
+def add(visit: OnPage, sent: Sent) -> Response:
     """Create an environment from a preset or a form."""
-    ready = next((each for each in presets() if each.name == preset), None)
+    form = {name: text_of(sent, name) for name in _FORM}
+    ready = next((each for each in presets() if each.name == text_of(sent, "preset")), None)
     try:
         if ready is not None:
             wanted = NewEnvironment(ready.name, ready.requirements, "", ready.imports)
         else:
-            wanted = _wanted(name, python, requirements, imports)
+            wanted = _wanted(**form)
         with visit.platform.database.transaction() as session:
             row, _ = catalog.add(session, visit.who, visit.project, wanted)
     except ServingError as error:
         if ready is not None:
             raise
-        form = {"name": name, "python": python, "requirements": requirements, "imports": imports}
         return _form(visit, form, problems=_problems(error))
     visit.platform.tasks.wake()
     return go(visit.path("environments", row.name))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Query, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
 from charonia.config import pbtxt
@@ -51,8 +51,6 @@ ENVIRONMENTS_MAX = 200
 
 README_BYTES_MAX = 256 * 1024
 """Largest README that is shown."""
-
-Field = Annotated[Text, Form()]
 
 _FORM = {"name": "", "notes": "", "source": "", "tracking_uri": "", "secret": "", "fixed": False}
 
@@ -104,7 +102,9 @@ def add(visit: OnPage, sent: Sent) -> Response:
             added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
     except ServingError as error:
         field = "name" if error.message.startswith("model:") else "source"
-        return _form(visit, way, form, status=INVALID, problems={field: _whole(error)})
+        return _form(
+            visit, way, form, status=INVALID, problems={field: "\n".join(filter(None, (error.message, error.hint)))}
+        )
     visit.platform.tasks.wake()
     return go(visit.path("models", added.model, "versions", added.number))
 
@@ -169,28 +169,22 @@ def show_version(visit: OnPage, name: Text, number: Number, against: Number = 0)
 
 
 @router.post("/{name}/versions/{number}/about")
-def describe(
-    visit: OnPage,
-    name: Text,
-    number: Number,
-    description: Field = "",
-    owner: Field = "",
-    tags: Field = "",
-    links: Field = "",
-    notes: Field = "",
-) -> Response:
+def describe(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
     """Save the descriptive fields of a model and the notes of a version."""
+    description, owner, tags, links, notes = (
+        text_of(sent, field) for field in ("description", "owner", "tags", "links", "notes")
+    )
     try:
         details = ModelDetails(
-            owner.strip(),
-            description.strip(),
+            owner,
+            description,
             [tag for each in tags.split(",") if (tag := each.strip())],
             read_links(links),
         )
         with visit.platform.database.transaction() as session:
             registry.change(session, visit.who, visit.project, name, details)
             if number:  # a model without versions has details, too
-                registry.annotate(session, visit.who, visit.project, name, number, notes.strip())
+                registry.annotate(session, visit.who, visit.project, name, number, notes)
     except ServingError as error:
         return _show(visit, name, number, block="about", status=INVALID, problems=problems_of(error))
     return _show(visit, name, number, block="about", saved=True)
@@ -422,7 +416,3 @@ def _facts(report: VersionReport) -> Sequence[tuple[str, str]]:
         ("Left out", ", ".join(report.left_out)),
     ]
     return [(name, value) for name, value in facts if value]
-
-
-def _whole(error: ServingError) -> str:
-    return f"{error.message}\n{error.hint}" if error.hint else error.message

@@ -174,8 +174,7 @@ class DeploymentReads:
 
     def get(self, who: Principal, project: str, name: str) -> DeploymentView:
         """Return a deployment with its latest figures."""
-        with self._database.reading() as session:
-            row, latest = find(session, who, project, name, ProjectRole.VIEWER)
+        row, latest = self._found(who, project, name)
         return deployment_view(row, project, latest, self._collector.latest(row.id))
 
     def revisions(
@@ -214,8 +213,7 @@ class DeploymentReads:
 
     def figures(self, who: Principal, project: str, name: str, since_s: float = 0.0) -> Sequence[FiguresPoint]:
         """Return the figures of a deployment after a time, 0 for the last hour; this increases their frequency."""
-        with self._database.reading() as session:
-            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+        row, _ = self._found(who, project, name)
         recent = self._collector.since(row.id, since_s)
         return self._collector.history.since(row.id, since_s, recent, now()) if since_s else recent
 
@@ -231,10 +229,13 @@ class DeploymentReads:
 
     def is_quiet(self, who: Principal, project: str, name: str) -> bool:
         """Whether a deployment has had no request in the time that figures are kept."""
-        with self._database.reading() as session:
-            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+        row, _ = self._found(who, project, name)
         recent = self._collector.since(row.id, 0.0)
         return not any(point.all.requests_per_s for point in recent) and not self._collector.history.was_busy(row.id)
+
+    def _found(self, who: Principal, project: str, name: str) -> tuple[DeploymentRow, RevisionRow]:
+        with self._database.reading() as session:
+            return find(session, who, project, name, ProjectRole.VIEWER)
 
 
 def find(

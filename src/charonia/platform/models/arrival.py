@@ -46,7 +46,7 @@ from charonia.platform.models.records import (
     AddedVersion,
     VersionReport,
 )
-from charonia.platform.models.registry import ModelDetails, collect_later, create, drop_attempt, drop_failed
+from charonia.platform.models.registry import ModelDetails, collect_later, create, drop_attempt, drop_failed, row_of
 from charonia.platform.models.sources import (
     ANY,
     START_BYTES,
@@ -119,8 +119,7 @@ def _begin(
     session: Session, who: Principal, project: ProjectRow, name: str, source: str, notes: str = ""
 ) -> VersionRow:
     """Create a version without files, and its model if that does not exist."""
-    query = select(ModelRow).where(ModelRow.project_id == project.id, ModelRow.name == name)
-    owner = session.scalar(query) or create(session, who, project.name, name, ModelDetails())
+    owner = row_of(session, project.id, name) or create(session, who, project.name, name, ModelDetails())
     owner.last_number += 1
     row = VersionRow(
         model_id=owner.id,

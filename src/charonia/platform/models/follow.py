@@ -98,7 +98,9 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
         raise invalid(
             f"secret '{wanted.hook}': expected at least {HOOK_SECRET_CHARS_MIN} characters to sign calls with"
         )
-    owner = _owner(session, found.id, name) or registry.create(session, who, project, name, registry.ModelDetails())
+    owner = registry.row_of(session, found.id, name) or registry.create(
+        session, who, project, name, registry.ModelDetails()
+    )
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
     owner.follows = {"follow": kept, "by": who.id}
     audit.note(session, who, "model.follow", f"{project}/{name}", kept, project_id=found.id)
@@ -171,7 +173,7 @@ def received(
         NotPermittedError: The call is not signed, or nothing is followed there.
     """
     found = session.scalar(select(ProjectRow).where(ProjectRow.name == project))
-    owner = _owner(session, found.id, name) if found is not None else None
+    owner = registry.row_of(session, found.id, name) if found is not None else None
     if found is None or owner is None or not owner.follows:
         raise _refused()
     follow = Follow(**owner.follows["follow"])
@@ -289,10 +291,6 @@ def _is_due(follow: Follow, now_s: float) -> bool:
 def _following() -> Any:
     query = select(ModelRow).where(cast(ModelRow.follows, String) != "{}").order_by(ModelRow.name)
     return query.options(joinedload(ModelRow.project))
-
-
-def _owner(session: Session, project_id: int, name: str) -> ModelRow | None:
-    return session.scalar(select(ModelRow).where(ModelRow.project_id == project_id, ModelRow.name == name))
 
 
 def _refused() -> NotPermittedError:

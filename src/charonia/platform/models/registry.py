@@ -249,7 +249,7 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
     check_details(details.tags, details.links)
-    if _find(session, found, name) is not None:
+    if row_of(session, found.id, name) is not None:
         raise conflict(f"model '{name}' already exists", hint="add a version to it")
     row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
     _apply(row, details)
@@ -334,7 +334,7 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
 
 def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
     """Return a model."""
-    row = _find(session, project, name)
+    row = row_of(session, project.id, name)
     if row is None:
         raise not_found(f"model '{name}' does not exist in project '{project.name}'")
     return row
@@ -383,8 +383,9 @@ def _tasks(project_id: int, name: str, number: str) -> Select[TaskRow]:
     return query.where(TaskRow.subject == f"{name}/{number}")
 
 
-def _find(session: Session, project: ProjectRow, name: str) -> ModelRow | None:
-    return session.scalar(select(ModelRow).where(ModelRow.project_id == project.id, ModelRow.name == name))
+def row_of(session: Session, project_id: int, name: str) -> ModelRow | None:
+    """Return a model, None if it does not exist."""
+    return session.scalar(select(ModelRow).where(ModelRow.project_id == project_id, ModelRow.name == name))
 
 
 def _newest_ready(session: Session, owner: ModelRow) -> int:

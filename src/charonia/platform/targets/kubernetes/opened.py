@@ -1,7 +1,6 @@
 """Opens the target `kubernetes` with the platform's settings, and renders its Helm chart."""
 
 import json
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ import yaml
 
 from charonia.core.errors import invalid, unavailable
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.data_folder import write_private
+from charonia.platform.data_folder import kept_text
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.kubernetes.api import Cluster
@@ -47,12 +46,7 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
 
 def owner_of(settings: KubernetesSettings, data: Path) -> str:
     """Return the name of this platform among all that use the namespace: from the setting, or from its data folder."""
-    if settings.owner:
-        return settings.owner
-    path = data / OWNER_FILE
-    if not path.exists():
-        write_private(path, secrets.token_hex(8))
-    return path.read_text().strip()
+    return settings.owner or kept_text(data / OWNER_FILE, 8)
 
 
 HELM_S_MAX = 30.0

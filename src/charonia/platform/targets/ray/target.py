@@ -12,7 +12,6 @@ right before each write.
 import hmac
 import json
 import re
-import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.data_folder import write_private
+from charonia.platform.data_folder import kept_text
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload, key_file, key_files
 from charonia.platform.targets.kubernetes.repositories import (
@@ -512,13 +511,6 @@ SECRET_FILE = "ray-secret"
 def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
     """Return the target, without contacting the cluster."""
     repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
-    owner = settings.owner or _kept(data / OWNER_FILE, 8)
-    secret = _kept(data / SECRET_FILE, 32)
+    owner = settings.owner or kept_text(data / OWNER_FILE, 8)
+    secret = kept_text(data / SECRET_FILE, 32)
     return RayTarget(Dashboard(settings.dashboard, settings.token), owner, repositories, settings, secret)
-
-
-def _kept(path: Path, random_bytes: int) -> str:
-    """Return the random text of a file, which is created if it is missing."""
-    if not path.exists():
-        write_private(path, secrets.token_hex(random_bytes))
-    return path.read_text().strip()
