@@ -67,7 +67,7 @@ REQUESTS_MAX = "max_requests"
 """Model parameter: most requests that an engine of a language model has at a time; more are refused."""
 
 ALIASES = "openai_aliases"
-"""Model parameter: further names of a model for clients of OpenAI's API, separated by commas."""
+"""Model parameter: other names of a model for clients of OpenAI's API, separated by commas."""
 
 LORA_ADAPTERS = "lora_adapters"
 """Model parameter: names of the LoRA adapters that an engine model has, separated by commas."""

@@ -67,7 +67,7 @@ class AutoOptions:
         pinned: Models that are loaded at startup and never evicted.
         waiting_max: Requests that wait for one model.
         wait_secs: Longest time that a request waits for its model, in seconds.
-        idle_secs: Time in seconds after which a model that nobody uses is unloaded, 0 for never.
+        idle_secs: Time in seconds after which an unused model is unloaded, 0 for never.
     """
 
     memory_mb: int = 0

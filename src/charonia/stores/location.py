@@ -3,7 +3,7 @@
 s3://bucket/path                             Amazon S3
 s3://host:port/bucket/path                   another server that speaks S3, over HTTP
 s3://https://host:port/bucket/path           the same over TLS
-s3+https://host/bucket/path?style=virtual    the same; further settings are style (virtual or path) and region
+s3+https://host/bucket/path?style=virtual    the same; other settings are style (virtual or path) and region
 oss://, cos://, obs://, tos://, r2://        Alibaba, Tencent, Huawei, Volcengine and Cloudflare, bucket/path
 gs://bucket/path                             Google Cloud Storage
 as://account/container/path                  Azure Blob Storage
@@ -14,7 +14,7 @@ https://host/path?signature                  one file, as presigned addresses ha
 
 Credentials come from the environment variables of the clouds' own tools, as in Triton, or from a credential file. That
 file has a section for each kind of store, with credentials by URI; the longest URI that is a prefix of the repository's
-counts, "" for all others. The library that reads the stores finds further credentials itself: tokens of a Kubernetes
+counts, "" for all others. The library that reads the stores finds other credentials itself: tokens of a Kubernetes
 service account or of a virtual machine.
 """
 

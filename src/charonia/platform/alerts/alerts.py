@@ -369,7 +369,7 @@ class Alerts:
 
 
 def open_count(session: Session, project_id: int) -> int:
-    """Return how many events of a project wait for somebody."""
+    """Return how many events of a project are not acknowledged."""
     query = select(func.count(AlertEventRow.id)).join(AlertEventRow.alert).where(AlertRow.project_id == project_id)
     return session.scalar(query.where(AlertEventRow.open.is_not(None), AlertEventRow.acknowledged_by == "")) or 0
 

@@ -184,7 +184,7 @@ class DeploymentServers:
 
 
 def matching_entries(text: str, search: str, level: str) -> list[str]:
-    """Return the entries of a log that have a text and a level, each with its further lines; arguments as for `log`."""
+    """Return the entries of a log with a text and a level, each with its continuation lines; arguments as for `log`."""
     entries: list[tuple[str, list[str]]] = []
     for line in text.splitlines(keepends=True):
         begins = _ENTRY.match(line)

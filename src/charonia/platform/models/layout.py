@@ -44,7 +44,7 @@ class Arrangement:
 
     Attributes:
         files: Path of the uploaded file, by path in the model's folder.
-        made: Content of further files, by path in the model's folder.
+        made: Content of additional files, by path in the model's folder.
     """
 
     files: Mapping[str, str]

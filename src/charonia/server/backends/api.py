@@ -5,7 +5,7 @@ instance executes one batch at a time and comes in one of two forms:
 
 - `BlockingInstance`: `execute` computes and returns. The engine gives it a thread of its own, or runs it in place on
   the event loop while measurements show its executions to be very short. For libraries that release the GIL.
-- `AsyncInstance`: `start` returns at once and reports to a `BatchSink` from the event loop's thread. For work that
+- `AsyncInstance`: `start` returns immediately and reports to a `BatchSink` from the event loop's thread. For work that
   happens in another process. A sink takes any number of responses for a request of a decoupled model, also after the
   instance has become idle, so decoupled models need no third form.
 
@@ -98,7 +98,7 @@ class BatchSink(Protocol):
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         """Answer request `index` of the batch; before or after `finish`.
 
-        `result` None with `final` says that no (further) response follows. A model that is not decoupled answers once:
+        `result` None with `final` says that no (more) responses follow. A model that is not decoupled answers once:
         its first response counts, and later ones are ignored. So is every response to a request that is over.
         """
 
@@ -130,7 +130,7 @@ class AsyncInstance(Protocol):
     """An instance that computes elsewhere."""
 
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        """Start to run the requests as one batch and return at once. Never raises: failures go to the sink."""
+        """Start to run the requests as one batch, and return. Never raises: failures go to the sink."""
 
     def cancel(self, sink: BatchSink, index: int) -> None:
         """The caller of request `index` of the batch of `sink` has gone; the model may learn of it. Best effort.

@@ -203,7 +203,7 @@ def capsule_of(address: int, device: tuple[int, int], shape: tuple[int, ...], da
 
 
 _given_out: dict[int, tuple[object, ...]] = {}
-"""What belongs to capsules that were made here, by the address of their structure, until their reader lets go."""
+"""What belongs to capsules that were made here, by the address of their structure, until their reader releases them."""
 
 
 _is_unread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))

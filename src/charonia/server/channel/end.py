@@ -19,7 +19,7 @@ SOCKET_BYTES = 1024 * 1024
 """Socket buffer in each direction: holds a batch of small tensors."""
 
 RELEASES_HELD_MAX = 8
-"""Dropped references to the other end's regions that may wait for the next message; with more, one is sent at once."""
+"""Dropped references to the other end's regions that may wait for the next message; with more, one is sent now."""
 
 
 class ChannelEnd:

@@ -193,10 +193,10 @@ class RegionPool:
     """The regions of a sending end: those in use by id, and idle ones for reuse.
 
     Args:
-        theirs: The other end's regions as they are mapped here. With them, a tensor that lies in one of these is not
+        theirs: The other end's regions as they are mapped here. With them, a tensor that is in one of these is not
             sent but named.
         forwards: Whether regions of third processes are passed on without a copy.
-        names_own: Whether a tensor that lies in a region of this end is named, too: the other end must not write there.
+        names_own: Whether a tensor that is in a region of this end is named, too: the other end must not write there.
 
     Attributes:
         exports_gpu: Whether tensors of a GPU travel as CUDA IPC handles unless the receiver asks otherwise.

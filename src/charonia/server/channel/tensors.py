@@ -20,7 +20,7 @@ def placed(tensor: Tensor, outgoing: Outgoing) -> tuple[object, ...]:
     """Place a tensor in a message and return its description: name, datatype, shape, place.
 
     Raises:
-        ServingError: It lies in GPU memory and is lost.
+        ServingError: It is in GPU memory and is lost.
     """
     array = tensor.array
     data = marshal.dumps(array.ravel().tolist(), 2) if array.dtype.kind == "O" else encode_tensor(tensor)

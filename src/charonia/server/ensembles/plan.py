@@ -20,7 +20,7 @@ Labels = Mapping[str, tuple[str, ...]]
 """Class labels by output."""
 
 Fit = Callable[[Array], Array]
-"""Adapts a tensor to whoever reads it, as a view."""
+"""Adapts a tensor to its reader, as a view."""
 
 
 class BatchFit(NamedTuple):

@@ -28,7 +28,7 @@ RESPOND_ASYNC = b"respond-async"
 """The preference."""
 
 RESULTS_MAX = 1000
-"""Most results, also those to come; a further request is refused."""
+"""Most results, also those to come; another request is refused."""
 
 RESULTS_BYTES_MAX = 256 * 1024 * 1024
 """Most bytes of all results; with more, the oldest ones are dropped."""

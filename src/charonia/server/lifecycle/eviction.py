@@ -155,7 +155,7 @@ class BackOff:
         Args:
             key: The model.
             reason: Why.
-            state: The fingerprint of its files: when it changes, the model may be tried again at once.
+            state: The fingerprint of its files: when it changes, the model may be tried again immediately.
             now_ns: Now.
         """
         before = self._failures.get(key)

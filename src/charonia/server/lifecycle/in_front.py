@@ -3,7 +3,7 @@
 A model that keeps no state and computes in microseconds costs less than the way to the engine and back. So each front
 end loads such a model, too, and answers requests for it. The model parameter `front_end` decides: "no" keeps it in the
 engine; with "auto", the default, front ends load it when the engine has measured that a request is short
-(`scheduling/in_place.py`); with "yes", at once.
+(`scheduling/in_place.py`); with "yes", immediately.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

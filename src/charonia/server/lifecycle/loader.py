@@ -62,7 +62,7 @@ TRIAL_ELEMENTS_MAX = 1 << 22
 """Largest example that is tried, in elements of all inputs."""
 
 TRIAL_SECONDS_MAX = 5.0
-"""Time after which no further size is tried."""
+"""Time after which no other size is tried."""
 
 
 async def with_example(config: ModelConfig, version: str, executor: Executor) -> ModelConfig:

@@ -63,7 +63,7 @@ class DeferredRequests:
         self._queues: dict[str, list[DeferredRequest]] = {}
 
     def refusal(self, key: str) -> ServingError | None:
-        """Return the error for a further request of a model, None while its queue has room."""
+        """Return the error for another request of a model, None while its queue has room."""
         length = len(self._queues.get(key, ()))
         if length < self._waiting_max:
             return None

@@ -1,7 +1,7 @@
 """Usage and limits of API keys: requests, errors and tokens of each key. Pure.
 
-A limit of N a minute lets N through at once, then one every 60/N s. The tokens of a request are known at its end: a key
-that has used more than its limit waits until the excess is made up for.
+A limit of N a minute lets N through immediately, then one every 60/N s. The tokens of a request are known at its end:
+a key that has used more than its limit waits until the excess is made up for.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -147,7 +147,7 @@ def _side_problems(config: ModelConfig, plan: ImagePlan) -> Iterator[Problem]:
                 f"the parameters make {list(plan.dims)} of an image ({plan.layout.value}), "
                 f"got {list(output.inner_dims)}",
             )
-        return  # check_signature names further outputs
+        return  # check_signature names the other outputs
 
 
 def _device_problems(config: ModelConfig) -> Iterator[Problem]:

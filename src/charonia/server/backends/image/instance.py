@@ -35,7 +35,7 @@ from charonia.server.backends.image.options import (
 )
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""Formats that are decoded, as Pillow names them. Each further one would be a parser that an attacker may choose."""
+"""Formats that are decoded, as Pillow names them. Each additional one would be a parser that an attacker may choose."""
 
 SCALED_DECODE_GAP = 2
 """A JPEG is not decoded at less than this times the size that it is resized to."""

@@ -423,7 +423,7 @@ class OpenVinoInstance(ArrayInstance):
         rows = max(size, self._batch) if self.is_batched else 0
         own: dict[str, Array] = {}
         try:
-            # A tensor of OpenVINO does not keep the array alive that it lies in: the dictionaries do.
+            # A tensor of OpenVINO does not keep its array alive: the dictionaries do.
             for name, array in feed.items():
                 port = self._inputs[name]
                 if size != rows:

@@ -20,7 +20,7 @@ from typing import Any
 from charonia.core.errors import ServingError, internal, invalid
 
 Path = tuple[str | int, ...]
-"""Where a tensor lies in nested containers: keys and indexes from the outside in."""
+"""Where a tensor is in nested containers: keys and indexes from the outside in."""
 
 MISSING = object()
 """Value of an optional input that a request leaves out."""

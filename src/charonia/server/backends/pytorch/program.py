@@ -68,7 +68,7 @@ def plain_text(error: BaseException) -> str:
 
 
 EAGER_RUNTIME = "model.py"
-"""`runtime` of a module whose Python source lies in the version's folder."""
+"""`runtime` of a module whose Python source is in the version's folder."""
 
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 

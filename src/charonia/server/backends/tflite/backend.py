@@ -62,7 +62,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TfliteP
 
 
 SERVING_DEFAULT = "serving_default"
-"""Name of the signature that converters write where nobody gives one."""
+"""Name of the signature that converters write by default."""
 
 _LOAD_HINTS = {
     "valid Flatbuffer": "the file is not a TensorFlow Lite model, or is incomplete",

@@ -110,7 +110,7 @@ class Batches:
     # Called for the engine
 
     def add(self, sink: BatchSink, requests: Sequence[InferRequest]) -> None:
-        """Queue a batch; it is sent at once, or when a worker is ready."""
+        """Queue a batch; it is sent immediately, or when a worker is ready."""
         batch = BatchInFlight(sink, requests, self._shapes)
         self._queue.append(batch)
         if self._is_ready:
@@ -571,7 +571,7 @@ class WarmUpSink:
     """The `BatchSink` of a warm-up batch.
 
     Args:
-        frame: The caller of requests that the model makes meanwhile.
+        frame: The caller of requests that the model makes during it.
         done: Called after the batch, with the problem or "".
     """
 

@@ -1,6 +1,6 @@
 """The Python model that runs the engine of a language model, in a worker process.
 
-The engine lies in a file of its own, `BACKEND/worker/NAME.py`, whose class `Engine` is made with an `EngineSetup`. All
+The engine has its own file, `BACKEND/worker/NAME.py`, whose class `Engine` is made with an `EngineSetup`. All
 of its methods are called in one thread, that of an event loop:
 
 - `async start()` loads the model.
@@ -99,7 +99,7 @@ class LanguageRequest:
         text: The prompt, or with a route the JSON document of the client.
         stream: Whether the answer is wanted in pieces.
         excludes_input: Whether the prompt is left out of the answer; None where the request does not say.
-        returns: Names of the further outputs that are wanted.
+        returns: Names of the other outputs that are requested.
         sampling: Sampling parameters by name, whatever way they came; not checked.
         images: Images, in base64.
         is_over: Whether the last response is on its way.
@@ -248,7 +248,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 def _engine_class(path: str) -> Any:
     """Return the class in an engine's file, `BACKEND/worker/NAME.py`.
 
-    It may import what lies in its folder, and `...language.worker`, relatively.
+    It may import from its folder, and from `...language.worker`, relatively.
     """
     folder, file = os.path.split(path)
     backend, worker = os.path.split(folder)

@@ -154,7 +154,7 @@ class ModelCall:
         model_version: Its version, "" for the latest.
         decoupled: Whether any number of responses is fine.
         on_gpu: Whether outputs may stay in the memory of a GPU.
-        inbox: Gets `(result or None, whether it is the last)`. None only as the last: no (further) response.
+        inbox: Gets `(result or None, whether it is the last)`. None only as the last: no (more) responses.
     """
 
     __slots__ = ("batch", "decoupled", "fields", "inbox", "inputs", "model_name", "model_version", "number", "on_gpu")
@@ -209,7 +209,7 @@ class ModelBatch:
         self._tell(index)
 
     def listen(self, index: int, listener: Callable[[], None]) -> None:
-        """Call `listener` once when the caller of a request goes, at once if it has gone. Any thread."""
+        """Call `listener` once when the caller of a request goes, immediately if it has gone. Any thread."""
         self.listeners = self.listeners or {}
         self.listeners[index] = listener
         if index in self.cancelled:

@@ -144,11 +144,11 @@ class InferenceRequest:
         self._fields = (*self._fields[:2], _integer("flags", flags, 0, _FLAGS_MAX), *self._fields[3:])
 
     def timeout(self) -> int:
-        """Return the queue timeout that was asked for, in us."""
+        """Return the queue timeout of the request, in us."""
         return self._fields[3]
 
     def priority(self) -> int:
-        """Return the priority that was asked for."""
+        """Return the priority of the request."""
         return self._fields[4]
 
     def parameters(self) -> str:
@@ -156,7 +156,7 @@ class InferenceRequest:
         return self._fields[5]
 
     def requested_output_names(self) -> list[str]:
-        """Return the names of the outputs that were asked for."""
+        """Return the names of the requested outputs."""
         return list(self._fields[6])
 
     def trace(self) -> InferenceTrace:
@@ -400,7 +400,7 @@ class InferenceResponseSender:
         return self._index in self._batch.cancelled
 
     def when_cancelled(self, listener: Callable[[], None]) -> None:
-        """Call `listener` once when the caller goes, in the thread that notices it; at once if it has gone.
+        """Call `listener` once when the caller goes, in the thread that notices it; immediately if it has gone.
 
         It is noticed while `execute` is not running, or whenever the model waits for something of the server.
         """

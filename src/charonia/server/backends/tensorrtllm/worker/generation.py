@@ -1,7 +1,7 @@
 """Requests by the contract of Triton's backend and of OpenAI's API: the prompt, sampling parameters, and answers.
 
 Sources: the reference of TensorRT-LLM's LLM API, "SamplingParams"; OpenAI's API reference, "Chat completions" and
-"Completions". Further members are those of `trtllm-serve`.
+"Completions". Other members are those of `trtllm-serve`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ _WITHOUT_EFFECT_UNSET = {"tools", "logprobs", "echo", "suffix", "best_of", "logi
 
 
 class OpenAiPrompt(NamedTuple):
-    """What the engine is asked.
+    """The request of the engine.
 
     Attributes:
         prompt: Text, or ids of tokens.

@@ -39,7 +39,7 @@ async def run_request(
         take_text: Called in place of it, where this version of vLLM allows for that, with text, number of tokens, and
             for the last one why it ends, what ended it, else None; tokens of the prompt and those of them that came
             from a cache. It saves vLLM's objects around each text; not for requests with more than one choice.
-        options: Further arguments of `AsyncLLM.add_request`.
+        options: Other arguments of `AsyncLLM.add_request`.
 
     Raises:
         Exception: The engine's, or that of `take`.
