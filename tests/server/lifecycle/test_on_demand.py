@@ -370,6 +370,26 @@ async def test_the_steps_of_an_ensemble_are_loaded_with_it_and_leave_after_it(
     await harness.lifecycle.drain()
 
 
+async def test_steps_stay_until_their_ensemble_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    harness, kept = Harness(tmp_path, patch), set()
+    for name in ("a", "b"):
+        harness.model(name)
+    harness.model("pair", 0, ensemble("a", "b"))
+    await harness.start()
+    bring = harness.lifecycle.bring_steps
+    assert bring is not None
+
+    async def brought(steps: Sequence[str]) -> None:
+        await bring(steps)
+        kept.update(harness.demand._kept())
+
+    harness.lifecycle.bring_steps = brought
+    await harness.answer("pair")
+
+    assert kept == {"a", "b", "pair"}
+    await harness.lifecycle.drain()
+
+
 async def test_an_ensemble_that_does_not_fit_says_so(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     harness = Harness(tmp_path, patch, budget=150)
     for name in ("a", "b"):

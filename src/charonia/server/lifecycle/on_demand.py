@@ -381,8 +381,7 @@ class OnDemandLoader:
 
     async def _load(self, key: str, held: set[str]) -> None:
         """Load a model and answer the requests that wait for it."""
-        model = self._lifecycle.table.models.get(key)
-        holds = {key, *held, *(model.composition.models if model is not None and model.composition is not None else ())}
+        holds = {key, *held}
         self._held.update(holds)
         try:
             await self._make_room(key, held)
@@ -459,7 +458,9 @@ class OnDemandLoader:
 
     def _kept(self) -> set[str]:
         """Return the models that are being loaded, and those that they need."""
-        return {key for key, count in self._held.items() if count > 0}
+        models = (self._lifecycle.table.models.get(key) for key in self._loads)
+        steps = {step for each in models if each is not None and each.composition for step in each.composition.models}
+        return steps | {key for key, count in self._held.items() if count > 0}
 
     async def _evict(self, keys: Sequence[str]) -> None:
         for key in keys:
