@@ -21,7 +21,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -161,14 +161,15 @@ def generators(server: Server, given: argparse.Namespace) -> list[dict[str, obje
             before, count = _children_cpu_s(), server.inference_count()
             with tempfile.TemporaryDirectory() as folder:
                 rate, error_us = GENERATORS[name](server, given.rate, given.seconds, Path(folder), programs[name])
-            sent = max(server.inference_count() - count, 1)
+            sent = server.inference_count() - count or nan  # embeddings are not counted
             runs.append((rate, error_us, (_children_cpu_s() - before) * 1e6 / sent))
     print("tool | requests/s | p99 of the sending error us | client CPU us per request; medians")
     rows: list[dict[str, object]] = []
     for name, runs in found.items():
         rate, error_us, cpu_us = (median(each) for each in zip(*runs, strict=True))
         print(f"{name} | {rate:,.0f} | {error_us:.0f} | {cpu_us:.1f}", flush=True)
-        rows.append({"tool": name, "rate_per_s": rate, "send_error_p99_us": error_us, "client_cpu_us": cpu_us})
+        figures = {"rate_per_s": rate, "send_error_p99_us": error_us, "client_cpu_us": cpu_us}
+        rows.append({"tool": name, **{figure: None if isnan(value) else value for figure, value in figures.items()}})
     return rows
 
 
