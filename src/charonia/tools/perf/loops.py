@@ -24,9 +24,6 @@ RETRY_DELAY_S = 0.05
 _BURST_MAX = 64
 """Limit of late requests that are sent in a row before answers are processed."""
 
-SPIN_NS = 50_000
-"""A loop does not sleep for a shorter time: waking up takes about as long."""
-
 _UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
 
 Slot = SequenceSlot | Iterator[Part]
@@ -190,11 +187,10 @@ class OpenLoop:
     def _due(self) -> None:
         room = _BURST_MAX
         while self._left and not self._is_stopped:
-            wait_ns = self._next_ns - now_ns()
-            if wait_ns > SPIN_NS:
+            if self._next_ns > now_ns():
                 self._timer.set(self._next_ns)
                 return
-            if wait_ns > 0 or not room:
+            if not room:
                 self._loop.call_soon(self._due)
                 return
             self._arrive(self._next_ns)
