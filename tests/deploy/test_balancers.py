@@ -218,7 +218,8 @@ def test_a_drained_server_loses_nothing_and_a_killed_one_what_it_had(
         lost = list(load.failures)
         load.goes_on()
 
-    assert len(lost) <= len(threads), lost
+    # Of each client the request in flight, and one on a connection opened while the system still closes the server's.
+    assert len(lost) <= 2 * len(threads), lost
     assert load.failures == lost
 
 
