@@ -202,7 +202,7 @@ ALERTS = Resource(
             "Create an alert", _create_alert, "Create an alert: a webhook is called while a condition holds.", "NAME",
             (
                 _NAME,
-                Option("--condition", "condition", one_of(_CONDITIONS), "|".join(_CONDITIONS), "What it is about"),
+                Option("--condition", "condition", one_of(_CONDITIONS), "|".join(_CONDITIONS), "Condition to check"),
                 Option("--threshold", "threshold", number(0), "N",
                        "Percent of requests, milliseconds, or percent of free disk space"),
                 Option("--for", "for_s", integer(0), "SECONDS", "How long the condition must hold"),

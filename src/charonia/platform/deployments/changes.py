@@ -146,7 +146,7 @@ class DeploymentChanges:
     def _planned(
         self, who: Principal, project: str, spec: DeploymentSpec, strategy: Strategy, role: ProjectRole
     ) -> tuple[ChangePlan, Workload, Mapping[str, int]]:
-        """Return what a change does, its workload, and the versions that begin as canaries, by model."""
+        """Return the effect of a change, its workload, and the versions that begin as canaries, by model."""
         who.demand(role, project)
         if spec.target not in self._targets:
             raise invalid(

@@ -48,7 +48,7 @@ class PerfJob(RequestBody):
     deployment: Text = ""
 
     def model_post_init(self, context: object, /) -> None:
-        """Check what the types do not say."""
+        """Check the values that the types allow."""
         problems = []
         found = _RANGE.fullmatch(self.concurrency)
         if found is None:
@@ -106,7 +106,7 @@ class TuneJob(RequestBody):
     )
 
     def model_post_init(self, context: object, /) -> None:
-        """Check what the types do not say."""
+        """Check the values that the types allow."""
         problems = []
         if not 0 < self.minutes <= MINUTES_MAX:
             problems.append(f"minutes: expected at most {MINUTES_MAX:.0f}, got {self.minutes:g}")

@@ -78,7 +78,7 @@ class ListedObjects:
 
     def forget(self) -> None:
         """Read the list again the next time."""
-        with self._lock:  # what is being read may be older
+        with self._lock:  # a list that is being read may be older
             self._next_s = float("-inf")
 
 

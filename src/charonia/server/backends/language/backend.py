@@ -82,7 +82,7 @@ class LanguageBackend(ABC):
 
 
 def version_text(files: ModelFiles, config: ModelConfig, name: str, hint: str) -> str:
-    """Return the content of a file that a version must have; `hint` says what it holds. Blocks on disk I/O.
+    """Return the content of a file that a version must have; `hint` describes the file. Blocks on disk I/O.
 
     Raises:
         ServingError: INVALID_ARG: it is missing, or cannot be read.
