@@ -51,7 +51,10 @@ TORCH ?= torch==2.13.0
 DEMO_ARGS ?=
 STORY_ARGS ?=
 
-.PHONY: demo platform-demo platform-story test-fast test test-server test-tools test-platform test-client test-gpu check simulate fuzz packages wheel install-fast test-compiled release mutants image clean
+# Parts of `make check`, the longest first; make -j2 check runs two of them at a time.
+CHECKS := check-pure check-types check-architecture check-simulation check-packages check-style check-supply
+
+.PHONY: demo platform-demo platform-story test-fast test test-server test-tools test-platform test-client test-gpu check $(CHECKS) simulate fuzz packages wheel install-fast test-compiled release mutants image clean
 
 demo: $(DEMO_READY)
 	$(dir $(DEMO_READY))bin/charonia demo --once
@@ -74,16 +77,24 @@ test-server test-tools test-platform test-client: test-%: $(READY)
 test-gpu: $(READY)
 	$(BIN)/pytest -rs --durations=10 tests/gpu
 
-check: $(READY) packages
-	$(BIN)/ruff format --check src tests bench examples tools fuzz
-	$(BIN)/ruff check src tests bench examples tools fuzz
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python hatch_build.py
-	$(BIN)/pytest tests/arch
+check: $(CHECKS)
+check-pure: $(READY)
 	$(BIN)/coverage run -m pytest $(PURE_TESTS)
 	$(BIN)/coverage report --fail-under=$(COVERAGE_MIN)
+check-types: $(READY)
+	$(BIN)/mypy
+	$(BIN)/python hatch_build.py
+check-architecture: $(READY)
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/arch
+check-simulation: $(READY)
 	$(BIN)/python -m tests.simulation --scenarios 30
+check-packages: packages
+	$(BIN)/twine check --strict dist/*
+check-style: $(READY)
+	$(BIN)/ruff format --check src tests bench examples tools fuzz
+	$(BIN)/ruff check src tests bench examples tools fuzz
+check-supply: $(READY)
 	$(BIN)/zizmor --quiet --offline .github
 	$(BIN)/python tools/audit.py
 
@@ -94,7 +105,6 @@ simulate: $(READY)
 packages: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
-	$(BIN)/twine check --strict dist/*
 
 # It needs a C compiler; the build's requirements come from the package index, pinned.
 wheel: $(READY)
