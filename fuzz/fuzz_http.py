@@ -158,17 +158,18 @@ async def check_connection(rng: random.Random) -> None:
     data = mutated(rng, session(rng))
     answers = [await answers_to(data, piece) for piece in (0, 1, rng.randrange(2, PIECE_BYTES_MAX))]
     for other in answers[1:]:
-        assert [essence(r) for r in other] == [essence(r) for r in answers[0]], answers
+        assert essence(other) == essence(answers[0]), answers
 
 
-def essence(response: Response) -> object:
+def essence(responses: list[Response]) -> list[tuple[int, bytes]]:
     """Return what must not depend on how bytes are split.
 
-    Of several reasons to end a connection, the one that is found first is told.
+    If a connection ends for several reasons, the first one decides. In a short read that begins within an earlier
+    request, the limit of a header counts from the next read.
     """
-    if response.status >= 400 and response.headers.get("connection") == "close":
-        return "refused"
-    return response.status, response.body
+    if responses and responses[-1].status >= 400 and responses[-1].headers.get("connection") == "close":
+        responses = responses[:-1]
+    return [(response.status, response.body) for response in responses]
 
 
 async def answers_to(data: bytes, piece: int) -> list[Response]:

@@ -85,7 +85,7 @@ class BytesAsRandom(random.Random):
 def _connection(data: bytes) -> None:
     """Send bytes as a client's session, whole and split."""
     whole, split = (LOOP.run_until_complete(fuzz_http.answers_to(data, piece)) for piece in (0, 7))
-    assert [fuzz_http.essence(each) for each in whole] == [fuzz_http.essence(each) for each in split]
+    assert fuzz_http.essence(whole) == fuzz_http.essence(split)
 
 
 def _infer(data: bytes) -> None:
@@ -247,7 +247,7 @@ def search(name: str, minutes: float, found: Path) -> bool:
     )
     log = done.stdout + done.stderr
     if done.returncode:
-        print(log[-REPORT_CHARS:])
+        print(*(text[-REPORT_CHARS:] for text in (done.stdout, done.stderr)), sep="\n")
     executed = re.search(r"number_of_executed_units: (\d+)", log)
     count = len(list(found.iterdir()))
     print(

@@ -1,16 +1,13 @@
 """Connections that the network loses without a word."""
 
 import asyncio
-import ctypes
 import errno
 import math
 import socket
-import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.client_servers import Answers, ask, identity_request, scripted, served
+from tests.support.client_servers import Answers, ask, identity_request, served
+from tests.support.faulty_network import FaultyNetwork
 
 from charonia.client.dialing import KEEPALIVE_S_MAX, PROBES, Keepalive, loss
 from charonia.core.errors import Code, ServingError
@@ -18,53 +15,7 @@ from charonia.tools.perf.worker import connect
 from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import Failure, WireOptions
 
-SO_ATTACH_FILTER = 26
-RETURN = 0x06
-
 needs_linux = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="options and packet filters of Linux")
-
-
-class Link:
-    """Connections through a relay, which the network can lose."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self._sockets: list[socket.socket] = []
-
-    def add(self, writer: asyncio.StreamWriter) -> None:
-        self._sockets.append(writer.get_extra_info("socket"))
-
-    def lose(self) -> None:
-        """Drop all further data of clients silently."""
-        drop_all = ctypes.create_string_buffer(struct.pack("HBBI", RETURN, 0, 0, 0))
-        program = struct.pack("HL", 1, ctypes.addressof(drop_all))
-        for each in self._sockets:
-            each.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-        self._sockets.clear()
-
-
-@asynccontextmanager
-async def relayed(url: str) -> AsyncIterator[Link]:
-    target, link = parse_url(url), Link()
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link.add(writer)
-        from_server, to_server = await asyncio.open_connection(target.host, target.port)
-        tasks = [asyncio.create_task(pump(reader, to_server)), asyncio.create_task(pump(from_server, writer))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            to_server.close()
-
-    async with scripted(talk, target.protocol) as link.url:
-        yield link
 
 
 class OneSocket(asyncio.BaseTransport):
@@ -145,37 +96,30 @@ def test_a_server_out_of_reach_is_told_from_one_that_closes_the_connection(numbe
 
 @needs_linux
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_request_that_waits_on_a_lost_connection_fails_and_the_next_one_is_answered(protocol: str) -> None:
-    async with served() as server, relayed(server.urls[protocol]) as link:
-        server.engine.hold = True
-        transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
-        answers = Answers()
-        transport.send(transport.prepare(identity_request()), answers.take)
-        while not server.engine.tickets:
-            await asyncio.sleep(0.001)
+@pytest.mark.parametrize("is_waiting", [True, False])
+async def test_a_request_on_a_lost_connection_fails_and_the_next_one_is_answered(
+    protocol: str, is_waiting: bool
+) -> None:
+    async with served() as server:
+        with FaultyNetwork(parse_url(server.urls[protocol]).port) as network:
+            url = f"{protocol}://127.0.0.1:{network.port}"
+            transport = connect(url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
+            assert (await ask(transport)).failure is None
 
-        link.lose()  # the server has the request: only asking shows that it is out of reach
-        lost = await answers.final()
-        server.engine.hold = False
-        after = await ask(transport)
+            server.engine.hold = is_waiting
+            answers = Answers()
+            if not is_waiting:
+                network.lose_clients()
+            transport.send(transport.prepare(identity_request()), answers.take)
+            if is_waiting:  # the server has the request: only asking shows that it is out of reach
+                while len(server.engine.tickets) < 2:
+                    await asyncio.sleep(0.001)
+                network.lose_clients()
+            lost = await answers.final()
+            server.engine.hold = False
+            after = await ask(transport)
+            await transport.close()
 
-        assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
-        assert lost.message.startswith(f"the connection to {link.url} was lost before ")
-        assert after.failure is None
-        await transport.close()
-
-
-@needs_linux
-async def test_a_request_on_a_connection_that_was_lost_before_fails_and_the_next_one_is_answered() -> None:
-    async with served() as server, relayed(server.urls["grpc"]) as link:
-        transport = connect(link.url, WireOptions(keepalive_time_s=1, keepalive_timeout_s=1))
-        assert (await ask(transport)).failure is None
-
-        link.lose()
-        lost = await ask(transport)
-        after = await ask(transport)
-
-        assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
-        assert lost.message.startswith(f"the connection to {link.url} was lost before ")
-        assert after.failure is None
-        await transport.close()
+    assert (lost.failure, lost.code) == (Failure.RESET, Code.UNAVAILABLE)
+    assert lost.message.startswith(f"the connection to {url} was lost before ")
+    assert after.failure is None

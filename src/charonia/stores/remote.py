@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,7 +17,7 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 from charonia.core.errors import invalid, unavailable
 from charonia.install_hint import extra_hint
@@ -43,6 +44,12 @@ CONNECT_S_MAX = 5.0
 
 SILENCE_S_MAX = 30.0
 """Read timeout: the longest pause in a response."""
+
+PART_BYTES = 32 * 1024 * 1024
+"""Bytes of a file in one request to an object store."""
+
+PART_S_MAX = 1800.0
+"""Time limit of a request to a store, and of each such part of a file: a store may send a byte now and then."""
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of a file that are in memory at a time."""
@@ -144,7 +151,7 @@ class ObjectStore:
                 client_options={
                     "connect_timeout": timedelta(seconds=CONNECT_S_MAX),
                     "read_timeout": timedelta(seconds=SILENCE_S_MAX),
-                    "timeout": timedelta(days=1),
+                    "timeout": timedelta(seconds=PART_S_MAX),
                     "allow_http": endpoint.startswith("http://") or _is_emulated(address.kind, environment),
                 },
                 retry_config={"max_retries": RETRIES_MAX, "retry_timeout": timedelta(seconds=RETRY_S_MAX)},
@@ -169,12 +176,12 @@ class ObjectStore:
 
     def read(self, file: RemoteFile, start: int, end: int) -> Iterator[Any]:
         """Yield a part of a file. See `RemoteStore.read`."""
-        options: dict[str, Any] = {"range": (start, end)}
-        if '"' in file.tag:
-            options["if_match"] = file.tag
+        unchanged = {"if_match": file.tag} if '"' in file.tag else {}
         try:
-            result = self._obstore.get(self._store, self._prefix + file.path, options=cast(Any, options))
-            yield from result.stream(min_chunk_size=CHUNK_BYTES)
+            for first in range(start, end, PART_BYTES):
+                options: Any = {"range": (first, min(first + PART_BYTES, end)), **unchanged}
+                result = self._obstore.get(self._store, self._prefix + file.path, options=options)
+                yield from result.stream(min_chunk_size=CHUNK_BYTES)
         except (self._errors.PreconditionError, self._errors.NotFoundError, FileNotFoundError):
             raise unavailable(
                 f"{self._title} '{self.uri}': '{file.path}' was changed or removed while it was fetched",
@@ -281,17 +288,8 @@ class HttpFile:
     def read(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
         """Yield the bytes of the file; `start` is 0. See `RemoteStore.read`."""
         assert start == 0
-        left = end
         with self._open() as answer:
-            while left > 0:
-                try:
-                    piece = answer.read(min(CHUNK_BYTES, left))
-                except (OSError, http.client.HTTPException) as error:
-                    raise unavailable(f"'{self.uri}' cannot be fetched: {_reason(error)}") from None
-                if not piece:
-                    return
-                left -= len(piece)
-                yield piece
+            yield from pieces(answer, end, f"'{self.uri}'")
 
     def _open(self) -> Any:
         request = urllib.request.Request(self._url)  # noqa: S310 # https, as each address of a file
@@ -305,6 +303,27 @@ class HttpFile:
             raise unavailable(f"'{self.uri}': the server answers {error.code}{expired}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise unavailable(f"'{self.uri}' cannot be reached: {_reason(error)}") from None
+
+
+def pieces(answer: Any, size: int, title: str) -> Iterator[bytes]:
+    """Yield so many bytes of an HTTP response.
+
+    Raises:
+        ServingError: UNAVAILABLE when it breaks off, or each `PART_BYTES` take longer than `PART_S_MAX`.
+    """
+    due_s = time.monotonic() + PART_S_MAX * (1 + size // PART_BYTES)
+    left = size
+    while left > 0:
+        try:
+            piece = answer.read1(min(CHUNK_BYTES, left))
+        except (OSError, http.client.HTTPException) as error:
+            raise unavailable(f"{title} cannot be fetched: {_reason(error)}") from None
+        if not piece:
+            raise unavailable(f"{title} came incomplete: {size - left} of {size} bytes")
+        if time.monotonic() > due_s:
+            raise unavailable(f"{title} cannot be fetched: expected {PART_BYTES} bytes in {PART_S_MAX:g} s, got fewer")
+        left -= len(piece)
+        yield piece
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):

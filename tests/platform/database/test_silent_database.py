@@ -1,14 +1,11 @@
-"""PostgreSQL behind a connection on which nothing arrives any more."""
+"""PostgreSQL behind a network that is slow, silent, or cut in the middle of an answer."""
 
-import select
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
+from tests.support.faulty_network import SILENT, SLOW, FaultyNetwork, Link, broken
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database import connection as module
@@ -16,71 +13,20 @@ from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import PlatformTable
 
 
-class Proxy:
-    """Passes connections on to a server, until it is told to swallow all that arrives."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._to = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.accepted = 0
-        self._is_silent = threading.Event()
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def be_silent(self) -> None:
-        """Swallow everything, also on connections that are open."""
-        self._is_silent.set()
-
-    def recover(self) -> None:
-        """Pass on what comes over new connections."""
-        self._is_silent = threading.Event()
-
-    def close(self) -> None:
-        self._is_over.set()
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while not self._is_over.is_set():
-                if select.select([self._listener], [], [], 0.05)[0]:
-                    client, _ = self._listener.accept()
-                    self.accepted += 1
-                    thread = threading.Thread(target=self._pass, args=(client, self._is_silent), daemon=True)
-                    self._threads.append(thread)
-                    thread.start()
-
-    def _pass(self, client: socket.socket, is_silent: threading.Event) -> None:
-        with client, socket.create_connection(self._to) as server, suppress(OSError):
-            others = {client: server, server: client}
-            while not self._is_over.is_set():
-                for ready in select.select([client, server], [], [], 0.05)[0]:
-                    data = ready.recv(65536)
-                    if not data:
-                        return
-                    if not is_silent.is_set():
-                        others[ready].sendall(data)
+@pytest.fixture
+def network(postgresql_url: str) -> Iterator[FaultyNetwork]:
+    with FaultyNetwork(make_url(postgresql_url).port or 5432) as made:
+        yield made
 
 
 @pytest.fixture
-def proxy(postgresql_url: str) -> Iterator[Proxy]:
-    url = make_url(postgresql_url)
-    made = Proxy(url.host or "", url.port or 5432)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def behind(proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    """A migrated database that is reached through the proxy, with short limits."""
+def behind(network: FaultyNetwork, postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """A migrated database that is reached through the network, with short limits."""
     monkeypatch.setattr(module, "ANSWER_S_MAX", 1.0)
     monkeypatch.setattr(module, "CONNECT_S", 2)
     monkeypatch.setattr(module, "AWAY_S", 3600.0)
     monkeypatch.setattr(module, "MIGRATION_S_MAX", 60.0)
-    made = Database(make_url(postgresql_url).set(port=proxy.port).render_as_string(hide_password=False))
+    made = Database(make_url(postgresql_url).set(port=network.port).render_as_string(hide_password=False))
     made.migrate()
     yield made
     made.close()
@@ -89,6 +35,10 @@ def behind(proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -
         PlatformTable.metadata.drop_all(connection)
         connection.execute(text("DROP TABLE alembic_version"))
     direct.close()
+
+
+def be_silent(network: FaultyNetwork) -> None:
+    network.to_client = network.to_server = SILENT
 
 
 def ask(database: Database) -> int:
@@ -103,25 +53,52 @@ def unavailable(database: Database) -> str:
     return raised.value.message
 
 
+@pytest.mark.parametrize("link", SLOW.values(), ids=SLOW)
+def test_a_slow_network_costs_time_only(behind: Database, network: FaultyNetwork, link: Link) -> None:
+    network.to_client = network.to_server = link
+
+    assert ask(behind) == 1
+
+
+def test_a_connection_that_is_cut_in_an_answer_costs_its_transaction(behind: Database, network: FaultyNetwork) -> None:
+    def change() -> None:
+        with behind.transaction() as session:
+            session.execute(text("DELETE FROM alembic_version"))
+            network.to_client = broken(5000)["cut"]
+            session.execute(text("SELECT repeat('x', 100000)"))
+
+    with pytest.raises(ServingError) as raised:
+        change()
+    network.to_client = Link()
+    behind._away_until = 0.0
+    with behind.reading() as session:
+        left = session.scalar(text("SELECT count(*) FROM alembic_version"))
+
+    assert raised.value.code is Code.UNAVAILABLE
+    assert left == 1
+
+
 def test_a_call_behind_a_silent_connection_ends_and_those_after_it_are_refused_immediately(
-    behind: Database, proxy: Proxy
+    behind: Database, network: FaultyNetwork
 ) -> None:
     assert ask(behind) == 1
-    proxy.be_silent()
+    be_silent(network)
 
     unavailable(behind)
-    attempts = proxy.accepted
+    attempts = len(network.clients)
     messages = [unavailable(behind) for _ in range(100)]
 
     assert set(messages) == {"the database does not answer"}
-    assert proxy.accepted == attempts
+    assert len(network.clients) == attempts
 
 
-def test_a_transaction_that_is_open_when_the_connection_becomes_silent_ends(behind: Database, proxy: Proxy) -> None:
+def test_a_transaction_that_is_open_when_the_connection_becomes_silent_ends(
+    behind: Database, network: FaultyNetwork
+) -> None:
     def change() -> None:
         with behind.transaction() as session:
             session.execute(text("SELECT 1"))
-            proxy.be_silent()
+            be_silent(network)
             session.execute(text("SELECT 2"))
 
     with pytest.raises(ServingError) as raised:
@@ -131,14 +108,14 @@ def test_a_transaction_that_is_open_when_the_connection_becomes_silent_ends(behi
 
 
 def test_a_database_that_answers_again_is_used_again(
-    behind: Database, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    behind: Database, network: FaultyNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ask(behind) == 1
-    proxy.be_silent()
+    be_silent(network)
     monkeypatch.setattr(module, "AWAY_S", 0.0)
     unavailable(behind)
 
-    proxy.recover()
+    network.to_client = network.to_server = Link()
 
     assert ask(behind) == 1
 

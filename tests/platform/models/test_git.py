@@ -200,7 +200,7 @@ def test_files_of_git_lfs_come_with_the_token_from_servers_that_are_allowed(
     )
     server.large_at = "http://127.0.0.1/files"
     assert "expected an https:// address" in added("plain")["report"]["problem"]
-    server.large_at, server.large = "", dict.fromkeys(server.large, b"another")
+    server.large_at, server.large = "", dict.fromkeys(server.large, bytes(100_000))
     assert "another file than the pointer names" in added("another")["report"]["problem"]
     server.large.clear()
     assert "expected an https:// address in the answer of its server, got none" in added("absent")["report"]["problem"]

@@ -85,11 +85,16 @@ def test_redirects_are_not_followed(mlflow: MlflowStandIn) -> None:
         MlflowServer(mlflow.address, {}).open("moved")
 
 
-def test_a_file_that_is_cut_off_is_not_taken(mlflow: MlflowStandIn) -> None:
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "very slow"])
+def test_a_file_that_breaks_off_is_not_taken(
+    mlflow: MlflowStandIn, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
     store = ProxiedArtifacts(MlflowServer(mlflow.address, {}), "mlflow-artifacts:/1/abc/artifacts/model")
     files = RemoteFiles(store)
     files.sizes()
-    mlflow.cut = True
+    mlflow.cut = is_cut
+    if not is_cut:
+        monkeypatch.setattr("charonia.stores.remote.PART_S_MAX", -1.0)
 
     with pytest.raises(ServingError, match=r"came incomplete|cannot be fetched"):
         list(files._pieces("data/model keras.bin", lambda _: None))

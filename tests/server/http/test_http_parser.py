@@ -137,6 +137,9 @@ SESSIONS = [
     request("/many", headers={f"X{i}": "" for i in range(10)}),
     request("/short", body=b"\r\n\r\n", headers={"Content-Length": "2"}),
     b"POST /many HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 9 + b"0\r\n\r\n",
+    b"POST /large HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + (b"32\r\n" + bytes(50) + b"\r\n") * 3
+    + b"0\r\n\r\n",
     b"CONNECT a:1 HTTP/1.1\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]

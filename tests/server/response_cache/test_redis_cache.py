@@ -1,7 +1,6 @@
 """A cache in a real Redis server: shared entries, new namespaces after a reload, and a server that is down."""
 
 import asyncio
-import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -11,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisProcess, TlsEnd
+from tests.support.redis_server import RedisProcess
 
 from charonia.core.dtypes import DataType
 from charonia.core.response import InferResponse
@@ -184,15 +184,40 @@ async def test_a_redis_that_dies_is_not_asked_any_more_and_its_return_is_noticed
                 assert await look_up(cache) is not None
 
 
-async def test_a_redis_that_hangs_costs_a_look_up_its_time_limit_and_no_more(tmp_path: Path) -> None:
-    with RedisProcess(tmp_path) as redis:
-        async with connected(options(redis.port, socket_timeout=50)) as cache:
+@pytest.mark.parametrize("link", SLOW.values(), ids=SLOW)
+async def test_a_slow_network_costs_time_only(tmp_path: Path, link: Link) -> None:
+    with RedisProcess(tmp_path) as redis, FaultyNetwork(redis.port, to_client=link, to_server=link) as network:
+        async with connected(options(network.port, connect_timeout=10_000)) as cache:
+            await keep(cache, response())
+
+            found = await look_up(cache)
+            assert found is not None
+            assert found.outputs[0].array.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("fault", ["cut", "silent"])
+@pytest.mark.parametrize("direction", ["to_server", "to_client"])
+async def test_a_broken_connection_costs_an_entry_and_the_time_limit_of_an_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direction: str, fault: str
+) -> None:
+    monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S", 0.05)
+    limit_ms = 50 if fault == "silent" else 10_000
+    with RedisProcess(tmp_path) as redis, FaultyNetwork(redis.port) as network:
+        async with connected(options(redis.port)) as cache:
+            await keep(cache, response(10_000))
+        async with connected(options(network.port, socket_timeout=limit_ms)) as cache:
             while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
                 await asyncio.sleep(0.02)
-            redis.process.send_signal(signal.SIGSTOP)
+            setattr(network, direction, broken(5000)[fault])
             for _ in range(FAILURES_MAX):
-                assert await look_up(cache) is None
+                assert await (look_up(cache) if direction == "to_client" else keep(cache, response(10_000))) is None
             assert values(cache)["charonia_cache_up"] == 0
+
+            network.to_client = network.to_server = Link()
+            while not values(cache)["charonia_cache_up"]:
+                await asyncio.sleep(0.02)
+            while await look_up(cache) is None:  # a stuttering machine
+                await asyncio.sleep(0.02)
 
 
 async def test_user_password_and_database_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -218,11 +243,14 @@ async def test_tls_checks_the_server_and_shows_our_certificate(tmp_path: Path) -
     trust = {"tls_enabled": True, "cacert": str(tmp_path / "ca.pem"), **patient}
     shown = {"cert": str(tmp_path / "ours.pem"), "key": str(tmp_path / "ours.pem")}
 
-    with RedisProcess(tmp_path) as redis, TlsEnd(redis.port, context) as end:
+    names: list[str | None] = []
+    context.sni_callback = lambda _, name, __: names.append(name)
+
+    with RedisProcess(tmp_path) as redis, FaultyNetwork(redis.port, tls=context) as end:
         async with connected(options(end.port, **trust, **shown, sni="redis.example")) as cache:
             await keep(cache, response())
             assert await look_up(cache) is not None
-            assert "redis.example" in end.names
+            assert "redis.example" in names
         async with connected(options(end.port, **trust, **shown)) as cache:
             assert values(cache)["charonia_cache_up"] == 1
         for wrong in (

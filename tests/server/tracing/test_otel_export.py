@@ -1,16 +1,17 @@
 """Export to a collector: spans that lie in each other, with numbers that were given before."""
 
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.support.faulty_network import SILENT, SLOW, FaultyNetwork, Link, broken
+from tests.support.process import eventually
 
 from charonia.core.errors import Code, ServingError
 from charonia.core.statistics import TokenUsage
@@ -193,29 +194,29 @@ def test_numbers_of_the_environment_that_do_not_fit_are_refused(monkeypatch: pyt
         OtelExport(OtelOptions())
 
 
-def test_a_collector_that_is_not_there_costs_the_spans_and_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel, "FLUSH_S_MAX", 0.2)
-    sink = OtelExport(OtelOptions(url="http://127.0.0.1:9/v1/traces", queue_size=4))
-    for _ in range(10):
+@pytest.mark.parametrize("link", SLOW.values(), ids=SLOW)
+def test_a_slow_network_to_the_collector_costs_time_only(link: Link) -> None:
+    with collector() as (url, exports), FaultyNetwork(urlsplit(url).port or 0, link, link) as network:
+        sink = OtelExport(OtelOptions(url=f"http://127.0.0.1:{network.port}/v1/traces", delay_ms=1))
         sink.write(SAMPLING, traced(), False)
-
-    began = time.monotonic()
-    sink.close()
-
-    assert time.monotonic() - began < 20
+        assert eventually(lambda: bool(exports))
+        sink.close()
 
 
-def test_a_collector_that_takes_connections_and_never_answers_does_not_hold_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("link", [*broken(300).values(), SILENT, None], ids=["cut", "stalled", "silent", "refused"])
+def test_a_broken_connection_to_the_collector_costs_the_spans_and_does_not_hold_the_end(
+    monkeypatch: pytest.MonkeyPatch, link: Link | None
 ) -> None:
     monkeypatch.setattr(otel, "FLUSH_S_MAX", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        sink = OtelExport(OtelOptions(url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"))
-        sink.write(SAMPLING, traced(), False)
+    with collector() as (url, exports), FaultyNetwork(urlsplit(url).port or 0, to_server=link or SILENT) as network:
+        sink = OtelExport(OtelOptions(url=f"http://127.0.0.1:{network.port if link else 9}/v1/traces", queue_size=4))
+        for _ in range(10):  # more than the queue holds
+            sink.write(SAMPLING, traced(), False)
 
         sink.close()
 
         waiting = [thread for thread in threading.enumerate() if thread.name == "last-export"]
     for thread in waiting:
         thread.join()
-    assert len(waiting) == 1
+    assert exports == []
+    assert waiting or link is None or link.is_cut  # it has not waited for the collector

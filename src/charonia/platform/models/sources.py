@@ -36,7 +36,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.git import checkout, parse_git
 from charonia.platform.values import Number, RequestBody, Text
 from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
-from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store
+from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store, pieces
 
 Sections = Mapping[str, Mapping[str, object]]
 """Credentials of stores by scheme and address."""
@@ -401,17 +401,8 @@ class ProxiedArtifacts:
         """Yield the bytes of a file; `start` is 0. See `stores.remote.RemoteStore`."""
         assert start == 0
         place = urllib.parse.quote(f"{self._root}/{file.path}")
-        left = end
         with self._server.open(f"mlflow-artifacts/artifacts/{place}") as answer:
-            while left > 0:
-                try:
-                    piece = answer.read(min(PIECE_BYTES, left))
-                except (OSError, HTTPException) as error:
-                    raise unavailable(f"'{self.uri}': '{file.path}' cannot be fetched: {error}") from None
-                if not piece:
-                    return
-                left -= len(piece)
-                yield piece
+            yield from pieces(answer, end, f"'{self.uri}': '{file.path}'")
 
 
 def _credentials(environment: Mapping[str, str]) -> dict[str, str]:

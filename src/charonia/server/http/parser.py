@@ -1,7 +1,8 @@
 """HTTP/1.1 requests from bytes, without I/O: no transport, no event loop, no clock.
 
 `RequestParser` takes the bytes of a connection in chunks of any size and returns the events that they complete. The
-events do not depend on the chunks. llhttp (through httptools) parses requests and rejects ambiguous ones.
+events do not depend on the chunks, except that a read of at most `WHOLE_BYTES` with the end of a request may end
+with a header that is already too long. llhttp (through httptools) parses requests and rejects ambiguous ones.
 
 `ParserState` alone determines what may come next. One function changes it, and checks the change against `TRANSITIONS`;
 a transition that is not listed is a bug of this module, never an error of the client:
@@ -477,9 +478,10 @@ class RequestParser:
     def _refuse_body(self, size: int) -> None:
         """Drop the body, so that the client can finish sending it and then read the error."""
         if self._refusal is None:
-            self._refusal = oversized(self._length or size, self._limits.body_bytes_max, JSON_SIZE in self._headers)
             self._parts.clear()
             self._move(ParserState.REFUSED_BODY)
+        # Of a chunked body, each part changes the size.
+        self._refusal = oversized(self._length or size, self._limits.body_bytes_max, JSON_SIZE in self._headers)
         if size > self._limits.discard_bytes_max or b"expect" in self._headers:
             raise _RefusedError(0, self._refusal)
 

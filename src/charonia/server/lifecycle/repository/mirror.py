@@ -32,7 +32,7 @@ from pathlib import Path
 
 from charonia.core.errors import unavailable
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, NOT_CONTENT, ModelFolder
-from charonia.stores.remote import RemoteFile, RemoteStore
+from charonia.stores.remote import PART_BYTES, RemoteFile, RemoteStore
 
 BYTES_MAX = 64 * 1024**3
 """Default size limit of a cache."""
@@ -252,11 +252,8 @@ _log = logging.getLogger(__name__)
 FILES_MAX = 1_000_000
 """Files of a repository in a store."""
 
-PART_BYTES = 32 * 1024 * 1024
-"""A longer file is fetched in parts of this size, several at a time."""
-
 DOWNLOADS = 8
-"""Default number of parts that are fetched at a time."""
+"""Default number of parts of files that are fetched at a time."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
 from tests.support.models import identity, identity_pbtxt
 from tests.support.process import ServeProcess
 from tests.support.s3_server import S3, s3_server, virtual_hosts
@@ -209,6 +210,55 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_taken_for_the_old_one(s3
         list(store.read(listed, 0, 3))
     with pytest.raises(ServingError, match="was changed or removed"):
         list(store.read(RemoteFile("m/1/none", 3, ""), 0, 3))
+
+
+CONTENT = bytes(range(256)) * 400
+
+
+@pytest.mark.parametrize("link", SLOW.values(), ids=SLOW)
+def test_a_slow_network_costs_time_only(s3: S3, link: Link) -> None:
+    s3.put("m/1/a", CONTENT)
+    with FaultyNetwork(s3.port, to_client=link, to_server=link) as network:
+        store = ObjectStore(parse_address(s3.uri.replace(str(s3.port), str(network.port))))
+        (listed,) = store.files()
+
+        assert b"".join(map(bytes, store.read(listed, 0, len(CONTENT)))) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("link", "limit"),
+    [
+        (broken(5000)["cut"], "SILENCE_S_MAX"),
+        (broken(5000)["silent"], "SILENCE_S_MAX"),
+        (Link(bytes_per_s=5000.0, piece_bytes=500), "PART_S_MAX"),
+    ],
+    ids=["cut", "silent", "very slow"],
+)
+def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Link, limit: str
+) -> None:
+    s3.put("m/1/a", CONTENT)
+    with FaultyNetwork(s3.port) as network:
+        uri = s3.uri.replace(str(s3.port), str(network.port))
+        with monkeypatch.context() as patch:
+            patch.setattr("charonia.stores.remote.RETRIES_MAX", 1)
+            patch.setattr(f"charonia.stores.remote.{limit}", 1.0)
+            sources = Sources([uri], StoreOptions(cache=tmp_path))
+        model = sources.look().models["m"]
+        network.to_client = link
+
+        with pytest.raises(ServingError, match=r"cannot be fetched|came incomplete") as caught:
+            sources.fetch(model)
+        assert caught.value.code is Code.UNAVAILABLE
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]
+        sources.close()
+
+        network.to_client = Link()
+        sources = Sources([uri], StoreOptions(cache=tmp_path))
+        folder, _ = sources.fetch(sources.look().models["m"])
+
+    assert (folder.path / "1" / "a").read_bytes() == CONTENT
+    sources.close()
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: S3, tmp_path: Path) -> None:
