@@ -153,7 +153,7 @@ class Endpoints:
             end = HttpFrontend(engine, limits, access_log=access_log, services=replace(services, lend=None))
             if name == SAGEMAKER:
                 folder = next((each for each in options.models.repositories if "://" not in each), "")
-                end.handle = SageMaker(end.handle, end.admit, os.environ, folder).handle
+                end.handle = SageMaker(end.handle, end.admit, end.refusal, os.environ, folder).handle
             else:
                 end.handle = VertexAi(end.handle, end.admit, os.environ, await self._predicted(engine)).handle
             await end.start(options.http.address, port, ssl=self._tls(options.http.tls, "http", alpn="http/1.1"))

@@ -1,14 +1,22 @@
 """How requests and responses of SageMaker and Vertex AI are rewritten."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from tests.support.fake_engine import FakeEngine
+from tests.support.http_memory import MemoryClient, request
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia.core.errors import ServingError
+from charonia.server.access.rules import Api, Gate, Restriction
+from charonia.server.facade import Services
 from charonia.server.http import clouds
 from charonia.server.http.clouds import archive_of, as_sagemaker, json_size, links_of
 from charonia.server.http.exchange import JSON_TYPE, Reshaped
+from charonia.server.http.frontend import HttpFrontend, HttpLimits
+
+KEY = "a-key-of-sixteen-or-more"
 
 BINARY = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
 
@@ -37,6 +45,7 @@ def test_another_content_type_is_refused(kind: bytes, reason: str) -> None:
     ("status", "body", "expected"),
     [
         (200, b"", 200),
+        (403, b"", 403),
         (503, b"the queue is full", 400),
         (500, b"CUDA out of memory", 507),
         (500, b"MemoryError", 507),
@@ -91,6 +100,49 @@ def test_an_archive_without_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_the_type_of_inference_is_checked_and_routes_must_be_named() -> None:
     with pytest.raises(ServingError, match="SAGEMAKER_TRITON_INFERENCE_TYPE: expected infer, generate"):
-        clouds.SageMaker(lambda _: None, lambda _: True, {"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, "")
+        clouds.SageMaker(lambda _: None, lambda _: True, lambda _: None, {"SAGEMAKER_TRITON_INFERENCE_TYPE": "x"}, "")
     with pytest.raises(ServingError, match="AIP_HEALTH_ROUTE is not defined for Vertex AI endpoint"):
         clouds.VertexAi(lambda _: None, lambda _: True, {"AIP_PREDICT_ROUTE": "/predict"}, "m")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/ping"),
+        ("POST", "/invocations"),
+        ("GET", "/models"),
+        ("POST", "/models"),
+        ("GET", "/models/none"),
+        ("DELETE", "/models/none"),
+        ("POST", "/models/none/invoke"),
+        ("POST", "/predict"),
+        ("POST", "/redirected"),
+    ],
+)
+@pytest.mark.parametrize("key", ["", KEY])
+async def test_calls_need_the_permissions_of_those_that_they_stand_for(
+    tmp_path: Path, method: str, path: str, key: str
+) -> None:
+    restriction = Restriction((Api.HEALTH, Api.INFERENCE, Api.MODEL_REPOSITORY), "x-key", KEY)
+    front_end = HttpFrontend(
+        FakeEngine(), HttpLimits(), services=Services(http_gate=Gate((restriction,), None, what="API"))
+    )
+    environment = {
+        "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m",
+        "AIP_PREDICT_ROUTE": "/predict",
+        "AIP_HEALTH_ROUTE": "/h",
+    }
+    cloud = (
+        clouds.VertexAi(front_end.handle, front_end.admit, environment, "m")
+        if path in ("/predict", "/redirected")
+        else clouds.SageMaker(front_end.handle, front_end.admit, front_end.refusal, environment, str(tmp_path))
+    )
+    front_end.handle = cloud.handle
+    headers = {"x-key": key} | ({"x-vertex-ai-triton-redirect": "v2/repository/index"} if path == "/redirected" else {})
+
+    client = MemoryClient(front_end)
+    client.send(request(path.replace("redirected", "predict"), method=method, body=b"{}", headers=headers))
+    while not client.responses:
+        await asyncio.sleep(0)
+
+    assert (client.responses[0].status == 403) == (not key)

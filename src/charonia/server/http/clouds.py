@@ -16,8 +16,11 @@ from charonia.config.backends import ENSEMBLE
 from charonia.config.json_form import to_json
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid, not_found
+from charonia.server.access.rules import Refusal
 from charonia.server.http.exchange import JSON_TYPE, Exchange, Reshaped
 from charonia.server.http.limits import JSON_SIZE
+from charonia.server.http.parser import Request
+from charonia.wire.http_status import REFUSED
 from charonia.wire.json_text import dump, parse_object
 
 ARCHIVES = "/opt/ml/models"
@@ -48,6 +51,7 @@ class SageMaker:
     Args:
         handle: Answers requests of the KServe v2 protocol.
         admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
+        refusal: Returns why a caller may not send a request of the KServe v2 protocol, None if it may.
         environment: SAGEMAKER_TRITON_DEFAULT_MODEL_NAME, _INFERENCE_TYPE and _PING_MODE.
         repository: Folder of the server's model repository, in which models of an endpoint appear; "" for none.
 
@@ -56,9 +60,14 @@ class SageMaker:
     """
 
     def __init__(
-        self, handle: Handle, admit: Callable[[Exchange], bool], environment: Mapping[str, str], repository: str
+        self,
+        handle: Handle,
+        admit: Callable[[Exchange], bool],
+        refusal: Callable[[Request], Refusal | None],
+        environment: Mapping[str, str],
+        repository: str,
     ) -> None:
-        self._handle, self._admit = handle, admit
+        self._handle, self._admit, self._refusal = handle, admit, refusal
         self._model = environment.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
         self._kind = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", INFERENCE_TYPES[0])
         if self._kind not in INFERENCE_TYPES:
@@ -85,6 +94,10 @@ class SageMaker:
             self._infer(exchange, self._model, self._kind)
         elif found is None:
             exchange.respond(400, [])
+        elif (refusal := self._refusal(replace(exchange.request, url=_needed(method, bool(found[2]))))) is not None:
+            exchange.fail(
+                invalid(refusal.message), REFUSED[refusal.kind]
+            )  # before a caller learns of models or folders
         elif not found[1]:
             self._list(exchange) if method == b"GET" else self._load(exchange)
         else:
@@ -219,7 +232,7 @@ class VertexAi:
             redirected = request.headers.get(REDIRECT_HEADER)
             if redirected is None:
                 infer(exchange, self._infer, b"vertex-ai")
-            elif request.method != b"POST" or _POST_REDIRECTS.fullmatch(redirected):
+            elif _POST_REDIRECTS.fullmatch(redirected):
                 infer(exchange, b"/" + redirected, b"vertex-ai")
             elif _GET_REDIRECTS.fullmatch(redirected):
                 exchange.request = replace(request, method=b"GET", url=b"/" + redirected, body=b"")
@@ -283,6 +296,13 @@ def json_size(kind: bytes, binary: bytes, size: int) -> int:
     return value
 
 
+def _needed(method: bytes, is_inference: bool) -> bytes:
+    """Return a URL of the KServe v2 protocol that needs the same permission as a call of SageMaker."""
+    if is_inference:
+        return b"/v2/models/m/infer"
+    return b"/v2/repository/index" if method == b"GET" else b"/v2/repository/models/m/load"
+
+
 def _shown(name: str, url: str) -> dict[str, str]:
     """Return a model as SageMaker's lists show it: with the folder of its archive, as the original does."""
     return {"modelName": name, "modelUrl": url.removesuffix("/model")}
@@ -299,10 +319,10 @@ def as_binary(binary: bytes, then: Callable[[Reshaped], Reshaped], response: Res
 
 
 def as_sagemaker(response: Reshaped) -> Reshaped:
-    """Return a response with a status that SageMaker knows: 400 for errors, 507 when memory was short."""
+    """Return a response with a status that SageMaker knows: 400 for most errors, 507 when memory was short."""
     if (found := _JSON_SIZE_LINE.search(response.extra)) is not None:
         response = response._replace(extra=response.extra.replace(found[0], b""))
-    if response.status < 400 or response.status in (404, 405):
+    if response.status < 400 or response.status in (401, 403, 404, 405):
         return response
     text = b"".join(response.body).lower()
     return response._replace(status=507 if any(each in text for each in _NO_MEMORY) else 400)

@@ -64,6 +64,7 @@ class HttpEndpoint:
         singular: Header fields that a request must not give twice with different values.
         handle: Answers a request, now or later. Never raises.
         admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
+        refusal: Returns why a caller may not send a request, None if it may.
         turns: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         allows_websockets: Whether some requests may change to a WebSocket.
@@ -96,7 +97,7 @@ class HttpEndpoint:
         self._router = Router(
             routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting, further=further
         )
-        self.handle, self.admit = self._router.handle, self._router.admit
+        self.handle, self.admit, self.refusal = self._router.handle, self._router.admit, self._router.refusal
         self.turns = Turns(_call_soon)
         self.lend: Lend | None = None
         self.allows_websockets = False
@@ -148,7 +149,7 @@ class HttpEndpoint:
 
     def recheck(self) -> None:
         for connection in list(self._connections):
-            connection.recheck(self._router.refusal)
+            connection.recheck(self.refusal)
 
     async def drain(self, timeout_s: float) -> bool:
         self.stop_accepting()

@@ -177,7 +177,7 @@ class Router:
         return not is_checked or self._browsers.admit(exchange)
 
     def refusal(self, request: Request) -> Refusal | None:
-        """Return why a request that was permitted when it came would be refused now, None if it would not be."""
+        """Return why a caller may not send a request, None if it may."""
         operation = self._match(request.url).operation
         if operation is None or self._gate is None:
             return None
