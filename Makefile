@@ -115,7 +115,7 @@ install-fast: $(READY)
 
 # Without optimisation, the compiler takes a third of the time: make test-compiled OPTIMISATION=0
 OPTIMISATION ?= 3
-COMPILED_TESTS ?= $(addprefix tests/,arch/test_compiled.py core wire schema server process interop)
+COMPILED_TESTS ?= $(addprefix tests/,arch/test_compiled.py core wire schema server process interop client tools/perf)
 test-compiled: $(READY)
 	rm -rf .compiled
 	mkdir .compiled

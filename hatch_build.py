@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent
 
 _ROOMS = {
     "core": "raw_data request response tensor trace",
-    "wire": "grpc_framing grpc_headers grpc_infer http_response json_text plain_values tensors "
+    "wire": "answer grpc_framing grpc_headers grpc_infer http_response json_text plain_values tensors "
     "v2_data v2_request v2_response",
     "server.scheduling": "api dynamic in_place queue schedulers slots",
     "": "clock",
@@ -32,11 +32,13 @@ _ROOMS = {
     "server.ensembles": "call flow",
     "server": "engine",
     "server.http": "connection exchange inference limits parser routes",
+    "client": "grpc_transport http2 http_transport",
+    "tools.perf": "loops sending sequences",
     "server.grpc": "call_table calls connection http2 limits methods streams",
 }
 
 MODULES = [f"charonia.{room}.{name}".replace("..", ".") for room, names in _ROOMS.items() for name in names.split()]
-"""The modules of the request path. Others would not be faster, or are not waited for. `execution.tracing` and
+"""The modules of the request path, of servers and of clients. Others would not be faster, or are not waited for. `execution.tracing` and
 `sequences.runner` combine classes at run time, for which `super()` of compiled classes does not look."""
 
 

@@ -16,6 +16,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
+from charonia.wire.answer import Answer
 from charonia.wire.endpoint import parse_url
 from charonia.wire.grpc_codec import GrpcEncoder
 from charonia.wire.grpc_codec import decode_response as decode_grpc
@@ -26,7 +27,7 @@ from charonia.wire.http_codec import decode_response as decode_http
 from charonia.wire.http_dialect import HttpDialect
 from charonia.wire.query import Dialect, Query
 from charonia.wire.tensors import bytes_array
-from charonia.wire.transport import Answer, WireOptions
+from charonia.wire.transport import WireOptions
 from charonia.wire.v2_response import encode_response as encode_http
 
 ENDPOINT = parse_url("grpc://localhost:1")

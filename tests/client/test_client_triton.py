@@ -22,9 +22,10 @@ from charonia.core.errors import Code
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.worker import connect
+from charonia.wire.answer import Answer
 from charonia.wire.grpc_codec import decode_response as grpc_response
 from charonia.wire.http_codec import decode_response as http_response
-from charonia.wire.transport import Answer, RequestForm, SharedTensor
+from charonia.wire.transport import RequestForm, SharedTensor
 
 TRITON = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers")) / "bin" / "tritonserver"
 START_SECONDS_MAX = 60.0

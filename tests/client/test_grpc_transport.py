@@ -17,9 +17,10 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.response import InferResponse
 from charonia.server.grpc.limits import GrpcLimits
 from charonia.tools.perf.worker import connect
+from charonia.wire.answer import Answer, Failure
 from charonia.wire.endpoint import parse_url
 from charonia.wire.grpc_codec import GrpcRequest, decode_response, decode_stream_response
-from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
+from charonia.wire.transport import RequestForm, Transport, WireOptions
 
 STREAM = RequestForm(streaming=True)
 HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))

@@ -9,8 +9,9 @@ from tests.support.client_servers import Answers, ask, identity_request, read_re
 
 from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
+from charonia.wire.answer import Answer, Failure
 from charonia.wire.http_codec import decode_response, error_message
-from charonia.wire.transport import Answer, Failure, RequestForm, Transport, WireOptions
+from charonia.wire.transport import RequestForm, Transport, WireOptions
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

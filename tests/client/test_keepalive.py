@@ -12,8 +12,9 @@ from tests.support.faulty_network import FaultyNetwork
 from charonia.client.dialing import KEEPALIVE_S_MAX, PROBES, Keepalive, loss
 from charonia.core.errors import Code, ServingError
 from charonia.tools.perf.worker import connect
+from charonia.wire.answer import Failure
 from charonia.wire.endpoint import parse_url
-from charonia.wire.transport import Failure, WireOptions
+from charonia.wire.transport import WireOptions
 
 needs_linux = pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="options and packet filters of Linux")
 

@@ -9,6 +9,7 @@ address. All of this holds for a whole process: only `python -m tests.simulation
 import asyncio
 import builtins
 import contextvars
+import ctypes
 import errno
 import gc
 import logging
@@ -395,14 +396,13 @@ def install() -> None:
 
 def adapt_server() -> None:
     """Replace what the server reads from the real machine, after it has been imported."""
-    from charonia import clock
     from charonia.server import app, engine
     from charonia.server.execution.runner import ModelRunner
     from charonia.server.lifecycle import on_demand
 
     libc = SimpleNamespace(timerfd_create=lambda *_: -1)  # timers are the loop's
     values: dict[Any, dict[str, Any]] = {
-        clock: {"ctypes": SimpleNamespace(CDLL=lambda *_, **__: libc)},
+        ctypes: {"CDLL": lambda *_, **__: libc},
         app: dict.fromkeys(("available_memory", "usable_memory"), lambda: 8 << 30),
         on_demand: {"tree_bytes": lambda pid=None: 1 << 30},
     }

@@ -14,7 +14,8 @@ from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
-from charonia.wire.transport import Answer, RequestForm, Transport
+from charonia.wire.answer import Answer
+from charonia.wire.transport import RequestForm, Transport
 
 LOOPBACK = "127.0.0.1"
 

@@ -54,7 +54,7 @@ from charonia.tools.report.run_files import InputsOf, write_profile, write_run, 
 from charonia.tools.report.summary import failures
 from charonia.tools.results.json_form import to_json
 from charonia.tools.results.records import LoadMode, PerfRun
-from charonia.wire.transport import Failure
+from charonia.wire.answer import Failure
 
 EXPORT_ELEMENTS_MAX = 4096
 """Largest input in an export; larger ones are null."""

@@ -6,8 +6,9 @@ from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
 from charonia.client.requests import InferResult, SequencePart
 from charonia.client.sync_client import Client
+from charonia.wire.answer import Failure
 from charonia.wire.query import SharedMemoryRegion
-from charonia.wire.transport import Failure, TlsOptions, WireOptions
+from charonia.wire.transport import TlsOptions, WireOptions
 
 __all__ = [
     "AsyncClient",

@@ -18,9 +18,10 @@ from charonia.client.traffic import AsyncTraffic
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.answer import Answer, Failure
 from charonia.wire.python_values import Inputs, Outputs, needs_metadata
 from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
-from charonia.wire.transport import Answer, Failure, WireOptions
+from charonia.wire.transport import WireOptions
 
 TIMEOUT_S = 60.0
 """Default timeout of a request, in seconds."""

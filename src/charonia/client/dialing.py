@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from charonia.core.errors import invalid
+from charonia.wire.answer import Failure
 from charonia.wire.endpoint import Endpoint
-from charonia.wire.transport import Failure, TlsOptions, WireOptions
+from charonia.wire.transport import TlsOptions, WireOptions
 
 KEEPALIVE_S_MAX = 32_767
 """Longest time that the operating system accepts."""

@@ -3,7 +3,7 @@
 import time
 
 from charonia.core.errors import Code, ServingError
-from charonia.wire.transport import Answer, Failure
+from charonia.wire.answer import Answer, Failure
 
 CODES = {
     Failure.REFUSED: Code.UNAVAILABLE,

@@ -30,6 +30,7 @@ from charonia.client.http2 import (
 )
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
+from charonia.wire.answer import Answer, Failure, OnAnswer
 from charonia.wire.endpoint import Endpoint
 from charonia.wire.grpc_codec import (
     CODES,
@@ -44,7 +45,7 @@ from charonia.wire.grpc_framing import ENCODINGS, PREFIX_BYTES, Buffer, MessageR
 from charonia.wire.grpc_headers import OK_TRAILERS, Headers
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.http_status import UNEXECUTED
-from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, RequestForm, WireOptions
+from charonia.wire.transport import DEFAULT_FORM, RequestForm, WireOptions
 
 _STATUS_DIGITS_MAX = 4
 

@@ -16,12 +16,13 @@ from charonia.client.dialing import Dialer, loss
 from charonia.client.errors import failed
 from charonia.core.errors import Code
 from charonia.core.request import InferRequest
+from charonia.wire.answer import Answer, Failure, OnAnswer
 from charonia.wire.endpoint import Endpoint
 from charonia.wire.grpc_framing import decompress
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.http_codec import CODES, HttpEncoder, HttpRequest, PreparedHttp, error_message
 from charonia.wire.http_response import BadResponseError, Heads, ResponseReader
-from charonia.wire.transport import DEFAULT_FORM, Answer, Failure, OnAnswer, RequestForm, WireOptions
+from charonia.wire.transport import DEFAULT_FORM, RequestForm, WireOptions
 
 _now_ns = time.monotonic_ns
 
@@ -53,7 +54,7 @@ class ClientExchange:
         self.request = request
         self.on_answer = on_answer
         self.keep_body = keep_body
-        self.arrivals: array[int] = array("q")
+        self.arrivals = array("q") if keep_body else None
         self.connection: HttpClientConnection | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.timeout_s = 0.0
@@ -156,7 +157,7 @@ class HttpClientConnection(asyncio.Protocol):
         except BadResponseError as error:
             self._garbled(exchange, error)
             return
-        if exchange.keep_body and reader.received:
+        if exchange.arrivals is not None and reader.received:
             exchange.arrivals.extend((now_ns, reader.received))
         if is_complete:
             self._complete(exchange)

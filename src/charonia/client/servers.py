@@ -12,12 +12,13 @@ from charonia.client.errors import ClientError, error_of
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport
 from charonia.core.errors import Code, ServingError, unsupported
+from charonia.wire.answer import Answer, Failure, Handle, OnAnswer
 from charonia.wire.grpc_codec import GrpcEncoder
 from charonia.wire.grpc_dialect import GrpcDialect
 from charonia.wire.http_codec import HttpEncoder
 from charonia.wire.http_dialect import HttpDialect
 from charonia.wire.query import Dialect, Query, T
-from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, WireOptions
+from charonia.wire.transport import WireOptions
 
 _NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
 """Errors that mean "not ready"."""

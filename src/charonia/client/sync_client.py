@@ -18,9 +18,10 @@ from charonia.client.traffic import SyncTraffic
 from charonia.core.errors import Code
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
+from charonia.wire.answer import Failure
 from charonia.wire.python_values import Inputs, Outputs
 from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
-from charonia.wire.transport import Failure, WireOptions
+from charonia.wire.transport import WireOptions
 
 _DEFAULT_OPTIONS = WireOptions()
 _T = TypeVar("_T")

@@ -14,10 +14,11 @@ from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, S
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.schema.pool import message_class
+from charonia.wire.answer import Answer
 from charonia.wire.grpc_codec import GrpcEncoder, GrpcRequest, decode_response, decode_stream_response, parsed
 from charonia.wire.json_text import dump, parse_object
 from charonia.wire.query import TRACE_LEVEL, Json, Query, SharedMemoryRegion, TraceChange, trace_texts
-from charonia.wire.transport import Answer, RequestForm
+from charonia.wire.transport import RequestForm
 
 T = TypeVar("T")
 

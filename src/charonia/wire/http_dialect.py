@@ -15,10 +15,11 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
+from charonia.wire.answer import Answer
 from charonia.wire.http_codec import HttpEncoder, HttpRequest, decode_response, model_path
 from charonia.wire.json_text import dump, kind_of, parse_object
 from charonia.wire.query import TRACE_LEVEL, Json, Query, SharedMemoryRegion, TraceChange, trace_texts
-from charonia.wire.transport import Answer, RequestForm
+from charonia.wire.transport import RequestForm
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from charonia.core.errors import internal
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
+from charonia.wire.answer import Answer
 from charonia.wire.grpc_codec import GrpcRequest
 from charonia.wire.http_codec import HttpRequest
-from charonia.wire.transport import Answer
 
 T = TypeVar("T")
 R = TypeVar("R", HttpRequest, GrpcRequest)

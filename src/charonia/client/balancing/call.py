@@ -13,7 +13,8 @@ from charonia.client.balancing.options import Balancing
 from charonia.client.balancing.pool import PoolServer, RequestEnd, ServerPool
 from charonia.client.errors import failed
 from charonia.core.errors import Code
-from charonia.wire.transport import Answer, Failure, Handle, OnAnswer, Transport
+from charonia.wire.answer import Answer, Failure, Handle, OnAnswer
+from charonia.wire.transport import Transport
 
 PREFIX_BLOCK_BYTES = 256
 """Block of a prompt; the prefix has whole ones."""

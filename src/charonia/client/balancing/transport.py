@@ -18,9 +18,10 @@ from charonia.client.balancing.call import ANYWHERE, BalancedCall, Routing
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.pool import PoolServer, RequestEnd, ServerPool
 from charonia.core.errors import Code
+from charonia.wire.answer import Answer, Failure, OnAnswer
 from charonia.wire.endpoint import Endpoint
 from charonia.wire.query import Dialect
-from charonia.wire.transport import Answer, Failure, OnAnswer, Transport, WireOptions
+from charonia.wire.transport import Transport, WireOptions
 
 TICK_S = 0.1
 """Interval of checks of servers that are out, or have requests in flight."""

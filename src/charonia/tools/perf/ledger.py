@@ -22,7 +22,7 @@ from charonia.tools.perf.samples import (
 )
 from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import ERROR_SAMPLES_MAX, ErrorKind, RequestRecord
-from charonia.wire.transport import Failure
+from charonia.wire.answer import Failure
 
 LOST_NS = 3_000_000_000
 """Time without a successful response, while connections fail, after which the server counts as lost."""

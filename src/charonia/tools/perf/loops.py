@@ -16,7 +16,7 @@ from typing import Protocol
 from charonia.clock import WakeTimer, now_ns
 from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
-from charonia.wire.transport import Failure
+from charonia.wire.answer import Failure
 
 RETRY_DELAY_S = 0.05
 """Pause of a slot whose request never reached a server, so that a closed loop does not spin."""

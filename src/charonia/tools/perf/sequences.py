@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from random import Random
 
+from charonia.core.native import mypyc_attr
 from charonia.tools.perf.api import InputSource, SequencePlan
 
 
@@ -68,6 +69,7 @@ class SequenceIds:
         self._busy.discard(sequence_id)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SequenceSlot:
     """Runs one sequence at a time."""
 

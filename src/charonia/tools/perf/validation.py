@@ -13,7 +13,7 @@ from charonia.tools.perf.api import InputSource, MeasuredTarget
 from charonia.tools.perf.data.spec import from_bfloat, is_integer
 from charonia.tools.perf.sequences import Part
 from charonia.wire import grpc_codec, http_codec
-from charonia.wire.transport import Answer
+from charonia.wire.answer import Answer
 
 _EXACT = (DataType.BOOL, DataType.BYTES)
 

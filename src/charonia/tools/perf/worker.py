@@ -67,6 +67,9 @@ ABANDONED_S_MAX = 5.0
 OPEN_AHEAD = 16
 """Connections that an open loop opens before it starts; more are opened on demand."""
 
+GARBAGE_OBJECTS = 100_000
+"""New objects between two searches for garbage: requests leave none, and each search delays the load."""
+
 RESERVED_DESCRIPTORS = 64
 """File descriptors reserved for other purposes than connections."""
 
@@ -157,6 +160,7 @@ class LoadWorker:
         self._sender.warm()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(GARBAGE_OBJECTS)
         self._tell(WorkerReady())
         go = await self._next_message()
         if not isinstance(go, Go):

@@ -15,7 +15,7 @@ from charonia.core.errors import Code, ServingError, invalid, not_found
 from charonia.core.metadata import ModelState
 from charonia.tools.tune.servers import MeasuredServer, fate_of
 from charonia.tools.tune.variants import BaseModel, depth, load_text
-from charonia.wire.transport import Failure
+from charonia.wire.answer import Failure
 
 PROBE = "charonia-tune-is-this-mode-explicit"
 """Name of a model that does not exist: a request to load it reveals whether the server is in mode explicit."""

@@ -16,7 +16,8 @@ from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.samples import Received, place
 from charonia.tools.perf.sending import RequestLog, RequestSender, SentRequest, Then
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot
-from charonia.wire.transport import Answer, PreparedRequest, Transport
+from charonia.wire.answer import Answer
+from charonia.wire.transport import PreparedRequest, Transport
 
 
 class SessionSlot(SequenceSlot):
