@@ -11,7 +11,7 @@ from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Vis
 from charonia.platform.database.tables import AlertRow
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/alerts")
+router = APIRouter(prefix="/p/{project}/alerts", include_in_schema=False)
 
 _CHOICES = (
     ("error_rate", "Failed requests, in %"),

@@ -77,7 +77,7 @@ def _made(name: str) -> Asset:
     return Asset(content, gzip.compress(content, 9, mtime=0), _TYPES[name.rpartition(".")[2]], digest)
 
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 
 @router.get(PREFIX + "/{digest}/{name}")

@@ -32,7 +32,7 @@ from charonia.platform.people import projects
 from charonia.platform.targets.local import this_machine
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/deployments")
+router = APIRouter(prefix="/p/{project}/deployments", include_in_schema=False)
 
 LISTED_MAX = 200
 """Most models, and environments, that the form offers."""

@@ -27,7 +27,7 @@ from charonia.platform.models.pipeline import diagrams
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/deployments")
+router = APIRouter(prefix="/p/{project}/deployments", include_in_schema=False)
 
 RANGES = (
     ("10m", "10 min", 600.0),

@@ -17,7 +17,7 @@ from charonia.platform.models.records import VersionReport
 from charonia.platform.people import projects
 from charonia.platform.values import OLDER_PYTHONS, Number, Text
 
-router = APIRouter(prefix="/p/{project}/environments")
+router = APIRouter(prefix="/p/{project}/environments", include_in_schema=False)
 
 _FORM = ("name", "python", "requirements", "imports")
 

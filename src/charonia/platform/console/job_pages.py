@@ -22,7 +22,7 @@ from charonia.platform.people import projects
 from charonia.platform.tasks import queue
 from charonia.platform.values import Number, Text
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 JOBS = "/p/{project}/jobs"
 

@@ -38,7 +38,7 @@ from charonia.platform.models.sources import SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}/models")
+router = APIRouter(prefix="/p/{project}/models", include_in_schema=False)
 
 WAYS = (("upload", "Upload"), ("store", "Object store"), ("git", "Git"), ("folder", "Folder"), ("mlflow", "MLflow"))
 """Sources of a model: the value in addresses, and the title."""

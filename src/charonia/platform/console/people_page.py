@@ -26,7 +26,7 @@ from charonia.platform.values import Number, Text
 FOUND_MAX = 12
 """Models, and deployments, that a jump offers."""
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 PEOPLE = "/p/{project}/people"
 

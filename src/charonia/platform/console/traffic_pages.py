@@ -15,7 +15,7 @@ from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.values import Text
 
-router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic")
+router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic", include_in_schema=False)
 
 STICKY = {"": "no: each request goes to any", "key": "by API key", "correlation_id": "by correlation id"}
 """Options to keep a client on its version."""

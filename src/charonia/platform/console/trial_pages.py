@@ -25,7 +25,7 @@ from charonia.platform.people.access import ProjectRole
 from charonia.platform.trials import IDLE_S_MAX, START_S_MAX, TrialPhase
 from charonia.platform.values import Number, Text
 
-router = APIRouter(prefix="/p/{project}")
+router = APIRouter(prefix="/p/{project}", include_in_schema=False)
 
 _TRY = "/models/{name}/versions/{number}/try"
 
