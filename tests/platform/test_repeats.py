@@ -15,6 +15,7 @@ from charonia.platform import repeats
 from charonia.platform.database import connection
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import CallRow, KeyRow, ModelRow
+from charonia.platform.people import login
 
 MODELS = "/api/v1/projects/default/models"
 
@@ -117,7 +118,7 @@ def losing(on_each: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             losses.pop()
             raise OperationalError("COMMIT", {}, psycopg.OperationalError("lost"), connection_invalidated=True)
 
-    monkeypatch.setattr(database._writing.class_, "commit", lose)
+    monkeypatch.setattr(database.writing.class_, "commit", lose)
     return losses
 
 
@@ -143,7 +144,7 @@ def test_a_commit_that_did_not_take_place_is_a_failure_and_is_tried_again(
         raise OperationalError("COMMIT", {}, psycopg.OperationalError("lost"), connection_invalidated=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(database._writing.class_, "commit", lose)
+        patch.setattr(database.writing.class_, "commit", lose)
         assert send(on_each)[0] == 503
     assert rows(on_each, ModelRow) == before
     assert send(on_each)[::2] == (201, False)
@@ -190,16 +191,12 @@ def fails_after(count: int, call: Any) -> Any:
 def test_a_call_whose_handler_fails_after_its_change_leaves_no_key(
     on_each: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise KeyError("after the transaction")
 
-    tasks = on_each.app.state.platform.tasks  # type: ignore[attr-defined]
-    monkeypatch.setattr(type(tasks), "wake", lambda self: fail())
-    answer = on_each.post(
-        "/api/v1/projects/default/environments",
-        json={"name": "plain", "requirements": ""},
-        headers={"Idempotency-Key": "k"},
-    )
+    user = on_each.post("/api/v1/users", json={"name": "Ada"}).json()["id"]
+    monkeypatch.setattr(login, "link", fail)
+    answer = on_each.post(f"/api/v1/users/{user}/link", headers={"Idempotency-Key": "k"})
 
     assert answer.status_code == 500
     assert rows(on_each, CallRow) == 0

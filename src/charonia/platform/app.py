@@ -394,7 +394,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
             has_turn=lease.is_held,
         ),
         lease,
-        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, tasks.wake, lease.is_held),
+        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, lease.is_held),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

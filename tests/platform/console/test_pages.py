@@ -57,7 +57,7 @@ def test_who_may_only_look_gets_no_buttons_and_no_changes(anybody: TestClient, p
     assert "Only administrators see keys." in anybody.get("/p/default/people").text
     for form in ("models/add", "environments/new", "deployments/new", "deployments/reader/change"):
         assert anybody.get(f"/p/default/{form}").status_code == 403
-    assert anybody.post("/p/default/environments", data={"preset": "onnx"}, headers=HTMX).status_code == 403
+    assert anybody.post("/p/default/environments", data={"name": "onnx"}, headers=HTMX).status_code == 403
     assert anybody.get("/p/other/models").status_code == 403
 
 

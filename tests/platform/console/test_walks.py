@@ -400,6 +400,28 @@ def test_a_page_of_what_was_removed_says_so(page: Page, running: RunningPlatform
     expect(page.locator(".said.bad")).to_contain_text("deployment 'patient' does not exist")
 
 
+def test_what_the_api_refuses_is_said_in_the_form_and_what_it_takes_is_shown(
+    page: Page, running: RunningPlatform
+) -> None:
+    page.goto(path(running, "alerts"))
+    page.get_by_text("Create an alert").click()
+    page.get_by_label("Name").fill("slow")
+    page.get_by_label("Condition").select_option("p99_ms")
+    page.get_by_label("Address of the webhook").fill("https://hooks.example.org/1")
+
+    page.get_by_role("button", name="Create").click()
+    expect(page.locator("#alerts").get_by_role("alert")).to_contain_text("threshold: expected a number above 0, got 0")
+    page.get_by_label("Threshold").fill("2.5")
+    page.get_by_role("button", name="Create").click()
+
+    expect(page.locator("#alerts")).to_contain_text("The p99 latency of any deployment is above 2.5 ms for 60 s")
+    page.goto(path(running, "people"))
+    page.locator("#secret_name").fill("a-token")
+    page.get_by_label("Value").fill("secret")
+    page.get_by_role("button", name="Save the secret").click()
+    expect(page.locator("#secrets .name")).to_have_text("a-token")
+
+
 def test_who_was_signed_out_keeps_what_was_entered(browser: Browser, running: RunningPlatform) -> None:
     with browser.new_context() as context:
         visitor = context.new_page()

@@ -32,7 +32,7 @@ from charonia.platform.deployments.reads import ChangePlan, DeploymentView
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.environments import catalog
-from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.targets.fit import MIB, LocalMachine
@@ -296,7 +296,9 @@ def test_a_python_model_runs_in_an_environment_of_an_older_python(
     handler = catalog.handler(place.database, tmp_path / "environments", isolation, lambda *_: None)
     runner = TaskRunner(place.database, tmp_path / "tasks", {catalog.KIND: handler}, PlatformLease(place.database))
     with place.database.transaction() as session:
-        row, task = catalog.add(session, ADA, "default", NewEnvironment("old", "iniconfig", "3.8"))
+        row, task = catalog.add(
+            session, ADA, "default", EnvironmentRequest(name="old", requirements="iniconfig", python="3.8")
+        )
     runner.start()
     try:
 

@@ -16,7 +16,7 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import PlatformLease
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, GrantRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people import keys
@@ -73,8 +73,12 @@ class Environments:
 
     def add(self, name: str, requirements: str = "", imports: tuple[str, ...] = (), python: str = "") -> int:
         with self.database.transaction() as session:
-            row, _ = catalog.add(session, self.ada, "p", NewEnvironment(name, requirements, python, imports))
-        self.runner.wake()
+            row, _ = catalog.add(
+                session,
+                self.ada,
+                "p",
+                EnvironmentRequest(name=name, requirements=requirements, python=python, imports=[*imports]),
+            )
         return row.id
 
     def when_built(self, name: str, wait_s: float = 20) -> EnvironmentRow:
@@ -210,7 +214,6 @@ def test_what_has_failed_is_built_again(environments: Environments, uv: Path) ->
 
     with environments.database.transaction() as session:
         catalog.rebuild(session, environments.ada, "p", "reader")
-    environments.runner.wake()
 
     assert environments.when_built("reader").reason.startswith("a package cannot be imported:")
 
@@ -224,9 +227,8 @@ def test_a_deployment_that_waits_for_its_environment_follows_its_build_with_the_
 ) -> None:
     spec = {"name": "reader", "environment": "torch"}
     with environments.database.transaction() as session:
-        catalog.add(session, environments.ada, "p", NewEnvironment("torch", requirements), spec)
+        catalog.add(session, environments.ada, "p", EnvironmentRequest(name="torch", requirements=requirements), spec)
         session.execute(update(GrantRow).values(role=role, may_run_code=False))
-    environments.runner.wake()
     row = environments.when_built("torch")
 
     now_has = replace(environments.ada, may_run_code=frozenset())

@@ -46,9 +46,7 @@ class Tasks:
 
     def add(self, kind: str, **arguments: Any) -> int:
         with self.database.transaction() as session:
-            number = queue.add(session, kind, self.project, "x", arguments).id
-        self.runner.wake()
-        return number
+            return queue.add(session, kind, self.project, "x", arguments).id
 
     def get(self, number: int) -> TaskRow:
         with self.database.reading() as session:
@@ -253,7 +251,6 @@ def test_one_project_does_not_take_all_slots(make: Make, database: Database) -> 
         numbers = [queue.add(session, "work", tasks.project, "x", {}).id for _ in range(6)]
         numbers.append(queue.add(session, "work", other.id, "x", {}).id)
         last = other.id
-    tasks.runner.wake()
     tasks.when(numbers[-1], "running")
     running = [number for number in numbers if tasks.get(number).state == "running"]
     release.set()

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from charonia.platform.console.text import figure, natural, percent, plural, size_text
+from charonia.platform.console.text import figure, natural, percent, plural
 from charonia.platform.deployments.figures import Figures, FiguresPoint
 from charonia.platform.deployments.reads import DeploymentView
 
@@ -101,32 +101,6 @@ def device_text(view: DeploymentView) -> str:
 def charts_of(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
     """Return key, title and unit of the charts: the same before the first figures, so that none moves."""
     return CHARTS + (GPU_CHARTS if has_gpu(point) else ())
-
-
-def tiles(point: FiguresPoint | None) -> Sequence[tuple[str, str, str]]:
-    """Return name, value and caption of each tile."""
-    if point is None:
-        names = ("Requests", "p50", "p99", "Errors", "Queue", "Batch size", "CPU", "Memory")
-        return [(name, NONE, "") for name in names]
-    all_, share = point.all, error_share(point.all)
-    found = [
-        ("Requests", figure(all_.requests_per_s), "per second"),
-        ("p50", ms_text(all_.p50_ms), "median latency"),
-        ("p99", ms_text(all_.p99_ms), "of 100 requests, 99 are faster"),
-        ("Errors", percent(share) if all_.requests_per_s else NONE, f"{figure(all_.errors_per_s)} per second"),
-        ("Queue", figure(all_.pending), f"waiting, {ms_text(all_.queue_ms)} each" if all_.queue_ms else "waiting"),
-        ("Batch size", figure(all_.batch_size) if all_.batch_size else NONE, "on average"),
-        (
-            "CPU",
-            figure(round(point.cpu_cores, 2)),
-            f"cores busy, {plural(round(all_.instances), 'instance')}" if all_.instances else "cores busy",
-        ),
-        ("Memory", size_text(point.memory_bytes), "of all processes"),
-    ]
-    if point.gpu_utilization is not None:
-        below = size_text(point.gpu_memory_bytes or 0.0)
-        found.append(("GPU", percent(point.gpu_utilization), below))
-    return found
 
 
 def charts(points: Sequence[FiguresPoint]) -> dict[str, Any]:

@@ -1,25 +1,22 @@
 """The pages of deployments: the list, and one deployment with its figures, revisions, explanations and log."""
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlencode
 
 import yaml
-from fastapi import APIRouter, Form, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import select
 
-from charonia.core.errors import ServingError, invalid
+from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
-from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.model_pages import difference
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go
-from charonia.platform.console.text import duration_text, figure, plural
+from charonia.platform.console.pages import ROWS_MAX, OnPage, Visit
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
-from charonia.platform.deployments.figures import KeyFigures
-from charonia.platform.deployments.reads import DeploymentView, ServerKeyView
+from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.deployments.servers import LOG_LINES_MAX
 from charonia.platform.deployments.spec import changes, read_spec
 from charonia.platform.models import registry
@@ -42,8 +39,6 @@ LOG_LINES = 300
 SORTED_MAX = 1000
 """Deployments, by name, that are sorted by another column."""
 
-FormNumber = Annotated[Number, Form()]
-
 
 @router.get("")
 def show_all(visit: OnPage, search: Text = "", sort: Text = "", offset: Number = 0) -> Response:
@@ -64,31 +59,6 @@ def show_all(visit: OnPage, search: Text = "", sort: Text = "", offset: Number =
         "pages": visit.pages(offset, total - offset),
     }
     return visit.show("deployments.html", values)
-
-
-@router.get("/{name}")
-def show(visit: OnPage, name: Text) -> Response:
-    return _overview(visit, name)
-
-
-@router.post("/{name}/keys")
-def add_key(visit: OnPage, name: Text, sent: Sent) -> Response:
-    """Create an API key for a client."""
-    try:
-        limits = {each: _limit(sent, each) for each in ("requests_per_minute", "tokens_per_minute")}
-        made = visit.platform.deployments.keys.add(
-            visit.who, visit.project, name, text_of(sent, "name"), ("infer", "read"), **limits
-        )
-    except ServingError as error:
-        return _overview(visit, name, block="keys", status=INVALID, problems={"keys": error.message})
-    return _overview(visit, name, block="keys", secret=made)
-
-
-@router.post("/{name}/keys/{key}/remove")
-def remove_key(visit: OnPage, name: Text, key: Text) -> Response:
-    """Delete an API key of a client."""
-    visit.platform.deployments.keys.remove(visit.who, visit.project, name, key)
-    return _overview(visit, name, block="keys")
 
 
 @router.get("/{name}/figures")
@@ -133,8 +103,7 @@ def explain(visit: OnPage, name: Text) -> Response:
     sections, problem = [], ""
     for model in view.spec.get("models", ()) if view.http else ():
         try:
-            document = deployments.servers.explain(visit.who, visit.project, name, model["name"])
-            sections.append((f"{document['model_name']}, version {document['model_version']}", _explained(document)))
+            sections.append(deployments.servers.explain(visit.who, visit.project, name, model["name"]))
         except ServingError as error:
             problem = error.message
     return page(visit, view, "explain.html", "explain", {"sections": sections, "problem": problem})
@@ -186,53 +155,23 @@ def numbers_of(model: Mapping[str, Any]) -> list[int]:
     return list(versions) if isinstance(versions, list | tuple) else []
 
 
-@router.post("/{name}/rollback")
-def roll_back(visit: OnPage, name: Text, revision: FormNumber, after: FormNumber) -> Response:
-    """Roll back to an earlier revision, unless a newer one was created since the page was loaded."""
-    visit.platform.deployments.changes.rollback(visit.who, visit.project, name, to=revision, revision=after)
-    return go(visit.path("deployments", name, "revisions"))
-
-
-@router.post("/{name}/stop")
-def stop(visit: OnPage, name: Text) -> Response:
-    """Stop the servers."""
-    visit.platform.deployments.changes.stop(visit.who, visit.project, name)
-    return go(visit.path("deployments", name))
-
-
-@router.post("/{name}/start")
-def start(visit: OnPage, name: Text) -> Response:
-    """Start the servers again."""
-    visit.platform.deployments.changes.start(visit.who, visit.project, name)
-    return go(visit.path("deployments", name))
-
-
-@router.post("/{name}/remove")
-def remove(visit: OnPage, name: Text) -> Response:
-    """Delete a deployment."""
-    visit.platform.deployments.changes.remove(visit.who, visit.project, name)
-    return go(visit.path("deployments"))
-
-
-def _overview(visit: Visit, name: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
+@router.get("/{name}")
+def show(visit: OnPage, name: Text) -> Response:
+    """Show a deployment."""
     view = visit.platform.deployments.reads.get(visit.who, visit.project, name)
     is_quiet = visit.platform.deployments.reads.is_quiet(visit.who, visit.project, name)
     keys = visit.platform.deployments.keys
     has_keys = view.spec.get("keys") and visit.is_deployer
     context = {
-        "tiles": shown.tiles(view.figures),
         "charts": shown.charts_of(view.figures),
         "servers": view.replicas,
-        "facts": _facts(view),
         "model_names": [(model["name"], model["name"]) for model in view.spec["models"]],
         "keys": keys.list(visit.who, visit.project, name) if has_keys else (),
-        "key_line": key_line,
-        "secret": None,
         "is_quiet": is_quiet,
         "ranges": RANGES,
         "range": visit.request.query_params.get("range", RANGES[0][0]),
     }
-    response = page(visit, view, "deployment.html", "", {**context, **values}, block=block, status=status)
+    response = page(visit, view, "deployment.html", "", context)
     if visit.request.headers.get("hx-target") == "quiet" and not is_quiet:
         response.headers["HX-Trigger"] = "renew"  # charts take the place of the code
     return response
@@ -245,58 +184,3 @@ def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: di
 def as_file(spec: Any) -> str:
     """Return a specification as `charonia apply` reads it."""
     return yaml.safe_dump(json.loads(json.dumps(spec)), sort_keys=False, allow_unicode=True)
-
-
-def _limit(sent: Mapping[str, Sequence[str]], name: str) -> int:
-    text = text_of(sent, name).strip() or "0"
-    if not (text.isascii() and text.isdigit() and len(text) <= 10):
-        raise invalid(f"{name.replace('_', ' ')}: expected a number, or nothing for no limit, got '{text}'")
-    return int(text)
-
-
-def key_line(key: ServerKeyView) -> str:
-    """Return the limits and the current use of a key: "12 of 600 requests a minute, 3 refused"."""
-    used = key.usage or KeyFigures()
-    parts = []
-    for what, count, limit in (
-        ("requests", used.requests, key.requests_per_minute),
-        ("tokens", used.tokens, key.tokens_per_minute),
-    ):
-        if what == "requests" or limit or count:
-            parts.append(f"{figure(count)}{f' of {limit:,}' if limit else ''} {what} a minute")
-    parts += [
-        f"{figure(count)} {what}" for what, count in (("errors", used.errors), ("refused", used.refused)) if count
-    ]
-    return ", ".join(parts)
-
-
-def _facts(view: DeploymentView) -> list[tuple[str, str]]:
-    spec, device = view.spec, view.spec.get("device", {})
-    memory = device.get("memory_mib")
-    replicas = spec.get("replicas", {})
-    return [
-        ("Models", shown.models_text(view)),
-        ("Environment", spec.get("environment", "") or "the platform's own Python"),
-        ("Target", view.target),
-        ("Device", shown.device_text(view) + (f", {memory} MiB of memory" if memory else "")),
-        ("Replicas", view.scaling or str(replicas.get("min", 1))),
-        ("API keys", "needed" if spec.get("keys") else "not needed"),
-        ("Revision", f"{view.serving or 'none'} serves, {view.revision} is the latest"),
-        ("gRPC", view.grpc or shown.NONE),
-        ("Metrics", view.metrics or shown.NONE),
-    ]
-
-
-def _explained(document: dict[str, Any]) -> dict[str, Any]:
-    requests, times = document["requests"], document["time_us"]
-    facts = [("In the last", duration_text(document["seconds"]))] if document["seconds"] else []
-    if requests["success"]:
-        facts += [
-            ("Requests", f"{plural(requests['success'], 'request')} answered, {requests['per_second']:,.1f} a second"),
-            ("Queue", f"{requests['waiting']:,} waiting now, {requests['waiting_max']:,} at most"),
-            (
-                "A request takes",
-                f"{duration_text(times['request'] / 1e6)}, {duration_text(times['queue'] / 1e6)} of it in the queue",
-            ),
-        ]
-    return {"findings": document["findings"], "facts": facts}

@@ -1,7 +1,6 @@
 """The pages of environments: the list, the form for a new one, one with its build log; the choice of one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import APIRouter, Response
 
@@ -11,8 +10,7 @@ from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import NewEnvironment
-from charonia.platform.environments.requirements import read_script
+from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.models.records import VersionReport
 from charonia.platform.people import projects
 from charonia.platform.values import OLDER_PYTHONS, Number, Text
@@ -30,7 +28,7 @@ def show_all(visit: OnPage, offset: Number = 0) -> Response:
         rows = catalog.page(session, found, limit=ROWS_MAX + 1, offset=offset)
     names = {row.name for row in rows}
     values = {
-        "environments": [_row(row) for row in rows[:ROWS_MAX]],
+        "environments": rows[:ROWS_MAX],
         "presets": [preset for preset in presets() if preset.name not in names],
         "pages": visit.pages(offset, len(rows)),
     }
@@ -46,21 +44,13 @@ def show_form(visit: OnPage) -> Response:
 
 @router.post("")
 def add(visit: OnPage, sent: Sent) -> Response:
-    """Create an environment from a preset or a form."""
+    """Create an environment from a form."""
     form = {name: text_of(sent, name) for name in _FORM}
-    ready = next((each for each in presets() if each.name == text_of(sent, "preset")), None)
     try:
-        if ready is not None:
-            wanted = NewEnvironment(ready.name, ready.requirements, "", ready.imports)
-        else:
-            wanted = _wanted(**form)
         with visit.platform.database.transaction() as session:
-            row, _ = catalog.add(session, visit.who, visit.project, wanted)
+            row, _ = catalog.add(session, visit.who, visit.project, _wanted(**form))
     except ServingError as error:
-        if ready is not None:
-            raise
         return _form(visit, form, problems=_problems(error))
-    visit.platform.tasks.wake()
     return go(visit.path("environments", row.name))
 
 
@@ -70,33 +60,14 @@ def show(visit: OnPage, name: Text) -> Response:
     with visit.platform.database.reading() as session:
         row = catalog.get(session, projects.find(session, visit.who, visit.project), name)
         task = catalog.newest_task(session, row)
-    values = {"it": _row(row), "job": task, "log": visit.task_log(task.id) if task is not None else ""}
+    values = {"it": row, "job": task, "log": visit.task_log(task.id) if task is not None else ""}
     return visit.show("environment.html", values)
 
 
-@router.post("/{name}/rebuild")
-def rebuild(visit: OnPage, name: Text) -> Response:
-    """Build an environment again."""
-    with visit.platform.database.transaction() as session:
-        catalog.rebuild(session, visit.who, visit.project, name)
-    visit.platform.tasks.wake()
-    return go(visit.path("environments", name))
-
-
-@router.post("/{name}/remove")
-def remove(visit: OnPage, name: Text) -> Response:
-    """Delete an environment."""
-    with visit.platform.database.transaction() as session:
-        catalog.remove(session, visit.who, visit.project, name)
-    return go(visit.path("environments"))
-
-
-def _wanted(name: str, python: str, requirements: str, imports: str) -> NewEnvironment:
+def _wanted(name: str, python: str, requirements: str, imports: str) -> EnvironmentRequest:
     """Return the environment described by a form; a script contains its own requirements."""
-    if "# /// script" in requirements:
-        stated, requirements = read_script(requirements)
-        python = python or stated
-    return NewEnvironment(name.strip(), requirements.replace("\r\n", "\n"), python, imports.replace(",", " ").split())
+    text = {"script" if "# /// script" in requirements else "requirements": requirements.replace("\r\n", "\n")}
+    return EnvironmentRequest(name=name, python=python, imports=imports.replace(",", " ").split(), **text)
 
 
 def _problems(error: ServingError) -> Mapping[str, str]:
@@ -123,22 +94,6 @@ def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | N
     return visit.show(
         "environment_new.html", values, block="form" if is_wrong else "", status=INVALID if is_wrong else 200
     )
-
-
-def _row(row: EnvironmentRow) -> dict[str, Any]:
-    lines = [line.strip() for line in row.requirements.splitlines() if line.strip()]
-    return {
-        "name": row.name,
-        "state": row.state,
-        "is_open": row.state in ("waiting", "building"),
-        "reason": row.reason,
-        "python": row.python,
-        "requirements": row.requirements,
-        "about": row.reason if row.state == "failed" else ", ".join(lines)[:200] or "Charonia alone",
-        "packages": row.packages,
-        "size": row.size,
-        "created": row.created,
-    }
 
 
 def suggested(report: VersionReport, environments: Sequence[EnvironmentRow]) -> str:

@@ -3,7 +3,8 @@
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -20,7 +21,7 @@ from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Vis
 from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import TaskRow
 from charonia.platform.environments import catalog
-from charonia.platform.environments.catalog import NewEnvironment
+from charonia.platform.environments.catalog import preset_request
 from charonia.platform.models import arrival, follow, registry
 from charonia.platform.models.git import is_git, parse_git
 from charonia.platform.models.pipeline import as_one, diagrams
@@ -28,12 +29,10 @@ from charonia.platform.models.records import (
     ARRIVING,
     CHECKING,
     REFUSED,
-    ModelSummary,
-    TensorRecord,
     VersionRecord,
     VersionReport,
 )
-from charonia.platform.models.registry import ModelDetails
+from charonia.platform.models.registry import DetailsBody
 from charonia.platform.models.sources import SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
@@ -61,6 +60,10 @@ _FOLLOW = {
 }
 
 
+_NO_VERSION = SimpleNamespace(number=0, state="", runs_code=False)
+"""In place of the version of a model that has none."""
+
+
 @router.get("")
 def show_all(visit: OnPage, search: Text = "", tag: Text = "", sort: Text = "", offset: Number = 0) -> Response:
     """List models."""
@@ -68,7 +71,7 @@ def show_all(visit: OnPage, search: Text = "", tag: Text = "", sort: Text = "", 
         chosen = {"search": search, "tag": tag, "sort": sort}
         page = registry.models(session, visit.who, visit.project, **chosen, limit=ROWS_MAX, offset=offset)
     values = {
-        "models": [_row(model) for model in page.models],
+        "models": page.models,
         "total": page.total,
         "tags": list(page.tags)[:12],
         **chosen,
@@ -105,7 +108,6 @@ def add(visit: OnPage, sent: Sent) -> Response:
         return _form(
             visit, way, form, status=INVALID, problems={field: "\n".join(filter(None, (error.message, error.hint)))}
         )
-    visit.platform.tasks.wake()
     return go(visit.path("models", added.model, "versions", added.number))
 
 
@@ -126,14 +128,6 @@ def follow_branch(visit: OnPage, sent: Sent) -> Response:
             follow.put(session, visit.platform.workloads.secrets, visit.who, visit.project, str(name), chosen)
     except (ServingError, ValueError) as error:
         return _branches(visit, status=INVALID, form=form, problem=str(error))
-    return _branches(visit)
-
-
-@router.post("/branches/{name}/remove")
-def unfollow_branch(visit: OnPage, name: Text) -> Response:
-    """Let a model follow no branch."""
-    with visit.platform.database.transaction() as session:
-        follow.remove(session, visit.who, visit.project, name)
     return _branches(visit)
 
 
@@ -175,12 +169,8 @@ def describe(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
         text_of(sent, field) for field in ("description", "owner", "tags", "links", "notes")
     )
     try:
-        details = ModelDetails(
-            owner,
-            description,
-            [tag for each in tags.split(",") if (tag := each.strip())],
-            read_links(links),
-        )
+        listed = [tag for each in tags.split(",") if (tag := each.strip())]
+        details = DetailsBody(owner=owner, description=description, tags=listed, links=read_links(links))
         with visit.platform.database.transaction() as session:
             registry.change(session, visit.who, visit.project, name, details)
             if number:  # a model without versions has details, too
@@ -199,17 +189,7 @@ def remove(visit: OnPage, name: Text, number: Number) -> Response:
         is_empty = not registry.model(session, visit.who, visit.project, name).versions
         if is_empty:
             registry.delete(session, visit.who, visit.project, name)
-    visit.platform.tasks.wake()
     return go(visit.path("models") if is_empty else visit.path("models", name))
-
-
-@router.post("/{name}/versions/{number}/check")
-def check_again(visit: OnPage, name: Text, number: Number) -> Response:
-    """Check a version again."""
-    with visit.platform.database.transaction() as session:
-        registry.check_again(session, visit.who, visit.project, name, number)
-    visit.platform.tasks.wake()
-    return go(visit.path("models", name, "versions", number))
 
 
 @router.post("/{name}/versions/{number}/deploy")
@@ -239,11 +219,9 @@ def _build_and_deploy(visit: Visit, preset: Preset, value: Mapping[str, Any]) ->
     """Build an environment, which then deploys a version."""
     with visit.platform.database.transaction() as session:
         if catalog.find(session, projects.find(session, visit.who, visit.project), preset.name) is None:
-            wanted = NewEnvironment(preset.name, preset.requirements, "", preset.imports)
-            catalog.add(session, visit.who, visit.project, wanted, value)
+            catalog.add(session, visit.who, visit.project, preset_request(preset), value)
         else:
             catalog.rebuild(session, visit.who, visit.project, preset.name, value)
-    visit.platform.tasks.wake()
     return go(visit.path("environments", preset.name))
 
 
@@ -316,7 +294,10 @@ def _show(
         "links_text": "\n".join(f"{label} {address}" for label, address in model.links.items()),
         "versions": listed,
         "pipelines": diagrams(models),
-        "version": _version(version, former),
+        "version": version or _NO_VERSION,
+        "config": config_text(version.report) if version is not None else "",
+        "before": before,
+        "changes": difference(_content(former), _content(version)) if former and version else [],
         "others": others if version is not None and version.state == "ready" else [],
         "readme": "" if version is None else _readme(visit, version),
         "deployments": model.deployments,
@@ -332,52 +313,6 @@ def _show(
     return response
 
 
-def _row(model: ModelSummary) -> dict[str, Any]:
-    latest = model.latest
-    return {
-        "name": model.name,
-        "description": model.description,
-        "tags": model.tags,
-        "owner": model.owner,
-        "versions": model.version_count,
-        "latest": latest.number if latest else 0,
-        "size": latest.size if latest else 0,
-        "state": latest.state if latest else "",
-        "backend": latest.backend if latest else "",
-        "runs_code": latest.runs_code if latest else False,
-        "changed": latest.created if latest else model.created,
-    }
-
-
-def _version(version: VersionRecord | None, former: VersionRecord | None) -> dict[str, Any]:
-    if version is None:
-        return {"number": 0, "state": "", "runs_code": False, "is_open": False}
-    report = version.report
-    text = config_text(report)
-    problems = [part for part in (report.problem, report.hint) if part]
-    return {
-        "number": version.number,
-        "state": version.state,
-        "is_open": version.state in _OPEN,
-        "runs_code": version.runs_code,
-        "size": version.size,
-        "created": version.created,
-        "author": version.author,
-        "notes": version.notes,
-        "source": version.source,
-        "digest": version.digest,
-        "refusals": ["\n".join(problems)] if problems else [],
-        "warnings": report.warnings,
-        "inputs": [_tensor(each, report.max_batch_size) for each in report.inputs],
-        "outputs": [_tensor(each, report.max_batch_size) for each in report.outputs],
-        "facts": list(_facts(report)),
-        "config": text,
-        "before": former.number if former is not None else 0,
-        "changes": difference(_content(former), _content(version)) if former is not None else [],
-        "files": [(file.path, {"size": file.size}) for file in version.files],
-    }
-
-
 def _content(version: VersionRecord) -> str:
     """Return the configuration of a version, and its files with their hashes, to compare them."""
     files = [f"{file.path}  {size_text(file.size)}  {file.sha256[:12]}" for file in version.files]
@@ -391,28 +326,3 @@ def _readme(visit: Visit, version: VersionRecord) -> str:
         return ""
     path = visit.platform.artifacts.fetch(Blob(found[0].sha256, found[0].size))
     return re.sub(r"\A---\n.*?\n---\n", "", path.read_text(errors="replace").replace("\r\n", "\n"), flags=re.DOTALL)
-
-
-def _tensor(tensor: TensorRecord, max_batch_size: int) -> dict[str, Any]:
-    dims = ["n" if dim == -1 else str(dim) for dim in tensor.shape]
-    shape = " \N{MULTIPLICATION SIGN} ".join(["batch", *dims] if max_batch_size else dims)
-    name = f"{tensor.name} (optional)" if tensor.is_optional else tensor.name
-    return {"name": name, "datatype": tensor.data_type.removeprefix("TYPE_"), "shape": shape or "scalar"}
-
-
-def _facts(report: VersionReport) -> Sequence[tuple[str, str]]:
-    facts = [("Backend", report.backend)]
-    if report.is_checked:
-        facts.append(("Batches", f"up to {report.max_batch_size}" if report.max_batch_size else "none"))
-    facts.append(("Checked with", report.checked_with or "the platform's own Python" if report.is_checked else ""))
-    facts.append(("Loads", report.load))
-    needs = ", ".join(f"{need.name}{'' if need.is_here else ' (missing here)'}" for need in report.needs)
-    facts += [
-        ("Needs", needs),
-        ("Packages", ", ".join(report.requirements.split("\n"))),
-        ("Calls", ", ".join(report.calls)),
-        ("Runs code", "; ".join(report.code)),
-        ("Completed", "; ".join(report.inferred)),
-        ("Left out", ", ".join(report.left_out)),
-    ]
-    return [(name, value) for name, value in facts if value]

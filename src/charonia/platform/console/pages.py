@@ -13,7 +13,8 @@ from jinja2.meta import find_referenced_templates
 from jinja2.runtime import Context
 
 from charonia.core.errors import ServingError, invalid
-from charonia.platform.console import text
+from charonia.platform.api_client import path_of
+from charonia.platform.console import deployment_figures, text
 from charonia.platform.console.assets import PREFIX, address
 from charonia.platform.console.deploy_form import by_field
 from charonia.platform.database.connection import now
@@ -72,6 +73,10 @@ class Visit:
 
     def path(self, *parts: object) -> str:
         return "/".join(["/p", *(quote(str(part), safe="") for part in (self.project, *parts))])
+
+    def api(self, *parts: str | int) -> str:
+        """Return the path of a call of the API about the project."""
+        return path_of("projects", self.project, *parts)
 
     def task_log(self, number: int) -> str:
         """Return the end of the log of a task."""
@@ -214,14 +219,17 @@ def _environment() -> Environment:
         "ago": lambda then: text.ago_text(then, now()),
         "breakable": text.breakable,
         "date": text.date_text,
+        "device": deployment_figures.device_text,
         "duration": text.duration_text,
         "field": lambda problem: next(iter(by_field(problem))),
         "figure": text.figure,
         "kind": text.kind_of,
+        "models": deployment_figures.models_text,
+        "ms": deployment_figures.ms_text,
         "percent": text.percent,
         "plural": text.plural,
         "size": text.size_text,
     }
-    environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": ""}
+    environment.globals |= {"asset": address, "places": PLACES, "project": "", "projects": (), "place": "", "now": now}
     environment.globals["parts"] = environment.get_template("parts.html").module
     return environment

@@ -38,7 +38,6 @@ _DAY_S = 86400.0
 
 Field = Annotated[Text, Form()]
 Role = Annotated[Literal["viewer", "deployer", "admin"], Form()]
-RoleOrNone = Annotated[Literal["none", "viewer", "deployer", "admin"], Form()]
 
 
 @router.get(PEOPLE)
@@ -60,14 +59,6 @@ def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field
     return _page(visit, block="keys", secret={"name": name.strip(), "key": secret})
 
 
-@router.post(PEOPLE + "/keys/{name}/revoke")
-def revoke_key(visit: OnPage, name: Text) -> Response:
-    """Revoke a key."""
-    with visit.platform.database.transaction() as session:
-        keys.revoke(session, visit.who, name)
-    return _page(visit, block="keys")
-
-
 @router.post(PEOPLE + "/users")
 def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role = "viewer") -> Response:
     """Create a user with a role in this project, and their first link."""
@@ -84,15 +75,6 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role
     return _page(visit, block="users", link={"name": user, "address": login.link(visit.platform.settings, secret)})
 
 
-@router.post(PEOPLE + "/users/{number}/role")
-def set_role(visit: OnPage, number: Number, role: RoleOrNone = "none") -> Response:
-    """Set the role of a user in this project."""
-    with visit.platform.database.transaction() as session:
-        grant = None if role == "none" else Grant(ProjectRole[role.upper()], visit.project)
-        users.set_role(session, visit.who, number, visit.project, grant)
-    return _page(visit, block="users")
-
-
 @router.post(PEOPLE + "/users/{number}/link")
 def make_link(visit: OnPage, number: Number) -> Response:
     """Create a link that signs a user in."""
@@ -100,33 +82,6 @@ def make_link(visit: OnPage, number: Number) -> Response:
         secret = users.link(session, visit.who, number)
         name = session.get_one(UserRow, number).name
     return _page(visit, block="users", link={"name": name, "address": login.link(visit.platform.settings, secret)})
-
-
-@router.post(PEOPLE + "/users/{number}/remove")
-def remove_user(visit: OnPage, number: Number) -> Response:
-    """Remove a user, and end their sessions."""
-    with visit.platform.database.transaction() as session:
-        users.remove(session, visit.who, number)
-    return _page(visit, block="users")
-
-
-@router.post(PEOPLE + "/secrets")
-def put_secret(visit: OnPage, secret_name: Field = "", value: Field = "") -> Response:
-    """Create a secret, or replace its value."""
-    try:
-        with visit.platform.database.transaction() as session:
-            visit.platform.workloads.secrets.put(session, visit.who, visit.project, secret_name.strip(), value)
-    except ServingError as error:
-        return _page(visit, block="secrets", status=INVALID, secret_problem=error.message)
-    return _page(visit, block="secrets")
-
-
-@router.post(PEOPLE + "/secrets/{name}/remove")
-def remove_secret(visit: OnPage, name: Text) -> Response:
-    """Delete a secret."""
-    with visit.platform.database.transaction() as session:
-        visit.platform.workloads.secrets.remove(session, visit.who, visit.project, name)
-    return _page(visit, block="secrets")
 
 
 def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) -> Response:
@@ -137,7 +92,7 @@ def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) ->
         kept_secrets = own_secrets.list(session, visit.who, visit.project) if visit.is_deployer else ()
         known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who) or ()]
     form = {"name": "", "role": "viewer", "days": "90", "code": ""}
-    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": "", "secret_problem": ""}
+    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": ""}
     context = {
         "sees_all": found is not None,
         "keys": own,
@@ -277,20 +232,10 @@ def show_audit(visit: OnPage, before: Number = 0) -> Response:
     with visit.platform.database.reading() as session:
         project = visit.project if visit.who.everywhere is None else ""
         found = audit.entries(session, visit.who, project=project, before=before, limit=ROWS_MAX + 1)
-    entries = [
-        {
-            "action_text": action_text(row.action),
-            "subject": row.subject,
-            "detail": detail_text(row.detail),
-            "who": row.who,
-            "address": row.address,
-            "created": row.created,
-        }
-        for row in found[:ROWS_MAX]
-    ]
     after = f"?before={found[ROWS_MAX - 1].id}" if len(found) > ROWS_MAX else ""
     pages = {"before": visit.path("audit") if before else "", "after": after}
-    return visit.show("audit.html", {"entries": entries, "pages": pages})
+    values = {"entries": found[:ROWS_MAX], "action_text": action_text, "detail_text": detail_text, "pages": pages}
+    return visit.show("audit.html", values)
 
 
 def action_text(action: str) -> str:

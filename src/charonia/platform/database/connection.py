@@ -125,7 +125,7 @@ class Database:
             raise invalid(f"--database: '{url}' cannot be used: {error}") from None
         self._away_until = 0.0
         self._reading = sessionmaker(self.engine, expire_on_commit=False)
-        self._writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
+        self.writing = sessionmaker(self.engine.execution_options(**{_WRITES: True}), expire_on_commit=False)
 
     def migrate(self) -> None:
         """Make the tables, or migrate those of an earlier release."""
@@ -154,7 +154,7 @@ class Database:
         call = current_call.get() if is_keyed else None
         if call is not None and (call.is_recorded or not call.digest):
             call = None
-        with self._explained(), self._writing() as session:
+        with self._explained(), self.writing() as session:
             if call is not None:
                 _record(session, call)
             yield session
@@ -200,7 +200,7 @@ class Database:
         """Return whether the transaction with the row of a call took place."""
         for _ in range(LOOKS_MAX):
             try:
-                with self._writing() as session:
+                with self.writing() as session:
                     _record(session, call)  # waits for a transaction that still has the row
                 return False
             except ServingError:

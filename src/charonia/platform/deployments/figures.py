@@ -1,7 +1,8 @@
 """Figures of a deployment from two polls of its servers' metrics pages: rates, percentiles, batch sizes. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ _SUMS = {
     "charonia_instances": "instances",
     "charonia_model_memory_bytes": "memory_bytes",
 }
-"""Fields of `VersionSample` by metric; the values of all its lines are added."""
+"""Names in `Counts` by metric; the values of all its lines are added."""
 
 _BUCKETS = "charonia_request_duration_seconds_bucket"
 _PROCESSES = ("charonia_process_resident_memory_bytes", "charonia_process_cpu_seconds_total", "nv_gpu_")
@@ -34,21 +35,8 @@ Version = tuple[str, str]
 """Model and version."""
 
 
-@dataclass(slots=True)
-class VersionSample:
-    """Counters of a model version since it was loaded, and its gauges."""
-
-    successes: float = 0.0
-    failures: float = 0.0
-    inferences: float = 0.0
-    executions: float = 0.0
-    queue_us: float = 0.0
-    compute_us: float = 0.0
-    load_s: float = 0.0
-    pending: float = 0.0
-    instances: float = 0.0
-    memory_bytes: float = 0.0
-    buckets: dict[float, float] = field(default_factory=dict)
+Counts = Counter[Any]
+"""Counters of a model version since it was loaded, and its gauges; buckets of its histogram by their upper bounds."""
 
 
 @dataclass(slots=True)
@@ -62,7 +50,7 @@ class Sample:
         keys: Counters of API keys by name and what they count.
     """
 
-    versions: dict[Version, VersionSample] = field(default_factory=dict)
+    versions: dict[Version, Counts] = field(default_factory=dict)
     keys: dict[tuple[str, str], float] = field(default_factory=dict)
     memory_bytes: float = 0.0
     cpu_s: float = 0.0
@@ -154,7 +142,9 @@ def read_page(text: str) -> Sample:
         name, value = found[1], float(found[3])
         labels = dict(_LABEL.findall(found[2] or ""))
         if "model" in labels and "version" in labels:
-            _add(sample.versions.setdefault((labels["model"], labels["version"]), VersionSample()), name, labels, value)
+            counts = sample.versions.setdefault((labels["model"], labels["version"]), Counts())
+            if name in _SUMS or name == _BUCKETS:
+                counts[_SUMS.get(name) or float(labels["le"])] += value  # type: ignore[assignment] # it adds floats, too
         if name in ("charonia_process_resident_memory_bytes", "charonia_worker_memory_bytes"):
             sample.memory_bytes += value
         elif name in _KEYS:
@@ -179,19 +169,18 @@ def point(before: Samples, after: Samples, seconds: float, time: float) -> Figur
         seconds: Time between them, above 0.
         time: When the second one was, in seconds since the epoch.
     """
-    by_version: dict[Version, list[VersionSample]] = {}
+    changes: dict[Version, Counts] = {}
     for page, sample in after.items():
         former = before.get(page, Sample())
         for version, found in sample.versions.items():
             # Requests before the first poll of a server are not part of this interval.
             start = former.versions.get(version) if page in before else found
-            by_version.setdefault(version, []).append(_change(start, found))
-    changes = {version: _sum(each) for version, each in by_version.items()}
+            changes.setdefault(version, Counts()).update(_change(start or Counts(), found))
     used = [one.gpu_utilization for one in after.values() if one.gpu_utilization is not None]
     gpu_memory = [one.gpu_memory_bytes for one in after.values() if one.gpu_memory_bytes is not None]
     return FiguresPoint(
         time=time,
-        all=_figures(_sum(list(changes.values())), seconds),
+        all=_figures(_sum(changes.values()), seconds),
         versions={f"{model}/{number}": _figures(change, seconds) for (model, number), change in changes.items()},
         memory_bytes=sum(sample.memory_bytes for sample in after.values()),
         cpu_cores=sum(max(0.0, one.cpu_s - before[page].cpu_s) for page, one in after.items() if page in before)
@@ -279,53 +268,37 @@ def quantile_s(buckets: Mapping[float, float], share: float) -> float | None:
     return low
 
 
-def _add(version: VersionSample, name: str, labels: Mapping[str, str], value: float) -> None:
-    if name == _BUCKETS:
-        version.buckets[float(labels["le"])] = value
-    elif name in _SUMS:
-        field_name = _SUMS[name]
-        setattr(version, field_name, getattr(version, field_name) + value)
-
-
 _COUNTED = ("successes", "failures", "inferences", "executions", "queue_us", "compute_us", "load_s")
+_STATES = ("pending", "instances", "memory_bytes")
 
 
-def _change(before: VersionSample | None, after: VersionSample) -> VersionSample:
-    """Return the activity of a version; after a reset, its counters are the activity."""
-    is_same = before is not None and all(getattr(after, name) >= getattr(before, name) for name in _COUNTED)
-    start = before if before is not None and is_same else VersionSample()
-    return VersionSample(
-        **{name: getattr(after, name) - getattr(start, name) for name in _COUNTED},
-        pending=after.pending,
-        instances=after.instances,
-        memory_bytes=after.memory_bytes,
-        buckets={bound: count - start.buckets.get(bound, 0.0) for bound, count in after.buckets.items()},
-    )
+def _change(before: Counts, after: Counts) -> dict[Any, float]:
+    """Return the activity of a version; after a reset, its counters are the activity. Gauges stay."""
+    start = before if all(after[name] >= before[name] for name in _COUNTED) else Counts()
+    return {name: value - (0 if name in _STATES else start[name]) for name, value in after.items()}
 
 
-def _sum(changes: Sequence[VersionSample]) -> VersionSample:
-    whole = VersionSample()
+def _sum(changes: Iterable[Counts]) -> Counts:
+    whole: Counts = Counts()
     for change in changes:
-        for name in (*_COUNTED, "pending", "instances", "memory_bytes"):
-            setattr(whole, name, getattr(whole, name) + getattr(change, name))
-        for bound, count in change.buckets.items():
-            whole.buckets[bound] = whole.buckets.get(bound, 0.0) + count
+        whole.update(change)
     return whole
 
 
-def _figures(change: VersionSample, seconds: float) -> Figures:
-    requests = change.successes + change.failures
-    p50_s, p99_s = (quantile_s(change.buckets, share) for share in (0.5, 0.99))
+def _figures(change: Counts, seconds: float) -> Figures:
+    buckets = {bound: count for bound, count in change.items() if isinstance(bound, float)}
+    requests = change["successes"] + change["failures"]
+    p50_s, p99_s = (quantile_s(buckets, share) for share in (0.5, 0.99))
     return Figures(
         requests_per_s=requests / seconds,
-        errors_per_s=change.failures / seconds,
+        errors_per_s=change["failures"] / seconds,
         p50_ms=None if p50_s is None else p50_s * 1e3,
         p99_ms=None if p99_s is None else p99_s * 1e3,
-        queue_ms=change.queue_us / change.successes / 1e3 if change.successes else None,
-        batch_size=change.inferences / change.executions if change.executions else None,
-        waited=change.queue_us / max(change.compute_us, seconds * 1e5),
-        pending=change.pending,
-        busy=change.load_s / seconds,
-        instances=change.instances,
-        memory_bytes=change.memory_bytes,
+        queue_ms=change["queue_us"] / change["successes"] / 1e3 if change["successes"] else None,
+        batch_size=change["inferences"] / change["executions"] if change["executions"] else None,
+        waited=change["queue_us"] / max(change["compute_us"], seconds * 1e5),
+        pending=change["pending"],
+        busy=change["load_s"] / seconds,
+        instances=change["instances"],
+        memory_bytes=change["memory_bytes"],
     )

@@ -22,7 +22,7 @@ strategy: replace               # how new versions get requests, of a change: re
 
 import json
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -218,39 +218,33 @@ def rolled_out(
 
 def write_spec(spec: DeploymentSpec) -> dict[str, Any]:
     """Return the plain values of a deployment, without unset fields."""
-    device = {
-        "cpu_cores": spec.cpu_cores,
-        "gpus": list(spec.gpus),
-        "memory_mib": spec.memory_mib,
-        "gpu_memory_mib": spec.gpu_memory_mib,
-    }
+    memory = {"memory_mib": spec.memory_mib, "gpu_memory_mib": spec.gpu_memory_mib}
     return {
         "name": spec.name,
         "target": spec.target,
-        **({"environment": spec.environment} if spec.environment else {}),
+        **_set(environment=spec.environment),
         "models": [_model(model) for model in spec.models],
-        **({"device": device} if (device := {key: found for key, found in device.items() if found}) else {}),
+        **_set(device=_set(cpu_cores=spec.cpu_cores, gpus=list(spec.gpus), **memory)),
         "replicas": {"min": spec.replicas_min, "max": spec.replicas_max},
         "keys": spec.keys,
         "ready_within_s": spec.ready_within_s,
-        **({"idle_unload_s": spec.idle_unload_s} if spec.idle_unload_s else {}),
-        **({"variables": dict(spec.variables)} if spec.variables else {}),
-        **({"secrets": dict(spec.secrets)} if spec.secrets else {}),
+        **_set(idle_unload_s=spec.idle_unload_s, variables=dict(spec.variables), secrets=dict(spec.secrets)),
     }
 
 
 def _model(model: DeployedModel) -> dict[str, Any]:
     batching = {"max_batch_size": model.max_batch_size, "max_queue_delay_microseconds": model.max_queue_delay_us}
-    batching = {key: number for key, number in batching.items() if number is not None}
-    instances = {"min": model.instances_min, "max": model.instances_max}
-    return {
-        "name": model.name,
-        "versions": list(model.versions) or LATEST,
-        **({"traffic": dict(model.traffic)} if model.traffic else {}),
-        **({"instances": instances} if (instances := {key: n for key, n in instances.items() if n}) else {}),
-        **({"batching": batching} if batching else {}),
-        **({"config": dict(model.config)} if model.config else {}),
+    members = {
+        "traffic": dict(model.traffic),
+        "instances": _set(min=model.instances_min, max=model.instances_max),
+        "batching": {key: number for key, number in batching.items() if number is not None},
+        "config": dict(model.config),
     }
+    return {"name": model.name, "versions": list(model.versions) or LATEST, **_set(**members)}
+
+
+def _set(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value}
 
 
 class _Reader:
@@ -463,29 +457,33 @@ def _new(spec: DeploymentSpec) -> Iterator[str]:
         yield from _of_model(DeployedModel(model.name, model.versions), model)
 
 
+_WORDS: Mapping[str, Callable[[DeploymentSpec], object]] = {
+    "environment": lambda spec: spec.environment or "none",
+    "CPU cores": lambda spec: spec.cpu_cores or "all",
+    "GPUs": lambda spec: ", ".join(map(str, spec.gpus)) or "none",
+    "memory": lambda spec: _mib(spec.memory_mib),
+    "memory of each GPU": lambda spec: _mib(spec.gpu_memory_mib),
+    "replicas": lambda spec: " to ".join(dict.fromkeys((str(spec.replicas_min), str(spec.replicas_max)))),
+    "API keys": lambda spec: "needed" if spec.keys else "not needed",
+    "variables": lambda spec: ", ".join(f"{name}={text!r}" for name, text in sorted(spec.variables.items())) or "none",
+    "secrets": lambda spec: ", ".join(f"{to} from '{name}'" for to, name in sorted(spec.secrets.items())) or "none",
+    "unloading of idle models": lambda spec: f"after {spec.idle_unload_s} s" if spec.idle_unload_s else "never",
+    "time to be ready": lambda spec: f"{spec.ready_within_s:g} s",
+}
+"""What changes of a deployment say of it; of a model, the next."""
+
+_MODEL_WORDS: Mapping[str, Callable[[DeployedModel], object]] = {
+    "": lambda model: _versions(model),
+    " traffic": lambda model: _traffic(model.traffic),
+    " instances": lambda model: _instances(model),
+    " largest batch": lambda model: _configured(model.max_batch_size),
+    " longest wait for a fuller batch": lambda model: _configured(model.max_queue_delay_us, " us"),
+}
+
+
 def _of_deployment(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[str]:
-    yield from _changed("environment", before.environment or "none", after.environment or "none")
-    yield from _changed("CPU cores", before.cpu_cores or "all", after.cpu_cores or "all")
-    yield from _changed("GPUs", _numbers(before.gpus), _numbers(after.gpus))
-    yield from _changed("memory", _mib(before.memory_mib), _mib(after.memory_mib))
-    yield from _changed("memory of each GPU", _mib(before.gpu_memory_mib), _mib(after.gpu_memory_mib))
-    yield from _changed("replicas", _replicas(before), _replicas(after))
-    yield from _changed("API keys", *("needed" if spec.keys else "not needed" for spec in (before, after)))
-    yield from _changed("variables", _variables(before), _variables(after))
-    yield from _changed("secrets", _secrets(before), _secrets(after))
-    yield from _changed(
-        "unloading of idle models",
-        *(f"after {spec.idle_unload_s} s" if spec.idle_unload_s else "never" for spec in (before, after)),
-    )
-    yield from _changed("time to be ready", f"{before.ready_within_s:g} s", f"{after.ready_within_s:g} s")
-
-
-def _variables(spec: DeploymentSpec) -> str:
-    return ", ".join(f"{name}={text!r}" for name, text in sorted(spec.variables.items())) or "none"
-
-
-def _secrets(spec: DeploymentSpec) -> str:
-    return ", ".join(f"{variable} from '{name}'" for variable, name in sorted(spec.secrets.items())) or "none"
+    for what, text in _WORDS.items():
+        yield from _changed(what, text(before), text(after))
 
 
 def _of_models(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[str]:
@@ -504,12 +502,8 @@ def _of_models(before: DeploymentSpec, after: DeploymentSpec) -> Iterator[str]:
 
 def _of_model(before: DeployedModel, after: DeployedModel) -> Iterator[str]:
     name = f"model '{after.name}':"
-    yield from _changed(name, _versions(before), _versions(after))
-    yield from _changed(f"{name} traffic", _traffic(before.traffic), _traffic(after.traffic))
-    yield from _changed(f"{name} instances", _instances(before), _instances(after))
-    yield from _changed(f"{name} largest batch", *(_configured(model.max_batch_size) for model in (before, after)))
-    delays = (_configured(model.max_queue_delay_us, " us") for model in (before, after))
-    yield from _changed(f"{name} longest wait for a fuller batch", *delays)
+    for what, text in _MODEL_WORDS.items():
+        yield from _changed(f"{name}{what}", text(before), text(after))
     for name_of_field in sorted(before.config.keys() | after.config.keys()):
         old, new = (model.config.get(name_of_field) for model in (before, after))
         if old != new:
@@ -564,18 +558,8 @@ def _configured(value: int | None, unit: str = "") -> str:
     return "as configured" if value is None else f"{value}{unit}"
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
-
-
 def _mib(mib: int) -> str:
     return f"{mib} MiB" if mib else "no limit"
-
-
-def _replicas(spec: DeploymentSpec) -> str:
-    if spec.replicas_min == spec.replicas_max:
-        return str(spec.replicas_min)
-    return f"{spec.replicas_min} to {spec.replicas_max}"
 
 
 def _json(value: object) -> str:

@@ -1,61 +1,63 @@
 """The environments of a project: added, built, listed, removed; and presets to choose from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from charonia.config.backends import Preset
 from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
 from charonia.platform.environments import builder
-from charonia.platform.environments.requirements import Requirements, check_python, read_requirements
+from charonia.platform.environments.requirements import Requirements, check_python, read_requirements, read_script
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import Handler, TaskRun
-from charonia.platform.values import OLDER_PYTHONS, check_name
+from charonia.platform.values import OLDER_PYTHONS, RequestBody, Text, check_name
 
 KIND = "environment"
 """Kind of the task that builds an environment."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewEnvironment:
-    """An environment to create.
+class EnvironmentRequest(RequestBody):
+    """An environment to build."""
 
-    Attributes:
-        requirements: Its packages, a line each.
-        python: Version of Python, "" for the platform's.
-        imports: Modules to test it with, besides its packages' own.
-    """
+    name: Text
+    requirements: Text = Field(default="", description="Packages, a line each, in the syntax of pip.")
+    script: Text = Field(
+        default="", description="A Python file with its dependencies (PEP 723), instead of requirements."
+    )
+    python: Text = Field(default="", description="Version of Python, empty for the platform's own.")
+    imports: list[Text] = Field(default=[], description="Modules to test it with, besides its packages' own.")
 
-    name: str
-    requirements: str = ""
-    python: str = ""
-    imports: Sequence[str] = ()
+
+def preset_request(preset: Preset) -> EnvironmentRequest:
+    return EnvironmentRequest(name=preset.name, requirements=preset.requirements, imports=list(preset.imports))
 
 
 def add(
     session: Session,
     who: Principal,
     project: str,
-    wanted: NewEnvironment,
+    wanted: EnvironmentRequest,
     deployment: Mapping[str, Any] | None = None,
 ) -> tuple[EnvironmentRow, TaskRow]:
-    """Add an environment, and the task that builds it. Its packages run code. Wake the tasks after the transaction.
+    """Add an environment, and the task that builds it. Its packages run code.
 
     Args:
         deployment: The specification of a deployment that the caller creates when it is built; None for none.
     """
     found = _to_build(session, who, project)
     name = check_name("environment", wanted.name)
-    python = check_python(wanted.python, builder.pythons())
-    required = read_requirements(wanted.requirements)
+    stated, lines = read_script(wanted.script) if wanted.script else ("", wanted.requirements)
+    python = check_python(wanted.python or stated, builder.pythons())
+    required = read_requirements(lines)
     if required.extras and python in OLDER_PYTHONS:
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
     digest = _digest(required, python)
@@ -65,8 +67,8 @@ def add(
         project_id=found.id,
         name=name,
         python=python,
-        requirements=wanted.requirements,
-        imports=list(wanted.imports),
+        requirements=lines,
+        imports=wanted.imports,
         digest=digest,
         state="waiting",
         created=now(),

@@ -9,12 +9,11 @@ from pydantic import BaseModel, Field
 from charonia.config.backends import presets
 from charonia.platform.database.tables import EnvironmentRow, TaskRow, copied
 from charonia.platform.environments import builder, catalog
-from charonia.platform.environments.catalog import NewEnvironment
-from charonia.platform.environments.requirements import read_script
+from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here
-from charonia.platform.values import Limit, Offset, RequestBody, Text
+from charonia.platform.values import Limit, Offset, Text
 
 router = APIRouter(prefix="/api/v1", tags=["environments"])
 
@@ -34,16 +33,6 @@ class ChoicesBody(BaseModel):
 
     presets: list[PresetBody]
     pythons: list[str] = Field(description="Versions of Python; the first is the default.")
-
-
-class EnvironmentRequest(RequestBody):
-    """An environment to build."""
-
-    name: Text
-    requirements: Text = Field("", description="Packages, a line each, in the syntax of pip.")
-    script: Text = Field("", description="A Python file with its dependencies (PEP 723), instead of requirements.")
-    python: Text = Field("", description="Version of Python, empty for the platform's own.")
-    imports: list[Text] = Field([], description="Modules to test it with, besides its packages' own.")
 
 
 class EnvironmentBody(BaseModel):
@@ -87,15 +76,8 @@ def list_environments(
 @router.post("/projects/{project}/environments", status_code=202)
 def create_environment(platform: Here, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
     """Build an environment. Its packages run code, so this needs the permission for code."""
-    python, requirements = body.python, body.requirements
-    if body.script:
-        stated, requirements = read_script(body.script)
-        python = python or stated
-    wanted = NewEnvironment(body.name, requirements, python, body.imports)
     with platform.database.transaction() as session:
-        row, task = catalog.add(session, who, project, wanted)
-    platform.tasks.wake()
-    return EnvironmentBody.of(row, task)
+        return EnvironmentBody.of(*catalog.add(session, who, project, body))
 
 
 @router.get("/projects/{project}/environments/{name}")
@@ -110,9 +92,7 @@ def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> E
 def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Rebuild an environment that has failed, or was built by another release of the platform."""
     with platform.database.transaction() as session:
-        row, task = catalog.rebuild(session, who, project, name)
-    platform.tasks.wake()
-    return EnvironmentBody.of(row, task)
+        return EnvironmentBody.of(*catalog.rebuild(session, who, project, name))
 
 
 @router.delete("/projects/{project}/environments/{name}", status_code=204)

@@ -48,7 +48,7 @@ _FOUND = (0, 2)
 
 
 def start_perf(session: Session, who: Principal, project: str, job: PerfJob) -> TaskRow:
-    """Add the task that measures a model of a deployment. Wake the tasks after the transaction."""
+    """Add the task that measures a model of a deployment."""
     deployment = job.deployment
     row, _ = find(session, who, project, deployment, ProjectRole.DEPLOYER)
     spec = session.scalar(

@@ -30,18 +30,14 @@ class FoundBody(BaseModel):
 def measure(platform: Here, who: Caller, project: Text, body: PerfJob) -> TaskBody:
     """Measure a model of a deployment under load."""
     with platform.database.transaction() as session:
-        shown = TaskBody.of(jobs.start_perf(session, who, project, body))
-    platform.tasks.wake()
-    return shown
+        return TaskBody.of(jobs.start_perf(session, who, project, body))
 
 
 @router.post("/projects/{project}/jobs/tune", status_code=202)
 def search(platform: Here, who: Caller, project: Text, body: TuneJob) -> TaskBody:
     """Search the best configuration of a version of a model, on a separate server on the platform's machine."""
     with platform.database.transaction() as session:
-        shown = TaskBody.of(jobs.start_tune(session, who, project, platform.workloads, body))
-    platform.tasks.wake()
-    return shown
+        return TaskBody.of(jobs.start_tune(session, who, project, platform.workloads, body))
 
 
 @router.get("/projects/{project}/models/{model}/found")

@@ -46,7 +46,7 @@ from charonia.platform.models.records import (
     AddedVersion,
     VersionReport,
 )
-from charonia.platform.models.registry import ModelDetails, collect_later, create, drop_attempt, drop_failed, row_of
+from charonia.platform.models.registry import DetailsBody, collect_later, create, drop_attempt, drop_failed, row_of
 from charonia.platform.models.sources import (
     ANY,
     START_BYTES,
@@ -86,7 +86,7 @@ def add(
     notes: str = "",
     roll: Mapping[str, str] = MappingProxyType({}),
 ) -> AddedVersion:
-    """Add a version of a model, which is created if it does not exist. Wake the tasks after the transaction.
+    """Add a version of a model, which is created if it does not exist.
 
     Args:
         roll: `deployment` that gets the version when it is ready, and the `strategy` of that; {} for none.
@@ -119,7 +119,7 @@ def _begin(
     session: Session, who: Principal, project: ProjectRow, name: str, source: str, notes: str = ""
 ) -> VersionRow:
     """Create a version without files, and its model if that does not exist."""
-    owner = row_of(session, project.id, name) or create(session, who, project.name, name, ModelDetails())
+    owner = row_of(session, project.id, name) or create(session, who, project.name, name, DetailsBody())
     owner.last_number += 1
     row = VersionRow(
         model_id=owner.id,

@@ -99,7 +99,7 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
             f"secret '{wanted.hook}': expected at least {HOOK_SECRET_CHARS_MIN} characters to sign calls with"
         )
     owner = registry.row_of(session, found.id, name) or registry.create(
-        session, who, project, name, registry.ModelDetails()
+        session, who, project, name, registry.DetailsBody()
     )
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
     owner.follows = {"follow": kept, "by": who.id}
@@ -215,7 +215,6 @@ class Polls:
     """Polls the branches of models.
 
     Args:
-        wake: Called after a version was added.
         has_turn: Whether this platform polls now.
     """
 
@@ -227,7 +226,6 @@ class Polls:
         secrets: ProjectSecrets,
         hosts: AllowedHosts,
         isolation: Isolation,
-        wake: Callable[[], None],
         has_turn: Callable[[], bool] = lambda: True,
     ) -> None:
         self._database = database
@@ -236,7 +234,6 @@ class Polls:
         self._secrets = secrets
         self._hosts = hosts
         self._isolation = isolation
-        self._wake = wake
         self.loop = RepeatedStep("polls of branches", lambda: self.step(time.time()), LOOK_S, has_turn)
 
     def step(self, now_s: float) -> None:
@@ -276,7 +273,6 @@ class Polls:
                 if commit != follow.commit:
                     _add(session, self._uploads, row.project, row, f"commit {commit[:12]}", commit=commit)
                 _record(row, commit=commit, problem="")
-            self._wake()
         except ServingError as error:
             with self._database.transaction() as session:
                 row = session.scalar(_following().where(ModelRow.id == number))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import ColumnElement, Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
@@ -42,7 +43,7 @@ from charonia.platform.models.records import (
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
-from charonia.platform.values import check_name
+from charonia.platform.values import RequestBody, Text, check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +128,16 @@ IS_LISTED = ~ModelRow.versions.any() | ModelRow.versions.any(~_FAILED)
 """Whether a model has more than failed attempts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDetails:
-    """Descriptive fields of a model that users edit. None keeps the current value."""
+NOTES_CHARS_MAX = 20_000
 
-    owner: str | None = None
-    description: str | None = None
-    tags: Sequence[str] | None = None
-    links: Mapping[str, str] | None = None
+
+class DetailsBody(RequestBody):
+    """Descriptive fields of a model; omitted ones are unchanged."""
+
+    owner: Text | None = Field(default=None, max_length=128)
+    description: Text | None = Field(default=None, max_length=NOTES_CHARS_MAX)
+    tags: list[Text] | None = None
+    links: dict[Text, Text] | None = Field(default=None, description="ServiceAddresses by label.")
 
 
 def models(
@@ -244,11 +247,10 @@ def compare(session: Session, who: Principal, project: str, name: str, before: i
     return VersionDifference(before, after, list(changed_values(config, other)), added, removed, changed)
 
 
-def create(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> ModelRow:
+def create(session: Session, who: Principal, project: str, name: str, details: DetailsBody) -> ModelRow:
     """Create a model without versions."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
-    check_details(details.tags, details.links)
     if row_of(session, found.id, name) is not None:
         raise conflict(f"model '{name}' already exists", hint="add a version to it")
     row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
@@ -259,18 +261,16 @@ def create(session: Session, who: Principal, project: str, name: str, details: M
     return row
 
 
-def change(session: Session, who: Principal, project: str, name: str, details: ModelDetails) -> None:
+def change(session: Session, who: Principal, project: str, name: str, details: DetailsBody) -> None:
     """Change the descriptive fields of a model."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
-    check_details(details.tags, details.links)
-    _apply(row, details)
-    changed = [key for key in ("owner", "description", "tags", "links") if getattr(details, key) is not None]
-    audit.note(session, who, "model.change", f"{project}/{name}", {"changed": changed}, project_id=found.id)
+    changed = {"changed": _apply(row, details)}
+    audit.note(session, who, "model.change", f"{project}/{name}", changed, project_id=found.id)
 
 
 def delete(session: Session, who: Principal, project: str, name: str) -> None:
-    """Delete a model with all its versions. Wake the tasks afterwards."""
+    """Delete a model with all its versions."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
     users = names(uses(session, found.id, name))
@@ -294,7 +294,7 @@ def annotate(session: Session, who: Principal, project: str, name: str, number: 
 
 
 def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
-    """Delete a version; its number is not reused. Wake the tasks afterwards."""
+    """Delete a version; its number is not reused."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
     row = find_version(session, owner, number)
@@ -314,7 +314,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
 
 
 def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
-    """Check a version again, with the current environments. Wake the tasks afterwards."""
+    """Check a version again, with the current environments."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     owner = find(session, found, name)
     row = find_version(session, owner, number)
@@ -439,15 +439,13 @@ def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummar
     return found
 
 
-def _apply(row: ModelRow, details: ModelDetails) -> None:
-    if details.owner is not None:
-        row.owner = details.owner
-    if details.description is not None:
-        row.description = details.description
-    if details.tags is not None:
-        row.tags = sorted(set(details.tags))
-    if details.links is not None:
-        row.links = dict(details.links)
+def _apply(row: ModelRow, details: DetailsBody) -> list[str]:
+    """Change the given fields of a model, and return their names."""
+    check_details(details.tags, details.links)
+    given = details.model_dump(include=set(DetailsBody.model_fields), exclude_none=True)
+    for name, value in given.items():
+        setattr(row, name, sorted(set(value)) if name == "tags" else value)
+    return list(given)
 
 
 def _on_its_way(task: TaskRow) -> ServingError:

@@ -20,14 +20,12 @@ from charonia.platform.models.records import (
     UploadRecord,
     VersionRecord,
 )
-from charonia.platform.models.registry import VersionDifference
+from charonia.platform.models.registry import NOTES_CHARS_MAX, DetailsBody, VersionDifference
 from charonia.platform.models.sources import PLACE_CHARS_MAX, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Here, Platform
 from charonia.platform.values import Limit, Number, Offset, RequestBody, Size, Text
-
-NOTES_CHARS_MAX = 20_000
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of a body that are collected before a write."""
@@ -37,18 +35,6 @@ HOOK_BYTES_MAX = 4 * 1024 * 1024
 
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["models"])
 hooks = APIRouter(tags=["models"])
-
-
-class DetailsBody(RequestBody):
-    """Descriptive fields of a model; omitted ones are unchanged."""
-
-    owner: Text | None = Field(None, max_length=128)
-    description: Text | None = Field(None, max_length=NOTES_CHARS_MAX)
-    tags: list[Text] | None = None
-    links: dict[Text, Text] | None = Field(None, description="ServiceAddresses by label.")
-
-    def details(self) -> registry.ModelDetails:
-        return registry.ModelDetails(self.owner, self.description, self.tags, self.links)
 
 
 class ModelBody(DetailsBody):
@@ -114,7 +100,7 @@ def list_models(
 def make_model(project: Text, body: ModelBody, who: Caller, here: Here) -> ModelRecord:
     """Create a model without versions."""
     with here.database.transaction() as session:
-        registry.create(session, who, project, body.name, body.details())
+        registry.create(session, who, project, body.name, body)
         return registry.model(session, who, project, body.name)
 
 
@@ -129,7 +115,7 @@ def get_model(project: Text, model: Text, who: Caller, here: Here) -> ModelRecor
 def change_model(project: Text, model: Text, body: DetailsBody, who: Caller, here: Here) -> ModelRecord:
     """Change the descriptive fields of a model."""
     with here.database.transaction() as session:
-        registry.change(session, who, project, model, body.details())
+        registry.change(session, who, project, model, body)
         return registry.model(session, who, project, model)
 
 
@@ -138,16 +124,13 @@ def delete_model(project: Text, model: Text, who: Caller, here: Here) -> None:
     """Delete a model with all versions, unless a deployment uses it."""
     with here.database.transaction() as session:
         registry.delete(session, who, project, model)
-    here.tasks.wake()
 
 
 @router.post("/models/{model}/versions", status_code=202)
 def add_version(project: Text, model: Text, body: VersionBody, who: Caller, here: Here) -> AddedVersion:
     """Add a version, and the model if it does not exist. The task imports the files and checks them."""
     with here.database.transaction() as session:
-        added = arrival.add(session, here.uploads, who, project, model, body.source, body.notes)
-    here.tasks.wake()
-    return added
+        return arrival.add(session, here.uploads, who, project, model, body.source, body.notes)
 
 
 @router.get("/models/{model}/follow")
@@ -193,10 +176,7 @@ async def receive_hook(project: Text, model: Text, here: Here, request: Request)
 def _receive(here: Platform, project: str, model: str, headers: Mapping[str, str], body: bytes) -> AddedVersion | None:
     with here.database.transaction() as session:
         secrets = here.workloads.secrets
-        added = follow.received(session, here.uploads, secrets, project, model, headers, body)
-    if added is not None:
-        here.tasks.wake()
-    return added
+        return follow.received(session, here.uploads, secrets, project, model, headers, body)
 
 
 @router.get("/models/{model}/versions/{number}")
@@ -221,16 +201,13 @@ def delete_version(project: Text, model: Text, number: Number, who: Caller, here
     """Delete a version, unless a deployment uses it."""
     with here.database.transaction() as session:
         registry.delete_version(session, who, project, model, number)
-    here.tasks.wake()
 
 
 @router.post("/models/{model}/versions/{number}/check", status_code=202)
 def check_version(project: Text, model: Text, number: Number, who: Caller, here: Here) -> AddedVersion:
     """Check a version again, with the current environments."""
     with here.database.transaction() as session:
-        added = registry.check_again(session, who, project, model, number)
-    here.tasks.wake()
-    return added
+        return registry.check_again(session, who, project, model, number)
 
 
 @router.get("/models/{model}/versions/{number}/difference")

@@ -11,13 +11,13 @@ from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ProjectRow, TaskRow
 from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
-from charonia.platform.tasks.runner import PROJECT_WAITING_MAX, WAITING_MAX
+from charonia.platform.tasks.runner import ADDED, PROJECT_WAITING_MAX, WAITING_MAX
 
 
 def add(
     session: Session, kind: str, project_id: int, subject: str, arguments: Mapping[str, Any], author: str = ""
 ) -> TaskRow:
-    """Add a task; call `TaskRunner.wake` after the transaction.
+    """Add a task, which begins after the transaction.
 
     Raises:
         TooManyError: Too many tasks of the project wait.
@@ -44,6 +44,7 @@ def add(
         created=now(),
     )
     session.add(task)
+    session.info[ADDED] = True
     session.flush()
     return task
 

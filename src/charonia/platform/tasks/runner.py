@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
+from sqlalchemy.orm import Session
 
 from charonia.core.errors import ServingError, internal
 from charonia.die_with_parent import with_parent_death_signal
@@ -46,6 +47,10 @@ LOOK_S = 0.2
 
 LINE_CHARS_MAX = 2**20
 """A longer line of a command's output counts as several."""
+
+
+ADDED = "task added"
+"""Mark of a session that has added a task."""
 
 
 class CancelledTaskError(Exception):
@@ -188,6 +193,7 @@ class TaskRunner:
         self._running: set[int] = set()
         self._lease = lease
         self._lease.on_taken.append(self._take_over)
+        event.listen(database.writing, "after_commit", self._committed)
         self._threads = [threading.Thread(target=self._work, name=f"task-{n}", daemon=True) for n in range(TASKS_MAX)]
 
     def start(self) -> None:
@@ -214,9 +220,10 @@ class TaskRunner:
     def _is_over(self) -> bool:
         return self._closing.is_set() or not self._lease.is_held()
 
-    def wake(self) -> None:
-        with self._wake:
-            self._wake.notify()
+    def _committed(self, session: Session) -> None:
+        if session.info.pop(ADDED, False):
+            with self._wake:
+                self._wake.notify()
 
     def folder(self, task_id: int) -> Path:
         return self._folder / str(task_id)

@@ -74,13 +74,49 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 document.addEventListener("htmx:responseError", (event) => {
   const { elt, xhr } = event.detail;
   const text = problemOf(xhr.responseText, xhr.status);
-  if (isPolled(event.detail)) xhr.status === 401 ? location.reload() : growsOld(elt.id, text);
+  const refusal = elt.querySelector?.("[data-refusal]");
+  if (refusal && xhr.status !== 401) [refusal.hidden, refusal.firstChild.textContent] = [false, text];
+  else if (isPolled(event.detail)) xhr.status === 401 ? location.reload() : growsOld(elt.id, text);
   else say(xhr.status === 401 ? "You are signed out, so nothing was changed. Copy what you have entered, then load the page again to sign in." : text, true);
 });
 
 document.addEventListener("htmx:sendError", (event) => {
   if (isPolled(event.detail)) growsOld(event.detail.elt.id, problemOf("", 0));
   else say(problemOf("", 0), true);
+});
+
+// Buttons and forms with the address of a call of the API send JSON: `data-body`, and the fields of the form; a field
+// that the address names is part of it. Then another page is shown, or a part of this one is read again: `data-then`.
+htmx.defineExtension("api", {
+  onEvent(name, { detail }) {
+    if (name !== "htmx:configRequest") return;
+    detail.headers["Content-Type"] = "application/json";
+    detail.path = detail.path.replace(/\{(\w+)\}/g, (_, field) => {
+      const value = detail.formData.get(field);
+      detail.formData.delete(field);
+      return encodeURIComponent(value);
+    });
+  },
+  encodeParameters(xhr, sent, form) {
+    const numbers = [...form.querySelectorAll("[type=number]")].map(({ name }) => name);
+    const fields = [...sent].filter(([, value]) => value !== "");
+    return JSON.stringify({ ...JSON.parse(form.dataset.body ?? "{}"), ...Object.fromEntries(fields.map(([name, value]) => [name, numbers.includes(name) ? Number(value) : value])) });
+  },
+});
+
+document.addEventListener("htmx:afterRequest", async ({ detail: { elt, successful, xhr } }) => {
+  const { then, said } = elt.dataset;
+  if (!successful) return;
+  if (said) say(said);
+  if (!then) return;
+  const answer = then.includes("{") || elt.matches("form") ? JSON.parse(xhr.responseText || "{}") : {};
+  if (!then.startsWith("#")) return location.assign(then.replace(/\{(\w+)\}/g, (_, name) => answer[name]));
+  await htmx.ajax("GET", location.pathname + location.search, { target: then, swap: "outerHTML" });
+  const made = document.querySelector(`${then} [data-made]`);
+  if (!made || !answer.key) return;
+  made.hidden = false;
+  made.querySelector("strong").textContent = answer.name;
+  made.querySelector("code").textContent = made.querySelector("button").dataset.copy = answer.key;
 });
 
 // When polling fails, the page says one time from when its data is, until there are answers again.
