@@ -126,7 +126,7 @@ test-compiled: $(READY)
 
 release: check test
 	$(BIN)/python tools/provenance.py
-	$(if $(UPLOAD),$(BIN)/twine upload dist/*)
+	$(if $(UPLOAD),$(BIN)/twine upload dist/*.whl dist/*.tar.gz)
 
 # Without MINUTES, only the saved inputs are tried, as the tests do.
 fuzz: $(READY)

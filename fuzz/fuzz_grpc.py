@@ -7,15 +7,10 @@ A seeded mutation fuzzer of the gRPC side, in two parts:
 - connections: the bytes of a client's session are mutated and fed whole or split. No exception leaves the connection,
   no fault of the server is logged, what is written consists of whole HTTP/2 frames, and once the client has gone
   nothing is left: no call, and no request that is neither answered nor cancelled.
-
-Run `python -m fuzz.fuzz_grpc --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
 """
 
-import argparse
 import asyncio
-import logging
 import random
-import sys
 from contextlib import suppress
 
 import ngh2
@@ -191,40 +186,7 @@ def _is_frames(data: bytes) -> bool:
     return position == len(data)
 
 
-class _Faults(logging.Handler):
-    """Turns a fault that the server logged into a failure."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise AssertionError(self.format(record))
-
-
-async def run(seed: int, cases: int) -> None:
-    """Run cases; the first that fails raises, with its number in the error's notes."""
-    log = logging.getLogger("charonia")
-    handler = _Faults()
-    log.addHandler(handler)
-    try:
-        for case in range(cases):
-            try:
-                check_message(random.Random(f"message {seed} {case}"))
-                await check_connection(random.Random(f"connection {seed} {case}"))
-            except BaseException as error:
-                error.add_note(f"seed {seed}, case {case}")
-                raise
-    finally:
-        log.removeHandler(handler)
-
-
-def main() -> int:
-    """Run as a program; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=10_000)
-    options = parser.parse_args()
-    asyncio.run(run(options.seed, options.cases))
-    sys.stdout.write(f"{options.cases} cases of seed {options.seed}: nothing found\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+async def check(rng: random.Random) -> None:
+    """Check a message and a connection."""
+    check_message(rng)
+    await check_connection(rng)

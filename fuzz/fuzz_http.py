@@ -7,17 +7,13 @@ A seeded mutation fuzzer of the HTTP side, in two parts:
   exception leaves the connection, no fault of the server is logged, what is written consists of whole HTTP/1.1
   responses, the same ones however the bytes are split, errors are JSON with a sentence, and once the client has gone
   nothing is in flight.
-
-Run `python -m fuzz.fuzz_http --seed 1 --cases 100000`. A failure prints the seed and the number of its case.
 """
 
-import argparse
 import asyncio
 import gzip
 import json
 import logging
 import random
-import sys
 from contextlib import suppress
 
 from tests.support.fake_engine import FakeEngine
@@ -200,37 +196,7 @@ class FaultLog(logging.Handler):
         self.records.append(self.format(record))
 
 
-async def run(seed: int, cases: int) -> None:
-    """Run so many cases.
-
-    Raises:
-        AssertionError: The invariant is broken; the message names the case.
-    """
-    log = FaultLog()
-    logging.getLogger("charonia").addHandler(log)
-    try:
-        for case in range(cases):
-            rng = random.Random(f"{seed}/{case}")
-            try:
-                check_body(rng)
-                await check_connection(rng)
-                assert not log.records, log.records
-            except Exception as error:
-                raise AssertionError(f"seed {seed}, case {case}: {type(error).__name__}: {error}") from error
-    finally:
-        logging.getLogger("charonia").removeHandler(log)
-
-
-def main() -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cases", type=int, default=10_000)
-    arguments = parser.parse_args()
-    asyncio.run(run(arguments.seed, arguments.cases))
-    print(f"{arguments.cases} cases of seed {arguments.seed}: nothing found")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+async def check(rng: random.Random) -> None:
+    """Check a body and a connection."""
+    check_body(rng)
+    await check_connection(rng)

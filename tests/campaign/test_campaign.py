@@ -3,6 +3,7 @@
 import pytest
 from fuzz import guided
 from tests.campaign import __main__ as campaign
+from tests.campaign import fuzzed
 
 
 @pytest.mark.parametrize(
@@ -12,12 +13,12 @@ from tests.campaign import __main__ as campaign
         ["checker, front ends"],
         ["volume"],
         ["roles"],
-        [f"fuzzed {n}" for n in ("HTTP", "gRPC")],
+        [f"fuzzed {name}" for name in fuzzed.FUZZERS],
     ],
     ids=lambda parts: parts[0].replace(",", ""),
 )
 def test_a_short_run_finds_nothing(parts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    status = campaign.main(["--parts", *parts, "--requests=60", "--cases=60", "--volume=64", "--seconds=0"])
+    status = campaign.main(["--parts", *parts, "--requests=60", "--cases=300", "--volume=64", "--seconds=0"])
 
     printed = capsys.readouterr().out
     assert status == 0, printed
