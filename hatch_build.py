@@ -28,6 +28,7 @@ _ROOMS = {
     "v2_data v2_request v2_response",
     "server.scheduling": "api dynamic in_place queue schedulers slots",
     "": "clock",
+    "server.backends": "batch",
     "server.execution": "admission busy_poll deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
     "server": "engine",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from bench.capacity import CORES, Costs, Figures, Shape, best, simulate
 from bench.compare import RESULTS
 from bench.front_ends import CLIENT
-from bench.load import input_bytes
+from bench.models import input_tensor
 from charonia.server.front_ends.processes import how_many
 
 IN_ENGINE = ("engine_identity", "engine_image")
@@ -90,7 +90,7 @@ def machine_row(model: str, found: Measured, cores: int) -> str:
     shape, figures = best(costs, cores, CLIENTS, SIMULATED)
     auto = how_many(cores, "the model stays in the engine" if model in IN_ENGINE else "").number
     _, by_auto = best(costs, cores, CLIENTS, SIMULATED, front_ends=auto)
-    gigabits = figures.rate_per_s * input_bytes(model) * 8 / 1e9
+    gigabits = figures.rate_per_s * len(input_tensor(model)[2]) * 8 / 1e9
     return (
         f"| {model} | {_words(found.load)} | {cores} | {shape.front_ends} | {figures.rate_per_s:,.0f} | "
         f"{_limit(figures)} | {auto} | {by_auto.rate_per_s:,.0f} | {gigabits:.1f} |"

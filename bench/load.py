@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import re
 import statistics
 import struct
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.models import INPUT_SHAPES, MODEL, is_batched
+from bench.models import MODEL, input_tensor
 from bench.servers import PEERS, Server
 from charonia.schema.pool import message_class
 
@@ -89,29 +88,18 @@ def _perf_analyzer(server: Server, load: Load) -> tuple[float, float, float]:
     return float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"])
 
 
-def _shape(model: str) -> list[int]:
-    shape = INPUT_SHAPES[model]
-    return [1, *shape] if is_batched(model) else [*shape]
-
-
-def input_bytes(model: str) -> int:
-    """Return the size of a request's only input, FP32, in bytes."""
-    return 4 * math.prod(_shape(model))
-
-
 def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
-    shape = _shape(server.model)
-    elements = math.prod(shape)
+    datatype, shape, content = input_tensor(server.model)
     tensor = {
         "name": "INPUT0",
-        "datatype": "FP32",
+        "datatype": datatype,
         "shape": shape,
-        "parameters": {"binary_data_size": 4 * elements},
+        "parameters": {"binary_data_size": len(content)},
     }
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder) / "body", Path(folder) / "post.lua"
-        body.write_bytes(header + bytes(4 * elements))
+        body.write_bytes(header + content)
         script.write_text(_WRK_SCRIPT.format(body=body, header_length=len(header)))
         url = f"http://{server.http}/v2/models/{MODEL}/infer"
         duration = f"{max(1, round(load.seconds))}s"
@@ -125,9 +113,9 @@ def _wrk(server: Server, load: Load) -> tuple[float, float, float]:
 
 def _h2load(server: Server, load: Load) -> tuple[float, float, float]:
     request: Any = message_class("inference.ModelInferRequest")(model_name=MODEL)
-    shape = _shape(server.model)
-    request.inputs.add(name="INPUT0", datatype="FP32", shape=shape)
-    request.raw_input_contents.append(bytes(4 * math.prod(shape)))
+    datatype, shape, content = input_tensor(server.model)
+    request.inputs.add(name="INPUT0", datatype=datatype, shape=shape)
+    request.raw_input_contents.append(content)
     encoded: bytes = request.SerializeToString()
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder) / "body", Path(folder) / "log"

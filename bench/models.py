@@ -1,5 +1,7 @@
 """The compared models, as model repositories of one model each."""
 
+import math
+import struct
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,8 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]
 """
 
 _IN_ENGINE = 'parameters { key: "front_end" value { string_value: "no" } }\n'
+
+_STRING_TENSORS = _IDENTITY_TENSORS.replace("FP32", "STRING").replace("16", "-1")
 
 _MLP_TENSORS = """\
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 128 ] } ]
@@ -102,6 +106,12 @@ def python_batched(folder: Path) -> None:
     (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
 
 
+def python_strings(folder: Path) -> None:
+    """Write the same Python model for strings."""
+    _write(folder, 'backend: "python"\n' + _STRING_TENSORS)
+    (folder / MODEL / "1" / "model.py").write_text(_PYTHON_IDENTITY)
+
+
 def image(folder: Path) -> None:
     """Write the identity backend's model for an image: FP32 [3, 224, 224], 602,112 bytes in and out."""
     _write(folder, 'backend: "identity"\n' + _IMAGE_TENSORS)
@@ -148,6 +158,8 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "python_batched": python_batched,
     "python_slow": python_slow,
     "python_busy": python_busy,
+    "python_string": python_strings,
+    "python_strings": python_strings,
     "image": image,
     "engine_identity": engine_identity,
     "engine_image": engine_image,
@@ -163,6 +175,8 @@ INPUT_SHAPES = {
     "python_batched": [16],
     "python_slow": [16],
     "python_busy": [16],
+    "python_string": [1],
+    "python_strings": [1000],
     "image": [3, 224, 224],
     "engine_identity": [16],
     "engine_image": [3, 224, 224],
@@ -172,12 +186,23 @@ INPUT_SHAPES = {
     "python_mlp": [128],
 }
 
+STRING = b"a text of 24 characters!"
+"""Each element of a string tensor."""
+
 OUTPUT_SHAPES = {"identity": [16], "mlp": [10]}
 """Of the models that there are fixed answers for."""
 
 
 BATCHED = {"mlp", "mlp_tuned", "python_batched", "python_mlp"}
 """The models whose requests have a batch dimension in front."""
+
+
+def input_tensor(model: str) -> tuple[str, list[int], bytes]:
+    """Return the datatype, shape and content of a request's only input."""
+    shape = [1, *INPUT_SHAPES[model]] if is_batched(model) else [*INPUT_SHAPES[model]]
+    if MODELS[model] is python_strings:
+        return "BYTES", shape, (struct.pack("<I", len(STRING)) + STRING) * math.prod(shape)
+    return "FP32", shape, bytes(4 * math.prod(shape))
 
 
 def is_batched(model: str) -> bool:

@@ -483,6 +483,7 @@ messages = st.fixed_dictionaries(
         "priority": st.sampled_from([0, 0, 0, 2]),
         "moves": st.integers(0, 4),
         "is_contents_first": st.sampled_from([False, False, True]),
+        "is_empty_final": st.sampled_from([None, False, True]),
     }
 )
 
@@ -499,6 +500,8 @@ def drawn_message(drawn: dict[str, Any], seed: int) -> bytes:
         message.outputs.add(name=name)
     if drawn["priority"]:
         message.parameters["priority"].uint64_param = drawn["priority"]
+    if drawn["is_empty_final"] is not None:
+        message.parameters[grpc_infer.EMPTY_FINAL].bool_param = drawn["is_empty_final"]
     if len(message.raw_input_contents) > 1:  # perhaps elements of one input are given to the next
         whole, count = b"".join(message.raw_input_contents), drawn["moves"] if seed == 2 else 0
         cut = max(0, len(message.raw_input_contents[0]) - count)
@@ -531,12 +534,20 @@ def test_a_message_of_a_form_that_was_seen_says_what_it_would_say_if_it_were_the
         assert outcomes[0] == outcomes[1]
 
 
-def test_the_parser_does_not_see_a_message_of_a_form_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wants_empty_final", [False, True])
+def test_the_parser_does_not_see_a_message_of_a_form_that_was_seen(
+    monkeypatch: pytest.MonkeyPatch, *, wants_empty_final: bool
+) -> None:
     first, second = request_message(), request_message()
+    if wants_empty_final:  # as perf_analyzer does with every request
+        for message in (first, second):
+            message.parameters[grpc_infer.EMPTY_FINAL].bool_param = True
     second.raw_input_contents[0] = np.full(4, 7, "<f4").tobytes()
     decoded(first)
     monkeypatch.setattr(grpc_infer, "_parsed", None)
-    assert decoded(second).inputs["x"].array.tolist() == [[7, 7, 7, 7]]
+    call = decode_infer(second.SerializeToString())
+    assert call.request.inputs["x"].array.tolist() == [[7, 7, 7, 7]]
+    assert call.wants_empty_final == wants_empty_final
 
 
 def test_forms_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

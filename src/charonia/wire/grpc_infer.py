@@ -151,12 +151,14 @@ class _Form(NamedTuple):
         head: All bytes before the raw inputs.
         model_version: Its version, "" for none.
         outputs: The requested outputs.
+        wants_empty_final: Whether they ask for an empty final response.
     """
 
     head: bytes
     model_name: str
     model_version: str
     outputs: tuple[RequestedOutput, ...]
+    wants_empty_final: bool
     inputs: tuple[_PlacedInput, ...]
 
 
@@ -164,8 +166,8 @@ _forms: dict[tuple[int, bytes], _Form] = {}
 """By the length of the message and its first field, the model's name; the last form that was seen of each."""
 
 
-def cached_request(data: bytes) -> InferRequest | None:
-    """Return the request in a message whose form is cached, None if it is not."""
+def cached_call(data: bytes) -> "GrpcInferCall | None":
+    """Return what a message says whose form is cached, None if it is not."""
     form = _forms.get(_key(data))
     if form is None or not data.startswith(form.head):
         return None
@@ -174,15 +176,17 @@ def cached_request(data: bytes) -> InferRequest | None:
         if not data.startswith(before, start):
             return None
         inputs[name] = Tensor(name, datatype, np.ndarray(shape, dtype, data, position))
-    return InferRequest(form.model_name, inputs, model_version=form.model_version, outputs=form.outputs)
+    request = InferRequest(form.model_name, inputs, model_version=form.model_version, outputs=form.outputs)
+    return GrpcInferCall(request, form.wants_empty_final, NO_PLACES)
 
 
-def cache_form(data: bytes, request: InferRequest) -> None:
+def cache_form(data: bytes, request: InferRequest, wants_empty_final: bool) -> None:
     """Cache the form of a message, if only the elements of its inputs follow its head.
 
     Args:
         data: The message.
-        request: The request in it, without an id, parameters and tensors in shared memory.
+        request: The request in it, without an id, other parameters and tensors in shared memory.
+        wants_empty_final: Whether it asks for an empty final response.
     """
     head, raw = split_raw_inputs(data)
     if raw is None or len(raw) != len(request.inputs) or len(head) > FORM_BYTES_MAX or not data.startswith(head):
@@ -201,7 +205,8 @@ def cache_form(data: bytes, request: InferRequest) -> None:
         return
     if len(_forms) >= FORMS_MAX:
         _forms.clear()
-    _forms[_key(data)] = _Form(bytes(head), request.model_name, request.model_version, request.outputs, tuple(inputs))
+    named = (request.model_name, request.model_version, request.outputs)
+    _forms[_key(data)] = _Form(bytes(head), *named, wants_empty_final, tuple(inputs))
 
 
 def _key(data: bytes) -> tuple[int, bytes]:
@@ -239,9 +244,9 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
         data, raw = split_raw_inputs(data)
     elif isinstance(data, bytes):
         small = data
-        known = cached_request(small)
+        known = cached_call(small)
         if known is not None:
-            return GrpcInferCall(known, False, NO_PLACES)
+            return known
     message = _parsed(data)
     contents = message.raw_input_contents if raw is None else raw
     request = InferRequest(message.model_name, _inputs(message, contents, regions), id=message.id)
@@ -251,12 +256,11 @@ def decode_infer(data: Buffer, regions: Regions | None = None) -> GrpcInferCall:
         request.outputs, spans = _requested_outputs(message.outputs)
         if spans:
             targets = places(spans, regions)
-    enable_empty_final = False
-    if message.parameters:
-        enable_empty_final = _apply_parameters(request, message.parameters)
-    elif small is not None and not request.id and targets is NO_PLACES:
-        cache_form(small, request)
-    return GrpcInferCall(request, enable_empty_final, targets)
+    parameters = message.parameters
+    wants_empty_final = _apply_parameters(request, parameters) if parameters else False
+    if small is not None and not request.id and targets is NO_PLACES and set(parameters) <= {EMPTY_FINAL}:
+        cache_form(small, request, wants_empty_final)
+    return GrpcInferCall(request, wants_empty_final, targets)
 
 
 def decode_infer_identity(data: Buffer) -> InferRequest:

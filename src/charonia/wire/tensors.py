@@ -9,10 +9,8 @@ and it need not be aligned.
 Source: KServe v2 protocol, "Tensor Data" and Triton's binary tensor data extension.
 """
 
-import marshal
 from collections.abc import Callable, Sequence
 from math import prod
-from struct import Struct
 
 import numpy as np
 
@@ -29,13 +27,9 @@ Lend = Callable[[int], memoryview | None]
 COPY_BELOW_BYTES = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""
 
-MARSHAL_ABOVE = 1000
-"""Elements of a BYTES tensor above which marshalling them is faster than a loop."""
+_HEADS = [size.to_bytes(4, "little") for size in range(256)]
+"""Lengths of short elements in wire form."""
 
-_LENGTH = Struct("<I")
-_LIST_HEAD = 5
-_ELEMENT_HEAD = 5
-_BYTES_TYPE = ord("s")
 _BYTES = DataType.BYTES
 
 
@@ -82,7 +76,10 @@ def decode_elements(name: str, buffer: Buffer) -> list[bytes]:
             raise invalid(
                 f"incomplete string length indicator for input '{name}': 4 bytes expected, {end - position} left"
             )
-        position = start + _LENGTH.unpack_from(data, position)[0]
+        size = data[position]  # of most elements; compiled, these lines take a fifth of the time of `struct`
+        if data[position + 1 : start] != b"\0\0\0":
+            size = int.from_bytes(data[position:start], "little")
+        position = start + size
         if position > end:
             raise invalid(
                 f"incomplete string data for input '{name}': {position - start} bytes expected, {end - start} left"
@@ -128,30 +125,13 @@ def encode_tensor(tensor: Tensor) -> bytes | memoryview:
 
 def encode_elements(elements: Sequence[bytes]) -> bytes:
     """Return the wire form of a BYTES tensor's elements."""
-    if len(elements) > MARSHAL_ABOVE:
-        return _encode_many(elements)
-    pack = _LENGTH.pack
+    heads = _HEADS
     parts: list[bytes] = []
     for element in elements:
-        parts.append(pack(len(element)))
+        size = len(element)
+        parts.append(heads[size] if size < len(heads) else size.to_bytes(4, "little"))
         parts.append(element)
     return b"".join(parts)
-
-
-def _encode_many(elements: Sequence[bytes]) -> bytes:
-    """Return what `encode_elements` does, in half the time.
-
-    A marshalled list of bytes is a head, and for each element a byte for its type, its length and its bytes; the last
-    two are the wire form.
-    """
-    marshalled = np.frombuffer(marshal.dumps(list(elements), 2), np.uint8)[_LIST_HEAD:]
-    sizes = np.fromiter(map(len, elements), np.int64, len(elements)) + _ELEMENT_HEAD
-    types = np.cumsum(sizes) - sizes
-    if sizes.sum() != len(marshalled) or (marshalled[types] != _BYTES_TYPE).any():
-        raise TypeError("an element of a BYTES tensor is not of type bytes")
-    is_kept = np.ones(len(marshalled), bool)
-    is_kept[types] = False
-    return marshalled[is_kept].tobytes()
 
 
 def _decode_bytes(name: str, shape: Sequence[int], buffer: Buffer) -> Array:

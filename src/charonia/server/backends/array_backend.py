@@ -20,7 +20,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array
 from charonia.server.backends.api import (
     BackendSettings,
     Completion,
@@ -30,7 +30,7 @@ from charonia.server.backends.api import (
     Outputs,
     Result,
 )
-from charonia.server.backends.batch import batch_sizes, gather, input_plans, output_plans, scatter
+from charonia.server.backends.batch import batch_sizes, gather, input_plans, output_plans, scatter, tensors_of
 from charonia.server.backends.parameters import Params
 
 
@@ -104,11 +104,11 @@ class ArrayInstance(ABC):
         input_end_ns = time.monotonic_ns()
         arrays = self.run(names, feed)
         output_start_ns = time.monotonic_ns()
-        answers: list[list[Tensor]] = list(map(list, repeat((), len(requests))))
-        for name, array in zip(names, arrays, strict=True):
-            datatype = self._by_name[name].datatype
-            for answer, part in zip(answers, self.parts(name, array, requests), strict=True):
-                answer.append(Tensor(name, datatype, part))
+        columns = [
+            tensors_of(name, self._by_name[name].datatype, self.parts(name, array, requests))
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        answers = map(list, zip(*columns, strict=True) if columns else repeat((), len(requests)))
         return Execution(list(map(Outputs, answers)), input_end_ns, output_start_ns)
 
     def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:

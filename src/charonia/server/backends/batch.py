@@ -50,8 +50,8 @@ class TensorPlan:
                 f"'{self.name}': expected an array of shape {[*batch, *self.source]}, got {list(array.shape)}",
                 hint="the model's output differs from its configuration",
             )
-        variable = iter(n for dim, n in zip(self.source, shape, strict=True) if dim == -1)
-        target = (next(variable) if dim == -1 else dim for dim in self.target)
+        variable = iter([n for dim, n in zip(self.source, shape, strict=True) if dim == -1])
+        target = [next(variable) if dim == -1 else dim for dim in self.target]
         return array.reshape((*array.shape[:lead], *target))
 
 
@@ -100,8 +100,13 @@ def scatter(name: str, array: Array, sizes: Sequence[int]) -> list[Array]:
     if len(sizes) == 1:
         return [array]
     if total == len(sizes):
-        return [array[index : index + 1] for index in range(total)]
+        return list(array.reshape(total, 1, *array.shape[1:]))
     return [array[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def tensors_of(name: str, datatype: DataType, parts: Sequence[Array]) -> list[Tensor]:
+    """Return the tensors of an output, one for each request."""
+    return [Tensor(name, datatype, part) for part in parts]
 
 
 class ModelShapes:
