@@ -32,6 +32,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import coverage
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src", "charonia")
@@ -194,6 +195,13 @@ def changed_files(base: str) -> list[Path]:
     return [Path(name) for name in names if name.endswith(".py")]
 
 
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Let coverage.py know which test runs. With its own `test_function`, a property test would be Hypothesis."""
+    measuring = coverage.Coverage.current()
+    assert measuring is not None
+    measuring.switch_context(item.nodeid.partition("[")[0])
+
+
 class Reach:
     """Which tests reach each line, by a run of the tests of some folders under coverage.
 
@@ -203,11 +211,20 @@ class Reach:
 
     def __init__(self, folders: Sequence[Path], data: Path) -> None:
         if not data.exists():
-            config = data.with_suffix(".toml")
-            config.write_text('[tool.coverage.run]\ndynamic_context = "test_function"\n', encoding="utf-8")
-            command = [sys.executable, "-m", "coverage", "run", f"--rcfile={config}", f"--data-file={data}"]
+            command = [sys.executable, "-m", "coverage", "run", "--rcfile=/dev/null", f"--data-file={data}"]
             files = [str(file) for folder in folders for file in files_of(folder)]
-            command += [f"--source={PACKAGE}", "--append", "-m", "pytest", "-n", "0", "--timeout=0", *files]
+            command += [
+                f"--source={PACKAGE}",
+                "--append",
+                "-m",
+                "pytest",
+                "-p",
+                "tools.mutants",
+                "-n",
+                "0",
+                "--timeout=0",
+                *files,
+            ]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode == 1:  # a test may need more time than a busy machine gives it under coverage
                 done = subprocess.run([*command, "--last-failed"], cwd=ROOT, capture_output=True, text=True)
@@ -224,19 +241,11 @@ class Reach:
     def tests(self, fault: Fault) -> tuple[list[str], list[str]]:
         """Return the tests that reach a fault: those of its own folder, and the others."""
         own = files_of(tests_of(fault.path))
-        contexts = self._lines(fault.path).get(fault.line, [])
-        if "" in contexts:  # it runs when the module is imported
+        found = sorted(self._lines(fault.path).get(fault.line, []))
+        if "" in found:  # it runs when the module is imported
             return own, []
-        found = sorted(map(_node_id, contexts))
         near = [each for each in found if each.split("::")[0] in own]
         return near, [each for each in found if each not in near]
-
-
-def _node_id(context: str) -> str:
-    """Return tests/core/test_bytes.py::test_empty for tests.core.test_bytes.test_empty."""
-    parts = context.split(".")
-    end = next(index for index, part in enumerate(parts, 1) if Path(ROOT, *parts[:index]).with_suffix(".py").is_file())
-    return "::".join([str(Path(*parts[:end]).with_suffix(".py")), *parts[end:]])
 
 
 def run_tests(tests: Sequence[str], fault: Fault, limit_s: float) -> int | None:
