@@ -14,7 +14,7 @@ from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, Mode
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.response import InferResponse, Outcome
+from charonia.core.response import ANSWERED, InferResponse, Outcome
 from charonia.core.statistics import ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Execution, Outputs, Placement, Result
@@ -130,5 +130,70 @@ def test_the_first_are_answered_when_they_have_taken_their_time(monkeypatch: pyt
         (outcome,) = runner.run_together([request(FINE, 1), request(FINE, 2)])
         assert not isinstance(outcome, ServingError)
         assert outcome.id == "1"
+
+    run(scenario)
+
+
+def collecting(runner: ModelRunner, taken: list[Outcome]) -> None:
+    """Submit requests until the runner collects those of a turn."""
+    for number in range(runner_module.COLLECT_EVERY):
+        assert runner.submit(request(FINE, number), lambda outcome, final: taken.append(outcome)) is ANSWERED
+    taken.clear()
+
+
+@pytest.mark.parametrize("end", ["turn", "drain", "thread", "abandon"])
+def test_requests_of_one_turn_of_the_loop_are_answered_together_in_their_order(end: str) -> None:
+    async def scenario(runner: ModelRunner) -> None:
+        taken: list[Outcome] = []
+        collecting(runner, taken)
+        kinds = [FINE, REFUSED, FINE, BROKEN]
+        asked = [request(kind, number) for number, kind in enumerate(kinds)]
+        tickets = [runner.submit(each, lambda outcome, final: taken.append(outcome)) for each in asked]
+        runner.submit(request(FINE, 9, elements=3), lambda outcome, final: taken.append(outcome))
+        assert "unexpected shape" in str(taken.pop())
+        tickets[2].cancel()
+        assert "cancelled" in str(taken.pop())
+        assert taken == []
+        if end == "thread":
+            executor = runner.instances[0]
+            assert isinstance(executor, BlockingExecutor)
+            executor.rule.in_place = False
+        if end == "abandon":
+            runner.abandon(internal("too late"))
+        if end in ("drain", "thread"):
+            await runner.drain()
+        await asyncio.sleep(0)
+
+        if end == "abandon":
+            assert [str(each) for each in taken] == ["too late"] * 3
+        else:
+            assert [isinstance(each, InferResponse) for each in taken] == [True, False, False]
+            assert "not this one" in str(taken[1])
+        assert runner.in_flight == 0
+        assert runner.metrics.statistics.success.count == runner_module.COLLECT_EVERY + (end != "abandon")
+
+    run(scenario)
+
+
+def test_a_lone_caller_does_not_wait_for_the_end_of_the_turn() -> None:
+    async def scenario(runner: ModelRunner) -> None:
+        taken: list[Outcome] = []
+        collecting(runner, taken)
+        runner.submit(request(FINE, 0), lambda outcome, final: taken.append(outcome))
+        assert taken == []
+        await asyncio.sleep(0)
+        assert len(taken) == 1
+        collecting(runner, taken)
+        for _ in range(2):
+            runner.submit(request(FINE, 0), lambda outcome, final: taken.append(outcome))
+        await asyncio.sleep(0)
+        for lone in range(runner_module.LONE_TURNS):
+            taken.clear()
+            runner.submit(request(FINE, lone), lambda outcome, final: taken.append(outcome))
+            assert taken == []
+            await asyncio.sleep(0)
+            assert len(taken) == 1
+
+        assert runner.submit(request(FINE, 0), lambda outcome, final: taken.append(outcome)) is ANSWERED
 
     run(scenario)

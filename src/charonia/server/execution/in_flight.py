@@ -181,8 +181,8 @@ class OrderedOutcomes(Generic[_T]):
 
 _log = logging.getLogger(__name__)
 
-QUEUED, RUNNING, DONE = range(3)
-"""States of a request. One that its batch left open is still RUNNING."""
+QUEUED, RUNNING, DONE, COLLECTED = range(4)
+"""States of a request. One that its batch left open is still RUNNING; COLLECTED waits for the end of a loop's turn."""
 
 # For `map`, which calls no Python for a batch; a comprehension is a call.
 _request_of: "Callable[[PendingRequest], InferRequest]" = attrgetter("request")
@@ -343,8 +343,8 @@ class InFlight:
         requests: Sequence[InferRequest],
         runs: Sequence[tuple[Execution | ServingError, int, int]],
         instance: str,
-        batch_size: int,
-        arrival_ns: int,
+        batch_sizes: Sequence[int],
+        arrivals_ns: Sequence[int],
     ) -> list[InferResponse | ServingError]:
         """Count requests that arrived together and ran one after the other, and return their outcomes.
 
@@ -352,15 +352,15 @@ class InFlight:
             requests: The requests, of which the last may not have run.
             runs: What came of each, when it began and when it ended.
             instance: Name of the instance that ran them.
-            batch_size: Batch elements of each.
-            arrival_ns: When they arrived.
+            batch_sizes: Batch elements of each.
+            arrivals_ns: When each arrived.
         """
         name, version, reason = self._config.name, self._version, CloseReason.FULL
         has_tokens = self.metrics.tokens is not None
-        arrivals_ns = (arrival_ns,)
         outcomes: list[InferResponse | ServingError] = []
         notes: list[BatchNote] = []
-        for request, (execution, start_ns, end_ns) in zip(requests, runs, strict=False):
+        for number, (execution, start_ns, end_ns) in enumerate(runs):
+            request, batch_size, arrival_ns = requests[number], batch_sizes[number], arrivals_ns[number]
             record = ExecutionRecord(instance, batch_size, start_ns - arrival_ns, end_ns - start_ns)
             result = execution if isinstance(execution, ServingError) else execution.results[0]
             is_plain = not request.outputs and not has_tokens
@@ -368,7 +368,7 @@ class InFlight:
                 outcomes.append(self.ran_alone(request, execution, record, reason, arrival_ns))
                 continue
             marks_ns = (start_ns, execution.input_end_ns, execution.output_start_ns, end_ns)
-            notes.append((arrivals_ns, batch_size, batch_size, reason, marks_ns))
+            notes.append(((arrival_ns,), batch_size, batch_size, reason, marks_ns))
             outcomes.append(InferResponse(name, version, request.id, result.tensors, result.parameters, record))
         self.metrics.batches_done(notes, int(time.time() * 1000))
         return outcomes

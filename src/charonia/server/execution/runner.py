@@ -29,6 +29,7 @@ from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
 from charonia.server.execution.executor import BlockingExecutor, Executor
 from charonia.server.execution.in_flight import (
+    COLLECTED,
     DONE,
     QUEUED,
     RUNNING,
@@ -64,6 +65,12 @@ _log = logging.getLogger(__name__)
 
 TOGETHER_NS_MAX = 500_000
 """Time for which batches run in place, one after the other, before the event loop continues."""
+
+COLLECT_EVERY = 256
+"""Requests that run as soon as they are read until one waits for the end of the turn, with those read after it."""
+
+LONE_TURNS = 8
+"""Turns with a single request, one after the other, after which requests run as soon as they are read again."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -134,6 +141,12 @@ class ModelRunner:
         self._slots = Slots([min(limit, each) for each in capacities + capacities[-1:] * absent], absent)
         self._free: list[int] = []  # slots to offer in the next turn of the event loop
         self._is_turn_due = False
+        # Requests that the loop reads in one turn, of any connection, run together at its end: what they need of the
+        # processor's caches stays there. A lone caller would only wait longer.
+        self._turn: list[PendingRequest] = []
+        self._is_collecting = False
+        self._lone_turns = 0
+        self._until_collecting = sys.maxsize if self._gathers else COLLECT_EVERY
         for slot in self._executors:
             self._offer(slot)
 
@@ -147,7 +160,7 @@ class ModelRunner:
 
     @property
     def in_flight(self) -> int:
-        return len(self._in_flight.requests)
+        return len(self._in_flight.requests) + len(self._turn)
 
     @property
     def instances(self) -> Mapping[int, Executor]:
@@ -203,24 +216,37 @@ class ModelRunner:
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         if request.trace is not None:
             reply = self._batch_kind.begin(request.trace, request, reply, (self.config.name, self.version))
+        elif self._is_collecting and request.caller is None:
+            entry = PendingRequest(self, request, reply, now_ns())
+            self._collect(entry)
+            return entry
         elif self._plain is not None and (outcome := self.run_at_once(request)) is not None:
             self._in_flight.deliver(request, reply, outcome, True)
+            self._until_collecting -= 1
+            if not self._until_collecting:
+                self._is_collecting, self._lone_turns = True, LONE_TURNS - 1
             return ANSWERED
         now = now_ns()
         entry = PendingRequest(self, request, reply, now)
-        in_flight = self._in_flight
+        self._enter(entry, now)
+        return entry
+
+    def _enter(self, entry: PendingRequest, now: int) -> None:
+        """Check a request and pass it to the scheduler."""
+        request, in_flight = entry.request, self._in_flight
+        entry.state = QUEUED
         try:
             batch_size, shape_key = self._admission.check(request)
         except ServingError as error:
             in_flight.fail(entry, error, FailureReason.OTHER)
-            return entry
+            return
         self._next_id = request_id = self._next_id + 1
         if request.caller is not None:
             try:
                 entry.wait = self._deadlocks.submit(request.caller, self._pool)
             except ServingError as error:
                 in_flight.fail(entry, with_request_id(error, request), FailureReason.OTHER)
-                return entry
+                return
         else:
             if self._busy_poll is not None:
                 self._busy_poll.submitted(now)
@@ -230,7 +256,43 @@ class ModelRunner:
         entry.batch_size = batch_size
         in_flight.requests[request_id] = entry
         self._handle(_submission(request_id, batch_size, shape_key, request), now)
-        return entry
+
+    def _collect(self, entry: PendingRequest) -> None:
+        """Check a request and let it wait for the end of this turn of the event loop."""
+        try:
+            entry.batch_size, _ = self._admission.check(entry.request)
+        except ServingError as error:
+            self._in_flight.fail(entry, error, FailureReason.OTHER)
+            return
+        entry.state = COLLECTED
+        self._turn.append(entry)
+        if len(self._turn) == 1:
+            self._loop.call_soon(self._run_turn)
+
+    def _run_turn(self) -> None:
+        """Run the collected requests, for a limited time; the others follow in the next turn."""
+        turn = [entry for entry in self._turn if entry.state != DONE]  # else the caller has gone
+        self._turn = []
+        self._lone_turns = self._lone_turns + 1 if len(turn) == 1 else 0
+        if self._lone_turns >= LONE_TURNS:
+            self._is_collecting, self._until_collecting = False, COLLECT_EVERY
+        arrivals_ns = [entry.arrival_ns for entry in turn]
+        sizes = [entry.batch_size for entry in turn]
+        outcomes = self._run_each([entry.request for entry in turn], sizes, arrivals_ns)
+        for number, outcome in enumerate(outcomes):
+            entry = turn[number]
+            if entry.state != DONE:  # else the reply to another one has cancelled it
+                entry.state = DONE
+                self._in_flight.deliver(entry.request, entry.reply, outcome, True)
+        if outcomes and len(outcomes) < len(turn):
+            if not self._turn:
+                self._loop.call_soon(self._run_turn)
+            self._turn[:0] = turn[len(outcomes) :]
+        elif not outcomes:  # they do not run in place any more
+            self._is_collecting, self._until_collecting = False, COLLECT_EVERY
+            for entry in turn:
+                if entry.state != DONE:
+                    self._enter(entry, now_ns())
 
     def run_at_once(self, request: InferRequest) -> InferResponse | ServingError | None:
         """Run a request that has no trace to its end before this returns, if it neither waits nor joins a batch.
@@ -280,22 +342,27 @@ class ModelRunner:
         Returns:
             The outcomes of the first requests; none if the caller has to submit them, fewer than all when time is over.
         """
-        scheduler, in_flight = self._plain, self._in_flight
-        slot = scheduler.slot_at_once() if scheduler is not None and not self._gathers else None
-        if slot is None or in_flight.order is not None:
-            return []
-        executor = self._executors[slot % self._most]
-        if not isinstance(executor, BlockingExecutor):
-            return []
-        arrival_ns = now_ns()
+        arrival_ns, count = now_ns(), len(requests)
         try:
             batch_size, _ = self._admission.check(requests[0])
         except ServingError:
             return []
+        return self._run_each(requests, [batch_size] * count, [arrival_ns] * count)
+
+    def _run_each(
+        self, requests: Sequence[InferRequest], batch_sizes: Sequence[int], arrivals_ns: Sequence[int]
+    ) -> list[InferResponse | ServingError]:
+        scheduler, in_flight = self._plain, self._in_flight
+        slot = scheduler.slot_at_once() if scheduler is not None and not self._gathers else None
+        if slot is None or in_flight.order is not None or not requests:
+            return []
+        executor = self._executors[slot % self._most]
+        if not isinstance(executor, BlockingExecutor):
+            return []
+        end_ns = now_ns()
         if self._busy_poll is not None:
-            self._busy_poll.ran_at_once(arrival_ns, len(requests))
-        rule, name = executor.rule, executor.placement.name
-        end_ns, until_ns = arrival_ns, arrival_ns + TOGETHER_NS_MAX
+            self._busy_poll.ran_at_once(end_ns, len(requests))
+        rule, name, until_ns = executor.rule, executor.placement.name, end_ns + TOGETHER_NS_MAX
         runs: list[tuple[Execution | ServingError, int, int]] = []
         for request in requests:
             if not rule.in_place or end_ns > until_ns:
@@ -303,7 +370,7 @@ class ModelRunner:
             run = executor.run_in_place((request,))
             runs.append(run)
             end_ns = run[2]
-        return in_flight.ran_together(requests, runs, name, batch_size, arrival_ns)
+        return in_flight.ran_together(requests, runs, name, batch_sizes, arrivals_ns)
 
     def cancel(self, entry: PendingRequest) -> None:
         batch = entry.batch
@@ -343,6 +410,8 @@ class ModelRunner:
 
     async def drain(self) -> None:
         """Stop taking requests; return when every request in flight has been answered and every executor is idle."""
+        while self._turn:
+            self._run_turn()
         self._handle(Stop(), now_ns())
         while self._in_flight.requests or (self._slots.running and not isinstance(self._scheduler, FailedScheduler)):
             self._in_flight.idle = asyncio.Event()
@@ -356,7 +425,7 @@ class ModelRunner:
 
     def abandon(self, error: ServingError) -> None:
         self._abandoned_for = error
-        for entry in list(self._in_flight.requests.values()):
+        for entry in (*self._turn, *self._in_flight.requests.values()):
             if entry.state == QUEUED:  # or it would start when a slot is idle again
                 self._handle(Cancel(entry.id), now_ns())
             if entry.state != DONE:  # unless only its turn in the order of arrival is missing
