@@ -1,4 +1,4 @@
-"""What larger machines do, from what `bench.front_ends` has measured: the tables of `docs/capacity.md`.
+"""What larger machines do, from what `bench.front_ends` has measured: rewrites the tables of `docs/capacity.md`.
 
 python -m bench.front_ends --client wrk --model engine_identity      # each of these four takes some minutes
 python -m bench.front_ends --client wrk --model identity
@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.capacity import CORES, Costs, Figures, Shape, best, simulate
-from bench.compare import RESULTS
+from bench.compare import RESULTS, ROOT
 from bench.front_ends import CLIENT
 from bench.models import input_tensor
 from charonia.server.front_ends.processes import how_many
+
+PAGE = ROOT / "docs" / "capacity.md"
+ORIGIN = "Measured on "
 
 IN_ENGINE = ("engine_identity", "engine_image")
 """Models that front ends do not run."""
@@ -118,32 +121,49 @@ def _limit(figures: Figures) -> str:
     return f"{figures.busiest} ({figures.busy_share:.0%})"
 
 
+LIMITS = "| model | protocol, in flight | one process us | front end us | engine us | ratio | engine's limit | cores |"
+CHECK = "| model | protocol, in flight | front ends | server us | client us | measured | simulated | ratio |"
+MACHINES = "| model | protocol, in flight | cores | front ends | infer/s | limit | auto | infer/s | Gbit/s in |"
+
+
+def rewrite(page: str, head: str, rows: list[str]) -> str:
+    """Return the page with the rows of a table replaced."""
+    lines = page.split("\n")
+    first = lines.index(head) + 2
+    last = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
+    return "\n".join([*lines[:first], *rows, *lines[last:]])
+
+
+def origin(record: dict[str, Any]) -> str:
+    """Return the line that says where the figures come from."""
+    facts = record["machine"]
+    kind = "" if facts["python_optimised"] else " (not an optimised build)"
+    form = facts.get("form", "pure")
+    machine = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}{kind}, {form} form"
+    return f"{ORIGIN}{record['date'][:10]}: {machine}."
+
+
 def main() -> None:
-    """Print the tables."""
+    """Print the tables, and rewrite those of the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=[*MODELS])
     parser.add_argument("--client", choices=["perf_analyzer", "wrk"], default="wrk")
-    parser.add_argument("--cores", type=int, nargs="+", default=list(CORES))
     given = parser.parse_args()
-    records = {model: _read(RESULTS / f"front_ends-{model}-{given.client}.json") for model in given.models}
+    records = {model: _read(RESULTS / f"front_ends-{model}-{given.client}.json") for model in MODELS}
     found = [(model, each) for model, record in records.items() for each in measured(record)]
-    print(
-        "| model | protocol, in flight | one process us | front end us | engine us | ratio | engine's limit | cores |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for model, each in found:
-        print(limit_row(model, each))
-    print("\n| model | protocol, in flight | front ends | server us | client us | measured | simulated | ratio |")
-    print("|---|---|---|---|---|---|---|---|")
-    for model, each in found:
-        for row in check_rows(model, each, int(records[model]["machine"]["cores"])):
-            print(row)
-    print("\n| model | protocol, in flight | cores | front ends | infer/s | limit | auto | infer/s | Gbit/s in |")
-    print("|---|---|---|---|---|---|---|---|---|")
     # The last load of a protocol is the greatest, with the costs of a busy server.
-    for (model, _), each in {(model, each.load.partition("-")[0]): each for model, each in found}.items():
-        for cores in given.cores:
-            print(machine_row(model, each, cores), flush=True)
+    greatest = {(model, each.load.partition("-")[0]): each for model, each in found}
+    cores = int(records[MODELS[0]]["machine"]["cores"])
+    tables = {
+        LIMITS: [limit_row(model, each) for model, each in found],
+        CHECK: [row for model, each in found for row in check_rows(model, each, cores)],
+        MACHINES: [machine_row(model, each, count) for (model, _), each in greatest.items() for count in CORES],
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for head, rows in tables.items():
+        print(head, *rows, sep="\n", end="\n\n")
+        page = rewrite(page, head, rows)
+    old = next(line for line in page.split("\n") if line.startswith(ORIGIN))
+    PAGE.write_text(page.replace(old, origin(records[MODELS[0]])), encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -125,6 +125,17 @@ def tools(head: list[str], records: list[Any]) -> Rows:
     return rows
 
 
+def generators(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.perf_client --rate`."""
+    rows = []
+    for point in records[0]["points"]:
+        late = f"{point['send_error_p99_us']:,.0f}" if point["send_error_p99_us"] is not None else ""
+        tool = {"charonia": "`charonia perf`", "locust": "Locust"}.get(point["tool"], point["tool"])
+        cpu = f"{point['client_cpu_us']:.1f}" if point["client_cpu_us"] is not None else ""
+        rows.append([tool, f"{point['rate_per_s']:,.0f}", late, cpu])
+    return rows
+
+
 def startup(head: list[str], records: list[Any]) -> Rows:
     """Return rows of `bench.startup`."""
     rows = []
@@ -170,6 +181,7 @@ TABLES = (
         ),
         tools,
     ),
+    Table((("perf_client fixed:identity --rate 50000", "perf_client-rate.json"),), generators),
     Table((("startup", "startup.json"),), startup),
     Table((pair("charonia:mlp", "triton:mlp", "--protocol http --concurrency 1 16"),), compared),
 )
@@ -180,7 +192,7 @@ def missing(table: Table) -> str:
     """Return what the measurement needs and does not find, "" for nothing."""
     text = " ".join(command for command, _ in table.commands)
     light = "wrk" in text
-    own_client = text.startswith(("forms", "startup"))
+    own_client = text.startswith(("forms", "startup", "perf_client fixed:"))
     needs = {
         "wrk and h2load (apt-get install wrk nghttp2-client)": not light or all(map(shutil.which, ("wrk", "h2load"))),
         "perf_analyzer (bench/peers.sh)": light or own_client or (PEERS / "bin" / "perf_analyzer").exists(),

@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 from bench.capacity import Costs
-from bench.capacity_report import Measured, check_rows, limit_row, machine_row, measured
+from bench.capacity_report import (
+    CHECK,
+    LIMITS,
+    MACHINES,
+    PAGE,
+    Measured,
+    check_rows,
+    limit_row,
+    machine_row,
+    measured,
+    rewrite,
+)
 
 
 def run(rate_per_s: float, **cpu_us: float) -> dict[str, Any]:
@@ -63,3 +74,14 @@ def test_beside_the_best_number_stands_the_one_that_auto_chooses() -> None:
 
     assert (stays[6], in_front[6]) == ("4", "8")
     assert float(stays[7].replace(",", "")) <= 1.03 * float(stays[4].replace(",", ""))
+
+
+@pytest.mark.parametrize("head", [LIMITS, CHECK, MACHINES])
+def test_the_rows_of_a_table_of_the_page_are_replaced(head: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+
+    changed = rewrite(page, head, ["| row |"])
+
+    assert f"{head}\n|---" in changed
+    assert changed.count("| row |\n\n") == 1
+    assert 0 < len(page.split("\n")) - len(changed.split("\n")) < 100
