@@ -411,9 +411,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str, theme: str) -> None:
-    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str) -> None:
     answer = page.goto(path(running, name))
     page.wait_for_load_state("networkidle")
 
@@ -422,9 +420,8 @@ def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str, them
     assert problems_of(page) == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_where_people_sign_in(browser: Browser, running: RunningPlatform, theme: str) -> None:
-    with browser.new_context(color_scheme="dark" if theme == "dark" else "light") as context:
+def test_axe_finds_nothing_where_people_sign_in(browser: Browser, running: RunningPlatform) -> None:
+    with browser.new_context() as context:
         stranger = context.new_page()
         stranger.goto(f"{running.url}/login?problem=link")
 
