@@ -11,10 +11,10 @@ from charonia.cli.perf import ExitStatus, parse, status_of
 from charonia.cli.perf_run import EXPORT_ELEMENTS_MAX, exported_inputs, plain, settings_text
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, Tensor, to_bfloat16
 from charonia.tools.perf.api import LoadPlan, MeasuredTarget, RunSettings, SequencePlan
 from charonia.tools.perf.data.load import InputBatches
-from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec, to_bfloat
+from charonia.tools.perf.data.spec import InputStep, ModelSpec, TensorSpec
 from charonia.tools.perf.options import target
 from charonia.tools.results.records import ErrorKind, LoadMode, Verdict
 from charonia.wire.tensors import bytes_array
@@ -197,7 +197,7 @@ def test_the_end_of_a_range_and_a_binary_search_are_printed() -> None:
     [
         (DataType.INT32, np.array([[1, 2]], np.int32), [1, 2]),
         (DataType.FP32, np.array([0.5], np.float32), 0.5),
-        (DataType.BF16, to_bfloat(np.array([1.5], np.float32)), 1.5),
+        (DataType.BF16, to_bfloat16(np.array([1.5], np.float32)), 1.5),
         (DataType.BYTES, bytes_array("X", [2], [b"a", b"\xff"]), ["a", "\ufffd"]),
         (DataType.UINT8, np.zeros(EXPORT_ELEMENTS_MAX + 1, np.uint8), None),
     ],

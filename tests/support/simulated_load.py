@@ -1,5 +1,6 @@
 """A load that was never sent: levels of the load generator in simulated time, the same on every machine."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from charonia.client.sync_client import Client
 from charonia.tools.perf import samples
-from charonia.tools.perf.api import LoadPlan, MeasuredTarget, MeasurePlan, Progress, RunSettings, StopRequest, silent
+from charonia.tools.perf.api import LoadPlan, MeasuredTarget, MeasurePlan, Progress, RunSettings, silent
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
 from charonia.tools.perf.pool import Begin, WorkerPool
@@ -114,7 +115,7 @@ def simulated_level(
     pool: SimulatedPool,
     plan: MeasurePlan,
     progress: Progress = silent,
-    stop: StopRequest | None = None,
+    stop: threading.Event | None = None,
 ) -> LevelResult:
     """Measure a level whose requests fare as the pool's do, without a server, a process or a pause.
 
@@ -123,7 +124,7 @@ def simulated_level(
     """
     settings = _settings(plan)
     observer = Observer(cast(Client, None), settings, [], has_statistics=False, processes=None)
-    return measure(Context(pool, observer, settings, 1, progress, stop or StopRequest()), level)
+    return measure(Context(pool, observer, settings, 1, progress, stop or threading.Event()), level)
 
 
 def _settings(plan: MeasurePlan) -> RunSettings:

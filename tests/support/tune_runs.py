@@ -24,7 +24,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import decide
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
-from charonia.tools.tune.search.phases import make_search
+from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.space import automatic_dimensions
 from charonia.tools.tune.variants import BaseModel, Names, apply_variant, instance_group_text, serving_text
 
@@ -82,7 +82,7 @@ def _group(
     space = SearchSpace((facts,), dimensions, load, core_count=_CORE_COUNT)
     limits = (Constraint(Metric.LATENCY_P99, maximum=latency_max_ms),) if latency_max_ms else ()
     goal, options = Goal((ModelGoal(name, constraints=limits),)), SearchOptions()
-    search = make_search(space, goal, options)
+    search = Search(space, goal, options)
     run(search, SimulatedServer(space, _CORE_COUNT, noise=noise, refuses=refuses))
     variants = {told.trial.variant.key: told.trial.variant for told in search.history}
     config = ModelConfig(name=name, platform="onnxruntime_onnx", max_batch_size=8)

@@ -4,6 +4,7 @@
 shared by the threads of its instance, and longer if instances and threads need more cores than there are.
 """
 
+import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -65,7 +66,7 @@ class SimulatedServer:
         reason = self.refuses(trial.variant)
         if reason:
             return Failed(reason, loading=True, elapsed_s=self.load_s)
-        drawn = random.Random(f"{self.seed} {trial.key}")
+        drawn = random.Random(f"{self.seed} {trial_key(trial)}")
         spread = self.noise / math.sqrt(trial.effort)
         metrics = {
             load.model: {
@@ -137,3 +138,9 @@ def best_throughput(
     """Return a variant's largest true throughput under loads of one model that keep to what is asked."""
     found = (server.truth(variant, load) for (load,) in loads)
     return max((metrics[Metric.THROUGHPUT] for metrics in found if keeps(metrics)), default=0.0)
+
+
+def trial_key(trial: Trial) -> str:
+    """Return a text that is equal for equal measurements."""
+    loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in trial.loads]
+    return f"{trial.variant.key} {json.dumps(loads)} {trial.repeat} {trial.effort:g}"

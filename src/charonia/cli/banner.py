@@ -12,6 +12,7 @@ from charonia.config.parameters import EXAMPLE_REFUSED, is_language_model
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState
 from charonia.server.options import LOOPBACK, WILDCARD_ADDRESSES, ServerOptions
+from charonia.tools.report.quantities import ruled
 from charonia.wire.example_inputs import takes_picture
 from charonia.wire.example_request import URL, ExampleRequest, example_request
 
@@ -19,7 +20,6 @@ REQUEST_CHARACTERS_MAX = 100
 """Longest request that is printed with its values; of a longer one, `charonia infer` makes the values up."""
 
 _HEADINGS = ("Model", "Version", "Status")
-_GAP = "  "
 _RULE_MAX = 60
 
 
@@ -158,19 +158,11 @@ def models_table(entries: Sequence[ModelIndexEntry]) -> str:
 
     A reason of several lines is aligned with its column. One that quotes another model's names that model instead.
     """
-    rows = [[entry.name, entry.version or "-", *status_lines(entry)] for entry in _without_quotations(entries)]
-    name_width = max(len(row[0]) for row in [list(_HEADINGS), *rows])
-    version_width = max(len(row[1]) for row in [list(_HEADINGS), *rows])
-    status_width = max((len(line) for row in rows for line in row[2:]), default=0)
-    indent = " " * (name_width + version_width + 2 * len(_GAP))
-    lines = [
-        _GAP.join((_HEADINGS[0].ljust(name_width), _HEADINGS[1].ljust(version_width), _HEADINGS[2])),
-        _GAP.join(("-" * name_width, "-" * version_width, "-" * min(max(status_width, len(_HEADINGS[2])), _RULE_MAX))),
-    ]
-    for name, version, status, *further in rows:
-        lines.append(_GAP.join((name.ljust(name_width), version.ljust(version_width), status)))
-        lines += [indent + line for line in further]
-    return "\n".join(lines)
+    rows = [_HEADINGS]
+    for entry in _without_quotations(entries):
+        status, *further = status_lines(entry)
+        rows += [(entry.name, entry.version or "-", status), *(("", "", line) for line in further)]
+    return ruled(rows, _RULE_MAX)
 
 
 def _without_quotations(entries: Sequence[ModelIndexEntry]) -> list[ModelIndexEntry]:

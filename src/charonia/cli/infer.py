@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, header, only_model, seconds, with_key
+from charonia.cli.values import HEADER_HELP, header, name_and_value, only_model, seconds, with_key
 from charonia.client import Client, ClientError, Failure, InferResult, TlsOptions, WireOptions
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig, ModelInput
@@ -57,14 +57,6 @@ class InferOptions:
     json: bool = False
 
 
-def assigned(value: object) -> tuple[str, str]:
-    """Read NAME=VALUE."""
-    name, equals, text = str(value).partition("=")
-    if not equals or not name:
-        raise ValueError(f"expected NAME=VALUE, got '{value}'")
-    return name, text
-
-
 # fmt: off
 LINE = CommandLine(
     command="charonia infer",
@@ -77,11 +69,11 @@ Send one request to a model and print the answer. Inputs that are not given are 
         "Options": (
             Option("--model -m MODEL", "model", str, "MODEL", "Name of the model", default="the only one"),
             Option(
-                "--input -i", "inputs", assigned, "NAME=VALUE",
+                "--input -i", "inputs", name_and_value, "NAME=VALUE",
                 "Value of an input: text, a number, JSON, or @FILE for an image, .npy, .json, .txt or any other file "
                 "(@- for standard input); repeatable", tuple
             ),
-            Option("--output -o", "outputs", assigned, "NAME=FILE",
+            Option("--output -o", "outputs", name_and_value, "NAME=FILE",
                    "Write an output to a file: .npy, or the bytes of text and images; repeatable", tuple),
             Option("--url -u", "url", str, "URL",
                    "HOST:PORT of the server's HTTP endpoint, or a URL; grpc:// for gRPC"),
@@ -128,7 +120,7 @@ def _answer(given: InferOptions) -> int:
     with Client(given.url, timeout_s=given.timeout_s, options=options) as client:
         config = _config(client, given)
         request = example_request(config, version=given.version, url=given.url)
-        request = replace(request, inputs={**request.inputs, **_given_tensors(config, given)})
+        request = replace(request, inputs={**request.inputs, **tensors_of(config, dict(given.inputs), _read, _picture)})
         if given.curl or given.python:
             print(_written(request, given))
             return 0
@@ -157,10 +149,6 @@ def _config(client: Client, given: InferOptions) -> ModelConfig:
         if error.failure is not Failure.STATUS:
             raise ServingError(error.code, error.message, hint="-u names the address of a server") from error
         raise
-
-
-def _given_tensors(config: ModelConfig, given: InferOptions) -> dict[str, Tensor]:
-    return tensors_of(config, dict(given.inputs), _read, _picture)
 
 
 def _written(request: ExampleRequest, given: InferOptions) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.cli.command_line import CommandLine, Option, carry_out, complain
+from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.cli.values import integer
-from charonia.core.errors import ServingError, conflict
+from charonia.core.errors import ServingError, conflict, unavailable
 from charonia.server.access.rules import PER_MINUTE_MAX, Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
@@ -79,12 +79,8 @@ def _make(given: KeyOptions) -> int:
         try:
             _check_new(given)
             _append(given.file, line)
-        except ServingError as error:
-            complain("charonia key", error)
-            return 1
         except OSError as error:
-            print(f"charonia key: cannot write '{given.file}': {error.strerror}", file=sys.stderr)
-            return 1
+            raise unavailable(f"cannot write '{given.file}': {error.strerror}") from None
     print(key)
     if given.file is None:
         print(f"the line for the file of keys: {line}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 
 from charonia.cli.command_line import Option, flag
 from charonia.cli.platform_access import PAGE, THIS_MACHINE, Columns, PlatformAccess, Resource, Verb, at, listed, table
-from charonia.cli.values import integer, number
+from charonia.cli.values import integer, number, one_of
 from charonia.core.errors import invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
 
@@ -36,17 +36,11 @@ class PeopleOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
-def _role(text: str) -> str:
-    if text not in ROLES:
-        raise ValueError(f"expected one of {', '.join(ROLES)}, got '{text}'")
-    return text
-
-
 _USER = Option("NAME", "name", str, "USER", "Number, name or e-mail address", default="")
 _KEY_NAME = Option("NAME", "name", str, "NAME", "Name of the key", default="")
 _SECRET_NAME = Option("NAME", "name", str, "NAME", "Name of the secret", default="")
 _ROLE = (
-    Option("--role", "role", _role, "ROLE", "viewer, deployer or admin; none removes a user's role"),
+    Option("--role", "role", one_of(ROLES), "ROLE", "viewer, deployer or admin; none removes a user's role"),
     flag("--everywhere", "everywhere", True, "In all projects, not just in --project"),
     flag("--code", "code", True, "A deployer may use models that hold code"),
 )

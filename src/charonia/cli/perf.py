@@ -24,7 +24,7 @@ from charonia.cli.command_line import (
     joined,
     refused,
 )
-from charonia.cli.values import HEADER_HELP, boolean, choice, filled, header, integer, number, seconds, with_key
+from charonia.cli.values import HEADER_HELP, boolean, choice, filled, header, integer, number, seconds, with_key, word
 from charonia.core.errors import ServingError, unavailable
 from charonia.tools.perf.api import Distribution, LoadPlan, MeasurementMode, RunSettings
 from charonia.tools.perf.options import RANGES, CallStyle, PerfOptions, TargetOptions, WireProtocol, run_settings
@@ -194,7 +194,9 @@ def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 _NO_THREADS = "an event loop sends, not threads"
-_IS_DER = read.word(PEM=False, DER=True)
+_IS_JSON = word({"binary": False, "json": True})
+_COMPRESSION = word({"none": "", "gzip": "gzip", "deflate": "deflate"})
+_IS_DER = word({"PEM": False, "DER": True})
 
 
 def _processes(text: str) -> int:
@@ -313,9 +315,9 @@ DATA = (
            "Range of an input's generated values; repeatable", tuple, rank=1),
     Option("--validation-tolerance", "data.validation_tolerance", number(0), "X",
            "Absolute and relative tolerance of floating-point outputs compared with validation data", rank=1),
-    Option("--input-tensor-format", "target.json_inputs", read.word(binary=False, json=True), "binary|json",
+    Option("--input-tensor-format", "target.json_inputs", _IS_JSON, "binary|json",
            "Encoding of inputs over HTTP", default="binary"),
-    Option("--output-tensor-format", "target.json_outputs", read.word(binary=False, json=True), "binary|json",
+    Option("--output-tensor-format", "target.json_outputs", _IS_JSON, "binary|json",
            "Encoding of outputs over HTTP", default="binary"),
     Option("--shared-memory", "target.shared_memory", read.shared_memory, "none|system",
            "Location of tensors: in the requests, or in shared memory with a server on this machine"),
@@ -375,8 +377,8 @@ TLS = (
            "Private key of the client"),
     Option("--ssl-https-private-key-type", "target.http_tls.key_is_der", _IS_DER, "PEM|DER", "Format of that file",
            default="PEM"),
-    Option("--grpc-compression-algorithm", "target.compression", read.word(none="", gzip="gzip", deflate="deflate"),
-           "none|gzip|deflate", "Compression of gRPC messages", default="none"),
+    Option("--grpc-compression-algorithm", "target.compression", _COMPRESSION, "none|gzip|deflate",
+           "Compression of gRPC messages", default="none"),
 )
 
 REPORT = (

@@ -34,7 +34,7 @@ from charonia.tools.perf.api import (
 )
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.recording import read_recording
-from charonia.tools.perf.data.spec import from_bfloat, model_spec
+from charonia.tools.perf.data.spec import model_spec
 from charonia.tools.perf.language.load import language_run
 from charonia.tools.perf.options import (
     CallStyle,
@@ -55,6 +55,7 @@ from charonia.tools.report.summary import failures
 from charonia.tools.results.json_form import to_json
 from charonia.tools.results.records import LoadMode, PerfRun
 from charonia.wire.answer import Failure
+from charonia.wire.python_values import readable
 
 EXPORT_ELEMENTS_MAX = 4096
 """Largest input in an export; larger ones are null."""
@@ -373,8 +374,7 @@ def plain(tensor: Tensor) -> object:
     """Return a tensor as JSON: a single element as a scalar, several as a flat list, too many as null."""
     if tensor.array.size > EXPORT_ELEMENTS_MAX:
         return None
-    array = from_bfloat(tensor.array) if tensor.datatype is DataType.BF16 else tensor.array
-    elements: list[Any] = array.ravel().tolist()
+    elements: list[Any] = readable(tensor).ravel().tolist()
     if tensor.datatype is DataType.BYTES:
         elements = [element.decode(errors="replace") for element in elements]
     return elements[0] if len(elements) == 1 else elements

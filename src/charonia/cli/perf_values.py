@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from charonia.cli.command_line import Fields
-from charonia.cli.values import INTEGER_MAX, duration, fetched, filled, integer, number, path, path_text
+from charonia.cli.values import INTEGER_MAX, duration, fetched, filled, integer, number, path, path_text, word
 from charonia.core.trace import TraceLevel
 from charonia.tools.perf.api import ServiceObjective, SharedMemory
 from charonia.tools.perf.language.plan import LanguageEndpoint, Length
@@ -28,18 +28,6 @@ SEQUENCE_ID_MAX = 2**32 - 1
 """Largest correlation id if `--sequence-id-range` has no end."""
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-
-
-def word(**values: object) -> Callable[[str], object]:
-    """Return a reader of words, in any case, that maps each to a value."""
-    by_word = {name.lower(): value for name, value in values.items()}
-
-    def read(text: str) -> object:
-        if text.strip().lower() not in by_word:
-            raise ValueError(f"expected {' or '.join(values)}, got '{text}'")
-        return by_word[text.strip().lower()]
-
-    return read
 
 
 def share(low: float, high: float = math.inf) -> Callable[[str], float]:
@@ -234,7 +222,7 @@ def shared_memory(text: str) -> SharedMemory:
     return SharedMemory(word)
 
 
-service_kind = word(triton=Fields({}), openai=Fields({"is_language": True}))
+service_kind = word({"triton": Fields({}), "openai": Fields({"is_language": True})})
 """Reads the kind of service: triton, or openai, which is the same as `--llm`."""
 
 
@@ -297,5 +285,5 @@ def intervals(text: str) -> Fields:
     return Fields({"load.mode": LoadMode.INTERVALS, "load.intervals_ns": tuple(gaps)})
 
 
-trace_level = word(**{name: name for name in TraceLevel.__members__})
+trace_level = word({name: name for name in TraceLevel.__members__})
 """Reads the name of a level of tracing."""

@@ -14,7 +14,7 @@ from charonia.cli.values import filled, path
 from charonia.core.errors import internal, invalid, unavailable
 from charonia.platform.api_client import KEY_HINT, PlatformClient, path_of
 from charonia.platform.data_folder import DEFAULT_FOLDER, local_access
-from charonia.tools.report.quantities import in_columns
+from charonia.tools.report.quantities import ruled
 
 SERVER_VARIABLE = "CHARONIA_PLATFORM"
 KEY_VARIABLE = "CHARONIA_PLATFORM_KEY"
@@ -174,10 +174,7 @@ def listed(client: PlatformClient, place: str, key: str = "", **query: Any) -> I
 def table(columns: Columns, entries: Iterable[Any]) -> str:
     """Return entries in aligned columns below their headings."""
     readers = [itemgetter(column) if isinstance(column, str) else column for column in columns.values()]
-    rows = [list(columns), *([str(read(entry)) for read in readers] for entry in entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * width for width in widths])
-    return "\n".join(in_columns(rows))
+    return ruled([list(columns), *([str(read(entry)) for read in readers] for entry in entries)])
 
 
 def facts(named: Mapping[str, str]) -> list[str]:

@@ -21,6 +21,7 @@ from charonia.cli.values import (
     choice,
     filled,
     integer,
+    name_and_value,
     names,
     number,
     path_or_none,
@@ -72,9 +73,6 @@ PORT_VARIABLE = "PORT"
 _CACHE_BACKEND, _CACHE_SETTING = PYTHON, "environment-cache"
 _PLUGINS = "plugins"
 _CERTIFICATES = frozenset({"cert", "key", "cacert", "cacert_dir"})
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+", re.IGNORECASE)
-_HOST = re.compile(r"[a-z0-9._-]+")
-_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NEXT_SETTING = re.compile(r",(?=[a-z_]+=)")
 _LEVELS = {
     **dict.fromkeys(("off", "false"), TraceLevel.OFF),
@@ -152,31 +150,31 @@ def ports(text: str) -> Fields:
     )
 
 
-def origins(text: str) -> tuple[str, ...]:
-    """Read origins of pages, separated by commas, or "*"."""
-    given = tuple(part.strip().rstrip("/") for part in text.split(","))
-    for origin in given:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ValueError(f"expected * or origins such as https://example.org, got '{origin}'")
-    return given
+def matching(pattern: str, expected: str, clean: Callable[[str], str] = str.strip) -> Callable[[str], tuple[str, ...]]:
+    """Return a reader of texts of one form, separated by commas."""
+    form = re.compile(pattern, re.IGNORECASE)
+
+    def read(text: str) -> tuple[str, ...]:
+        given = tuple(clean(part) for part in text.split(","))
+        for each in given:
+            if not form.fullmatch(each):
+                raise ValueError(f"expected {expected}, got '{each}'")
+        return given
+
+    return read
 
 
-def hosts(text: str) -> tuple[str, ...]:
-    """Read names of hosts, separated by commas, or "*"."""
-    given = tuple(part.strip().lower() for part in text.split(","))
-    for host in given:
-        if host != "*" and not _HOST.fullmatch(host):
-            raise ValueError(f"expected * or names such as models.example.org, without a port, got '{host}'")
-    return given
-
-
-def load_metrics(text: str) -> tuple[str, ...]:
-    """Read names of metrics, separated by commas."""
-    names = tuple(part.strip() for part in text.split(","))
-    for name in names:
-        if not _METRIC.fullmatch(name):
-            raise ValueError(f"expected names of metrics, got '{name}'")
-    return names
+origins = matching(
+    r"\*|[a-z][a-z0-9+.-]*://[^/\s,]+",
+    "* or origins such as https://example.org",
+    lambda part: part.strip().rstrip("/"),
+)
+hosts = matching(
+    r"\*|[a-z0-9._-]+",
+    "* or names such as models.example.org, without a port",
+    lambda part: part.strip().lower(),
+)
+load_metrics = matching(r"[a-z_:][a-z0-9_:]*", "names of metrics")
 
 
 def backend_settings(values: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
@@ -205,13 +203,6 @@ def all_levels(levels: Sequence[TraceLevel]) -> TraceLevel:
     for level in levels:
         total |= level
     return total if TraceLevel.OFF not in list(levels) else TraceLevel.OFF
-
-
-def _attribute(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"expected NAME=VALUE, got '{text}'")
-    return name, value
 
 
 def _quantile(text: str) -> float:
@@ -248,7 +239,7 @@ TRACE_SETTINGS: Settings = {
     ("triton", "file"): ("trace.file", filled),
     ("triton", "log-frequency"): ("trace.log_frequency", log_frequency),
     ("opentelemetry", "url"): ("trace.otel.url", filled),
-    ("opentelemetry", "resource"): ("trace.otel.resource", _attribute),
+    ("opentelemetry", "resource"): ("trace.otel.resource", name_and_value),
     ("opentelemetry", "bsp_max_queue_size"): ("trace.otel.queue_size", integer(1)),
     ("opentelemetry", "bsp_schedule_delay"): ("trace.otel.delay_ms", integer(1)),
     ("opentelemetry", "bsp_max_export_batch_size"): ("trace.otel.batch_size", integer(1)),
@@ -348,10 +339,14 @@ def knative_port(environment: Mapping[str, str]) -> dict[str, Any]:
     text = environment.get(PORT_VARIABLE, "")
     if not text or not environment.get(KNATIVE_VARIABLE):
         return {}
+    return {"http.port": _port_of(PORT_VARIABLE, text), "http.address": ALL_INTERFACES}
+
+
+def _port_of(variable: str, text: str) -> int:
     try:
-        return {"http.port": integer(1, PORT_MAX)(text), "http.address": ALL_INTERFACES}
+        return integer(1, PORT_MAX)(text)
     except ValueError as error:
-        raise ValueError(f"environment variable {PORT_VARIABLE}: {error}") from error
+        raise ValueError(f"environment variable {variable}: {error}") from error
 
 
 _HTTP_INPUT_BYTES_MAX = 2**40
@@ -404,10 +399,7 @@ def vertex_ai_options(environment: Mapping[str, str], given: Mapping[str, object
     if not given.get("clouds.vertex_ai", found.get("clouds.vertex_ai")):
         return {} if "clouds.vertex_ai" in given else found
     if environment.get("AIP_HTTP_PORT"):
-        try:
-            found["clouds.vertex_ai_port"] = integer(1, PORT_MAX)(environment["AIP_HTTP_PORT"])
-        except ValueError as error:
-            raise ValueError(f"environment variable AIP_HTTP_PORT: {error}") from error
+        found["clouds.vertex_ai_port"] = _port_of("AIP_HTTP_PORT", environment["AIP_HTTP_PORT"])
     if environment.get("AIP_STORAGE_URI"):
         found["models.repositories"] = (environment["AIP_STORAGE_URI"],)
     return found

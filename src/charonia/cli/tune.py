@@ -36,6 +36,7 @@ from charonia.cli.values import (
     path,
     seconds,
     switch,
+    word,
 )
 from charonia.core.errors import ServingError, invalid
 from charonia.stores.location import is_store
@@ -101,11 +102,7 @@ _AS_RACE = ("quick", "optuna")
 """Search modes of Model Analyzer for which `race` is searched."""
 
 
-def _search_mode(value: object) -> SearchMode:
-    word = str(value).strip().lower()
-    if word not in (*SearchMode, *_AS_RACE):
-        raise ValueError(f"expected {' or '.join((*SearchMode, *_AS_RACE))}, got '{value}'")
-    return SearchMode.RACE if word in _AS_RACE else SearchMode(word)
+_search_mode = word({**{mode.value: mode for mode in SearchMode}, **dict.fromkeys(_AS_RACE, SearchMode.RACE)})
 
 
 def _switch(names: str, field: str, help: str) -> Option:

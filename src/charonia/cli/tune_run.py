@@ -19,6 +19,7 @@ from charonia.cli.perf import parse
 from charonia.cli.perf_run import repository_of
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, not_found
+from charonia.server.machine.memory import available_memory
 from charonia.tools.perf.api import MeasuredTarget
 from charonia.tools.perf.data.load import load_inputs
 from charonia.tools.perf.data.spec import model_spec
@@ -27,6 +28,7 @@ from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.options import WireProtocol, is_decoupled
 from charonia.tools.perf.run import Subject, ask, stopped_by_signals
 from charonia.tools.report.quantities import clock
+from charonia.tools.report.run_files import write_whole
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, LoadPoint, Metric
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
@@ -77,18 +79,15 @@ def profile_models(request: TuneRequest, command: str) -> int:
         loads = loads_of(request.options)
         with stopped_by_signals() as stop:
             progress = TunePrinter(sys.stderr, quiet=output.quiet)
-            found = replace(profile(request, loads, progress, stop), command=command)
+            found = replace(profile(request, loads, progress, stop, available_memory), command=command)
     earlier = keep_earlier(output)
     written, tables = write_results(found, output)
     if earlier is not None:
         print(f"charonia tune: the results of an earlier run are in '{earlier}' now", file=sys.stderr)
     if not output.quiet:
         text = sys.stderr if output.json is not None and str(output.json) == JSON_STDOUT else sys.stdout
-        if output.verbose:
-            print(*(f"{table}\n" for table in tables), sep="\n", file=text)
-        if output.summaries:
-            print(summary(found, output.configs_per_model, top_configs=output.top_configs), file=text)
-        print("\nWritten: " + ", ".join(map(str, written)), file=text)
+        shown = summary(found, output.configs_per_model, top_configs=output.top_configs) if output.summaries else ""
+        _print_results(tables if output.verbose else (), shown, written, text)
         recommended = [variant for group in found.groups if (variant := applicable(group)) is not None]
         if recommended and not found.is_remote:
             if request.options.launch.repository == given:
@@ -131,11 +130,16 @@ def report_on(request: ReportRequest) -> int:
         raise not_found("\n".join(unknown("variant", name, sorted(known)) for name in missing))
     written, tables = write_report(found, request)
     if not request.quiet:
-        if request.verbose:
-            print(*(f"{table}\n" for table in tables), sep="\n")
-        print(summary(found, names=request.names))
-        print("\nWritten: " + ", ".join(map(str, written)))
+        _print_results(tables if request.verbose else (), summary(found, names=request.names), written, sys.stdout)
     return exit_status(found)
+
+
+def _print_results(tables: Sequence[str], summary: str, written: Sequence[Path], out: TextIO) -> None:
+    if tables:
+        print(*(f"{table}\n" for table in tables), sep="\n", file=out)
+    if summary:
+        print(summary, file=out)
+    print("\nWritten: " + ", ".join(map(str, written)), file=out)
 
 
 def applicable(group: GroupRecord) -> VariantRecord | None:
@@ -279,10 +283,8 @@ def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list
 
 def _write(path: Path, content: bytes) -> Path:
     """Replace a file atomically and return its path."""
-    new = path.with_name(f".{path.name}.new")
     try:
-        new.write_bytes(content)
-        os.replace(new, path)
+        write_whole(path, content)
     except OSError as error:
         raise _unwritable(path, error) from error
     return path

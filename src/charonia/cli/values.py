@@ -30,6 +30,7 @@ TRUE = frozenset({"true", "1", "on", "yes"})
 FALSE = frozenset({"false", "0", "off", "no"})
 
 _E = TypeVar("_E", bound=Enum)
+_T = TypeVar("_T")
 
 _RANGE_KEYS = frozenset({"start", "stop", "step"})
 _SHOWN_MAX = 80
@@ -128,28 +129,27 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Callab
     return read
 
 
+def word(known: Mapping[str, _T], expected: str = "") -> Callable[[object], _T]:
+    """Return a reader of words, in any case, that maps each to a value; `expected` names them in the error."""
+    by_word = {name.lower(): value for name, value in known.items()}
+
+    def read(value: object) -> _T:
+        given = str(value).strip().lower()
+        if given not in by_word:
+            raise ValueError(f"expected {expected or ' or '.join(known)}, got {shown(value)}")
+        return by_word[given]
+
+    return read
+
+
 def choice(kind: type[_E]) -> Callable[[object], _E]:
-    """Return a reader of the values of an enumeration, in any case."""
-    by_word = {str(member.value).lower(): member for member in kind}
-
-    def read(value: object) -> _E:
-        member = by_word.get(str(value).strip().lower())
-        if member is None:
-            raise ValueError(f"expected {' or '.join(str(m.value) for m in kind)}, got {shown(value)}")
-        return member
-
-    return read
+    """Return a reader of the values of an enumeration."""
+    return word({str(member.value): member for member in kind})
 
 
-def one_of(names: Collection[str]) -> Callable[[str], str]:
+def one_of(names: Collection[str]) -> Callable[[object], str]:
     """Return a reader of one of these names."""
-
-    def read(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"expected one of {', '.join(names)}, got '{text}'")
-        return text
-
-    return read
+    return word({name: name for name in names}, f"one of {', '.join(names)}")
 
 
 def duration(default_unit: str) -> Callable[[object], int]:
@@ -206,6 +206,14 @@ def with_key(headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...
     key = os.environ.get(KEY_VARIABLE, "")
     has_key = any(name.lower() in _KEY_HEADERS for name, _ in headers)
     return headers if has_key or not key else (*headers, ("x-api-key", key))
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"expected NAME=VALUE, got '{text}'")
+    return name, value
 
 
 def names(value: object) -> tuple[str, ...]:

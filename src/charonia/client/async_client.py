@@ -204,7 +204,7 @@ class AsyncClient:
         sequence: SequencePart | None = None,
         timeout_s: float | None = None,
     ) -> InferResult:
-        """Run a model. Cancelling the awaiting task cancels the request.
+        """Run a model. For asyncio, cancelling the awaiting task cancels the request.
 
         Args:
             model: Model name.

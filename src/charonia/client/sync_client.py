@@ -3,31 +3,91 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from charonia.client.async_client import LOAD_TIMEOUT_S, TIMEOUT_S, AsyncClient
+from charonia.client.async_client import TIMEOUT_S, AsyncClient
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
-from charonia.client.requests import InferResult, SequencePart
-from charonia.client.traffic import SyncTraffic
+from charonia.client.traffic import AsyncTraffic
 from charonia.core.errors import Code
-from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
-from charonia.core.request import ParameterValue
 from charonia.wire.answer import Failure
-from charonia.wire.python_values import Inputs, Outputs
-from charonia.wire.query import Json, SharedMemoryRegion, TraceChange
+from charonia.wire.query import Json
 from charonia.wire.transport import WireOptions
 
 _DEFAULT_OPTIONS = WireOptions()
+_A = TypeVar("_A")
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
-class Client:
+class _Blocking(Generic[_A]):
+    """What `_blocking` needs: the asynchronous object, and how its coroutines are run."""
+
+    _client: _A
+    _run: Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def _blocking(
+    method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_Blocking[_A], _P], _T]:
+    """Return the blocking form of a method, with its parameters and documentation."""
+
+    @wraps(method)
+    def call(self: _Blocking[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        result: _T = self._run(method(self._client, *args, **kwargs))
+        return result
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, _P], AsyncGenerator[_T, None]],
+) -> Callable[Concatenate["Client", _P], Iterator[_T]]:
+    """Return the blocking form of a method that yields; closing the iterator cancels the request."""
+
+    @wraps(method)
+    def call(self: "Client", /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        responses = method(self._client, *args, **kwargs)
+
+        async def take() -> _T | None:
+            return await anext(responses, None)
+
+        try:
+            while (result := self._run(take())) is not None:
+                yield result
+        finally:
+            # Without waiting: the garbage collector may close an abandoned iterator in the loop's own thread.
+            with self._lock:
+                if not self._is_closed:
+                    asyncio.run_coroutine_threadsafe(responses.aclose(), self._loop)
+
+    return call
+
+
+class SyncTraffic(_Blocking[AsyncTraffic]):
+    """The traffic of models, for the blocking client. It has the methods, arguments and errors of `AsyncTraffic`.
+
+    Args:
+        traffic: That of the asynchronous client.
+        run: Runs a coroutine on its event loop.
+    """
+
+    def __init__(self, traffic: AsyncTraffic, run: Callable[[Coroutine[Any, Any, Json]], Json]) -> None:
+        self._client = traffic
+        self._run = run
+
+    get = _blocking(AsyncTraffic.get)
+    update = _blocking(AsyncTraffic.update)
+    reset = _blocking(AsyncTraffic.reset)
+
+
+class Client(_Blocking[AsyncClient]):
     """A client of one server, or of several alike, for any number of threads.
 
     Use it as a context manager::
@@ -87,99 +147,6 @@ class Client:
             self._run(self._client.close())
         self._stop()
 
-    def server_live(self) -> bool:
-        """Whether the server responds."""
-        return self._run(self._client.server_live())
-
-    def server_ready(self) -> bool:
-        """Whether the server accepts inference requests."""
-        return self._run(self._client.server_ready())
-
-    def model_ready(self, model: str, version: str = "") -> bool:
-        """Whether a model accepts inference requests; also False if the model does not exist."""
-        return self._run(self._client.model_ready(model, version))
-
-    def server_metadata(self) -> ServerMetadata:
-        """Return the server's name, version and extensions."""
-        return self._run(self._client.server_metadata())
-
-    def model_metadata(self, model: str, version: str = "") -> ModelMetadata:
-        """Return a model's versions and tensors."""
-        return self._run(self._client.model_metadata(model, version))
-
-    def model_config(self, model: str, version: str = "") -> Json:
-        """Return a model's configuration as a JSON object."""
-        return self._run(self._client.model_config(model, version))
-
-    def statistics(self, model: str = "", version: str = "") -> list[Json]:
-        """Return the server's statistics, a JSON object for each model and version."""
-        return self._run(self._client.statistics(model, version))
-
-    def repository_index(self, *, ready: bool = False) -> list[ModelIndexEntry]:
-        """Return the models of the repositories, or only the ready ones."""
-        return self._run(self._client.repository_index(ready=ready))
-
-    def load_model(
-        self,
-        model: str,
-        *,
-        config: str | Mapping[str, object] = "",
-        files: Mapping[str, bytes] | None = None,
-        timeout_s: float = LOAD_TIMEOUT_S,
-    ) -> None:
-        """Load or reload a model; see `AsyncClient.load_model`."""
-        self._run(self._client.load_model(model, config=config, files=files, timeout_s=timeout_s))
-
-    def unload_model(self, model: str, *, unload_dependents: bool = False, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Unload a model, and optionally the models of an ensemble."""
-        self._run(self._client.unload_model(model, unload_dependents=unload_dependents, timeout_s=timeout_s))
-
-    def register_shared_memory(self, region: SharedMemoryRegion) -> None:
-        """Register a region of system shared memory."""
-        self._run(self._client.register_shared_memory(region))
-
-    def unregister_shared_memory(self, name: str = "") -> None:
-        """Unregister a region of system shared memory, or all regions of all clients if no name is given."""
-        self._run(self._client.unregister_shared_memory(name))
-
-    def shared_memory_regions(self, name: str = "") -> list[SharedMemoryRegion]:
-        """Return the registered regions of system shared memory, or the one of this name."""
-        return self._run(self._client.shared_memory_regions(name))
-
-    def trace_settings(self, model: str = "") -> Json:
-        """Return the trace settings; see `AsyncClient.trace_settings`."""
-        return self._run(self._client.trace_settings(model))
-
-    def update_trace_settings(self, change: TraceChange, model: str = "") -> Json:
-        """Change trace settings; see `AsyncClient.update_trace_settings`."""
-        return self._run(self._client.update_trace_settings(change, model))
-
-    def infer(
-        self,
-        model: str,
-        inputs: Inputs,
-        outputs: Outputs | None = None,
-        *,
-        version: str = "",
-        request_id: str = "",
-        parameters: Mapping[str, ParameterValue] | None = None,
-        sequence: SequencePart | None = None,
-        timeout_s: float | None = None,
-    ) -> InferResult:
-        """Run a model; see `AsyncClient.infer`."""
-        return self._run(
-            self._client.infer(
-                model,
-                inputs,
-                outputs,
-                version=version,
-                request_id=request_id,
-                parameters=parameters,
-                sequence=sequence,
-                timeout_s=timeout_s,
-            )
-        )
-
     def endpoints(self) -> list[EndpointStatus]:
         """Return the status of each server; see `AsyncClient.endpoints`."""
 
@@ -188,44 +155,23 @@ class Client:
 
         return self._run(look())
 
-    def stream_infer(
-        self,
-        model: str,
-        inputs: Inputs,
-        outputs: Outputs | None = None,
-        *,
-        version: str = "",
-        request_id: str = "",
-        parameters: Mapping[str, ParameterValue] | None = None,
-        sequence: SequencePart | None = None,
-        timeout_s: float | None = None,
-    ) -> Iterator[InferResult]:
-        """Run a model that sends any number of responses, over gRPC only; see `AsyncClient.stream_infer`.
-
-        The first step of the iterator sends the request. Closing the iterator cancels the request.
-        """
-        responses = self._client.stream_infer(
-            model,
-            inputs,
-            outputs,
-            version=version,
-            request_id=request_id,
-            parameters=parameters,
-            sequence=sequence,
-            timeout_s=timeout_s,
-        )
-
-        async def take() -> InferResult | None:
-            return await anext(responses, None)
-
-        try:
-            while (result := self._run(take())) is not None:
-                yield result
-        finally:
-            # Without waiting: the garbage collector may close an abandoned iterator in the loop's own thread.
-            with self._lock:
-                if not self._is_closed:
-                    asyncio.run_coroutine_threadsafe(responses.aclose(), self._loop)
+    server_live = _blocking(AsyncClient.server_live)
+    server_ready = _blocking(AsyncClient.server_ready)
+    model_ready = _blocking(AsyncClient.model_ready)
+    server_metadata = _blocking(AsyncClient.server_metadata)
+    model_metadata = _blocking(AsyncClient.model_metadata)
+    model_config = _blocking(AsyncClient.model_config)
+    statistics = _blocking(AsyncClient.statistics)
+    repository_index = _blocking(AsyncClient.repository_index)
+    load_model = _blocking(AsyncClient.load_model)
+    unload_model = _blocking(AsyncClient.unload_model)
+    register_shared_memory = _blocking(AsyncClient.register_shared_memory)
+    unregister_shared_memory = _blocking(AsyncClient.unregister_shared_memory)
+    shared_memory_regions = _blocking(AsyncClient.shared_memory_regions)
+    trace_settings = _blocking(AsyncClient.trace_settings)
+    update_trace_settings = _blocking(AsyncClient.update_trace_settings)
+    infer = _blocking(AsyncClient.infer)
+    stream_infer = _iterating(AsyncClient.stream_infer)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         with self._lock:

@@ -1,6 +1,6 @@
 """How the requests of a model that name no version are split among its versions, as clients read and change it."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from charonia.core.errors import invalid
@@ -43,28 +43,3 @@ class AsyncTraffic:
     async def reset(self, model: str) -> Json:
         """Forget what requests have changed."""
         return await self._change(self._dialect.reset_traffic(model))
-
-
-class SyncTraffic:
-    """The traffic of models, for the blocking client. It has the methods, arguments and errors of `AsyncTraffic`.
-
-    Args:
-        traffic: That of the asynchronous client.
-        run: Runs a coroutine on its event loop.
-    """
-
-    def __init__(self, traffic: AsyncTraffic, run: Callable[[Coroutine[Any, Any, Json]], Json]) -> None:
-        self._traffic = traffic
-        self._run = run
-
-    def get(self, model: str) -> Json:
-        """Return the settings, with the figures of each version, the canary plan and the history."""
-        return self._run(self._traffic.get(model))
-
-    def update(self, model: str, change: Mapping[str, object]) -> Json:
-        """Change the settings; see `AsyncTraffic.update`."""
-        return self._run(self._traffic.update(model, change))
-
-    def reset(self, model: str) -> Json:
-        """Forget what requests have changed."""
-        return self._run(self._traffic.reset(model))

@@ -89,7 +89,7 @@ def test_the_time_left_is_read_from_a_line() -> None:
 def search_result(change: dict[str, Any] | None) -> str:
     """Return the JSON of a search with a best variant that changes this, None for the configuration as it is."""
     nothing: dict[str, Any] = dict.fromkeys(("instance_count", "max_batch_size", "queue_delay_us"))
-    nothing |= {"model": "m", "preferred_batch_sizes": None, "thread_count": None, "fields": []}
+    nothing |= {"model": "m", "thread_count": None, "fields": []}
     variant = {"changes": [] if change is None else [{**nothing, "model": "other"}, {**nothing, **change}]}
     text = "" if change is None else "max_batch_size: 4 dynamic_batching { }"
     decision = {"conclusion": "better", "sentences": ["Use it."], "best": {"variant": variant, "gain": {"value": 1.5}}}
@@ -116,7 +116,11 @@ def test_a_recommendation_is_that_of_the_best_variant() -> None:
 
 
 def test_a_deployment_with_what_was_found_has_the_configuration_that_was_measured() -> None:
-    change = {"max_batch_size": 4, "queue_delay_us": 50, "preferred_batch_sizes": [2]}
+    change = {
+        "max_batch_size": 4,
+        "queue_delay_us": 50,
+        "fields": [["dynamic_batching", '{"preferred_batch_size": [2]}']],
+    }
     found = recommendation(search_result(change), "m")["change"]
     spec = read_spec({"name": "d", "models": [{"name": "m", **found}]})
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from charonia.tools.perf import intervals
-from charonia.tools.results.records import student
+from charonia.tools.results.records import Estimate, student
 
 Floats = NDArray[np.float64]
 
@@ -69,12 +69,12 @@ def test_more_samples_make_a_tighter_interval() -> None:
 def test_too_few_samples_have_no_interval() -> None:
     few = np.arange(5.0)
 
-    assert intervals.mean_interval(few, 0.95) == intervals.no_interval(2.0)
-    assert intervals.percentile_interval(few, 50, 0.95) == intervals.no_interval(2.0)
-    assert intervals.rate_interval(few.astype(np.int64), 0, 10**9, 0.95) == intervals.no_interval(5.0)
-    assert intervals.mean_interval(few[:0], 0.95) == intervals.no_interval(0.0)
-    assert intervals.percentile_interval(few[:0], 50, 0.95) == intervals.no_interval(0.0)
-    assert intervals.rate_interval(few.astype(np.int64), 5, 5, 0.95) == intervals.no_interval(0.0)
+    assert intervals.mean_interval(few, 0.95) == Estimate.exact(2.0)
+    assert intervals.percentile_interval(few, 50, 0.95) == Estimate.exact(2.0)
+    assert intervals.rate_interval(few.astype(np.int64), 0, 10**9, 0.95) == Estimate.exact(5.0)
+    assert intervals.mean_interval(few[:0], 0.95) == Estimate.exact(0.0)
+    assert intervals.percentile_interval(few[:0], 50, 0.95) == Estimate.exact(0.0)
+    assert intervals.rate_interval(few.astype(np.int64), 5, 5, 0.95) == Estimate.exact(0.0)
 
 
 def test_a_percentile_beyond_which_there_is_hardly_a_sample_has_no_interval() -> None:

@@ -1,10 +1,12 @@
 """Whole levels in simulated time: what is measured of a load, when it is enough, and the verdict."""
 
+import threading
+
 import numpy as np
 import pytest
 from tests.support.simulated_load import SimulatedPool, Times, Traffic, simulated_level
 
-from charonia.tools.perf.api import Event, MeasurementMode, MeasurePlan, ServiceObjective, StopRequest, WindowDone
+from charonia.tools.perf.api import Event, MeasurementMode, MeasurePlan, ServiceObjective, WindowDone
 from charonia.tools.perf.level import DRAIN_S
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict
 
@@ -222,11 +224,11 @@ def test_a_server_that_is_lost_under_a_rate_is_not_overloaded() -> None:
 
 
 def test_who_wants_the_end_does_not_wait_for_answers() -> None:
-    stop = StopRequest()
+    stop = threading.Event()
 
     def stop_at_the_second_window(event: Event) -> None:
         if isinstance(event, WindowDone) and event.number == 2:
-            stop.request()
+            stop.set()
 
     pool = SimulatedPool(callers(2, 30 * MS))
     level, plan = LoadLevel(LoadMode.CONCURRENCY, 2), MeasurePlan(interval_ms=400, stability=0.0)

@@ -43,7 +43,6 @@ from charonia.tools.perf.api import (
     SequencePlan,
     ServiceObjective,
     SharedMemory,
-    StopRequest,
     WindowDone,
     silent,
 )
@@ -224,7 +223,10 @@ def settings(url: str, load: LoadPlan, measure: MeasurePlan = SETTLING, **more: 
 
 
 def measured(
-    wanted: RunSettings, source: InputSource | None = None, progress: Progress = silent, stop: StopRequest | None = None
+    wanted: RunSettings,
+    source: InputSource | None = None,
+    progress: Progress = silent,
+    stop: threading.Event | None = None,
 ) -> PerfRun:
     with Client(wanted.target.url) as client:
         return run(wanted, source or data(), client, ask(client, wanted.target), progress, stop)
@@ -496,11 +498,11 @@ def test_wrong_answers_are_errors() -> None:
 
 
 def test_a_wish_to_stop_gives_what_was_measured() -> None:
-    stop = StopRequest()
+    stop = threading.Event()
 
     def stop_at_the_second_window(event: Event) -> None:
         if isinstance(event, WindowDone) and event.number == 2:
-            stop.request()
+            stop.set()
 
     with serving(after(0.005)) as server:
         wanted = settings(server.url, concurrency(1, 50), ANSWERED)

@@ -18,7 +18,7 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import decide
-from charonia.tools.tune.search.phases import make_search
+from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.space import automatic_dimensions
 
 FACTS = ModelFacts("m", max_batch_size=8, queue_delays_us=(100, 500, 2000, 10_000))
@@ -41,7 +41,7 @@ class BestAtHalfAMillisecond(SimulatedServer):
 
 def delays_tried(space: SearchSpace, mode: SearchMode = SearchMode.RACE) -> set[tuple[int | None, int | None]]:
     """Return the largest batch and the delay of every variant that was measured."""
-    search = make_search(space, GOAL, SearchOptions(mode))
+    search = Search(space, GOAL, SearchOptions(mode))
     run(search, BestAtHalfAMillisecond(space))
     changes = [told.trial.variant.change("m") for told in search.history]
     return {(change.max_batch_size, change.queue_delay_us) for change in changes if change.queue_delay_us is not None}
@@ -50,7 +50,7 @@ def delays_tried(space: SearchSpace, mode: SearchMode = SearchMode.RACE) -> set[
 @pytest.mark.parametrize("mode", list(SearchMode))
 def test_the_best_delay_is_found(mode: SearchMode) -> None:
     space = space_of(FACTS)
-    search = make_search(space, GOAL, SearchOptions(mode))
+    search = Search(space, GOAL, SearchOptions(mode))
 
     run(search, BestAtHalfAMillisecond(space))
     best = decide(GOAL, search.history).best

@@ -19,7 +19,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Point, Score
-from charonia.tools.tune.search.phases import make_search, may_decide
+from charonia.tools.tune.search.phases import Search, may_decide
 from charonia.tools.tune.space import automatic_dimensions
 
 FACTS = ModelFacts("m", max_batch_size=8)
@@ -73,7 +73,7 @@ class EqualVariants(SimulatedServer):
 def test_a_small_space_of_equal_variants_needs_few_measurements() -> None:
     counts = []
     for seed in range(20):
-        search = make_search(SPACE, GOAL, OPTIONS)
+        search = Search(SPACE, GOAL, OPTIONS)
         counts.append(run(search, EqualVariants(SPACE, noise=0.03, seed=seed)))
 
     # Five configurations under two loads, and each of four once more.
@@ -92,7 +92,7 @@ def test_an_interval_that_says_nothing_is_cut() -> None:
 
 
 def test_the_default_configuration_is_not_named_as_good_as_itself() -> None:
-    search = make_search(SPACE, GOAL, OPTIONS)
+    search = Search(SPACE, GOAL, OPTIONS)
 
     run(search, EqualVariants(SPACE, noise=0.03))
     decision = decide(GOAL, search.history, OPTIONS)
@@ -103,7 +103,7 @@ def test_the_default_configuration_is_not_named_as_good_as_itself() -> None:
 
 
 def test_a_gain_in_a_small_space_is_claimed_after_two_repeats_only() -> None:
-    search = make_search(SPACE, GOAL, OPTIONS)
+    search = Search(SPACE, GOAL, OPTIONS)
 
     run(search, SimulatedServer(SPACE, noise=0.01))
     decision = decide(GOAL, search.history, OPTIONS)
@@ -116,7 +116,7 @@ def test_a_gain_in_a_small_space_is_claimed_after_two_repeats_only() -> None:
 def test_a_real_gain_is_still_found_in_a_small_space() -> None:
     found = []
     for seed in range(10):
-        search = make_search(SPACE, GOAL, OPTIONS)
+        search = Search(SPACE, GOAL, OPTIONS)
         run(search, SimulatedServer(SPACE, noise=0.03, seed=seed))
         found.append(decide(GOAL, search.history, OPTIONS).conclusion)
 

@@ -1,10 +1,8 @@
 """The memory that one instance takes, and the free memory."""
 
-from pathlib import Path
-
 import pytest
 
-from charonia.tools.tune.profile import SHARED_MB, available_mb, of_one_instance
+from charonia.tools.tune.profile import SHARED_MB, of_one_instance
 
 
 @pytest.mark.parametrize(
@@ -26,10 +24,3 @@ def test_an_instance_takes_what_loading_took_without_what_all_share(
 
 def test_on_a_gpu_a_process_s_context_is_not_the_instance_s() -> None:
     assert of_one_instance(0.0, 2600.0, 1, on_gpu=True) == 2000.0
-
-
-def test_a_control_group_limits_what_is_left(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("3000000\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-
-    assert available_mb(tmp_path) == 2.0

@@ -358,10 +358,10 @@ def test_a_default_that_misses_the_limits_is_not_compared_by_its_gain() -> None:
 
 
 def test_settings_are_told_in_words() -> None:
-    change = ModelChange("m", 1, 8, 100, (4, 8), 2, fields=(("optimization", json.dumps({"priority": 1})),))
+    change = ModelChange("m", 1, 8, 100, 2, fields=(("optimization", json.dumps({"priority": 1})),))
 
     assert settings_of(Variant((change,))) == (
-        "1 instance, 2 threads each, batch 8, preferred batches 4, 8, delay 100 us, optimization.priority 1"
+        "1 instance, 2 threads each, batch 8, delay 100 us, optimization.priority 1"
     )
     assert settings_of(Variant((ModelChange("a", 2), ModelChange("b", 3)))) == "a: 2 instances; b: 3 instances"
     assert settings_of(Variant((ModelChange("a", 2), ModelChange("b")))) == "2 instances"

@@ -244,8 +244,7 @@ def _as_deployed(change: Mapping[str, Any], batches: bool) -> dict[str, Any]:
     batching = {"max_batch_size": size, "max_queue_delay_microseconds": change["queue_delay_us"]}
     config: dict[str, Any] = {name: json.loads(value) for name, value in change["fields"]}
     if batches and size is not None:
-        preferred = change["preferred_batch_sizes"]
-        config.setdefault("dynamic_batching", {"preferred_batch_size": preferred} if preferred else {})
+        config.setdefault("dynamic_batching", {})
     if threads is not None:
         config["parameters"] = {**config.get("parameters", {}), THREADS_PARAMETER: {"string_value": str(threads)}}
     found = {

@@ -292,13 +292,3 @@ Progress = Callable[[Event], None]
 
 def silent(event: Event) -> None:
     """Ignore an event."""
-
-
-class StopRequest:
-    """A request to end the run early with the results so far, for signal handlers and other threads."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def request(self) -> None:
-        self.requested = True

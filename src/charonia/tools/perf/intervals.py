@@ -24,17 +24,13 @@ _WARMUP_GROUP = 5
 _BEYOND_MIN = 5
 
 
-def no_interval(value: float) -> Estimate:
-    return Estimate(value, value, value, 0.0)
-
-
 def mean_interval(samples: Floats, confidence: float) -> Estimate:
     """Return the mean of samples, in the order of measurement, with its confidence interval."""
     if not samples.size:
-        return no_interval(0.0)
+        return Estimate.exact(0.0)
     mean = float(samples.mean())
     half = _half_width(samples, confidence)
-    return no_interval(mean) if half is None else Estimate(mean, max(0.0, mean - half), mean + half, confidence)
+    return Estimate.exact(mean) if half is None else Estimate(mean, max(0.0, mean - half), mean + half, confidence)
 
 
 def percentile_interval(samples: Floats, percentile: float, confidence: float) -> Estimate:
@@ -43,13 +39,13 @@ def percentile_interval(samples: Floats, percentile: float, confidence: float) -
     The interval is that of the share of samples up to the percentile, mapped to the values at its ends.
     """
     if not samples.size:
-        return no_interval(0.0)
+        return Estimate.exact(0.0)
     ordered = np.sort(samples)
     value = _at(ordered, percentile / 100)
     beyond = samples.size * min(percentile, 100 - percentile) / 100
     half = _half_width((samples <= value).astype(np.float64), confidence)
     if half is None or beyond < _BEYOND_MIN:
-        return no_interval(value)
+        return Estimate.exact(value)
     low, high = percentile / 100 - half, percentile / 100 + half
     if low <= 0 or high >= 1:
         # Too few samples lie beyond the percentile to bound it.
@@ -60,17 +56,17 @@ def percentile_interval(samples: Floats, percentile: float, confidence: float) -
 def rate_interval(times_ns: NDArray[np.int64], begin_ns: int, end_ns: int, confidence: float) -> Estimate:
     """Return the events per second, with the confidence interval."""
     if end_ns <= begin_ns:
-        return no_interval(0.0)
+        return Estimate.exact(0.0)
     seconds = (end_ns - begin_ns) / 1e9
     rate = times_ns.size / seconds
     # As many slices of several events each as possible; correlated counts are grouped again.
     slices = min(512, times_ns.size // 4)
     if slices < BATCHES_MIN:
-        return no_interval(rate)
+        return Estimate.exact(rate)
     counts = np.histogram(times_ns, bins=slices, range=(begin_ns, end_ns))[0].astype(np.float64)
     half = _half_width(counts, confidence)
     if half is None:
-        return no_interval(rate)
+        return Estimate.exact(rate)
     half *= slices / seconds
     return Estimate(rate, max(0.0, rate - half), rate + half, confidence)
 

@@ -3,16 +3,17 @@
 While a load runs, it collects the reports of the workers, observes the server and reports progress.
 """
 
+import threading
 import time
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from charonia.tools.perf import adaptive, windows
-from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, StopRequest, WindowDone
+from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, WindowDone
 from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.ledger import Ledger, Recent
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.outcome import ResultSpan, Seen, clamped, is_open, level_backlog, level_result
+from charonia.tools.perf.outcome import ResultSpan, Seen, clamped, level_backlog, level_result, relative
 from charonia.tools.perf.pool import Begin, WorkerPool
 from charonia.tools.perf.samples import ended_within
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict, Window
@@ -46,7 +47,7 @@ class Context:
     settings: RunSettings
     batch_size: int
     progress: Progress
-    stop: StopRequest
+    stop: threading.Event
     replies: ReplyReader | None = None
 
 
@@ -81,7 +82,7 @@ class RunningLoad:
             self._take()
             if self.ledger.is_finished:
                 return Interruption.FINISHED
-            if self._context.stop.requested:
+            if self._context.stop.is_set():
                 return Interruption.STOPPED
             if self.ledger.is_lost(time.monotonic_ns(), self.begin_ns):
                 return Interruption.LOST
@@ -93,7 +94,7 @@ class RunningLoad:
         """Stop the load, and wait for requests in flight, unless the user requested a stop."""
         if self.ledger.is_finished:
             return
-        hurry = self._context.stop.requested or self.ledger.is_lost(time.monotonic_ns(), self.begin_ns)
+        hurry = self._context.stop.is_set() or self.ledger.is_lost(time.monotonic_ns(), self.begin_ns)
         self._context.pool.end(0.0 if hurry else DRAIN_S)
         while not self.ledger.is_finished:
             self._take()
@@ -170,7 +171,7 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
 
 def _to_the_end(load: RunningLoad) -> ResultSpan:
     verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
-    return _span(load, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
+    return ResultSpan(load.begin_ns, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
 
 
 def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
@@ -198,7 +199,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
             continue
         window = _used_window(context, load, seen.begin_ns, seen.end_ns)
         over = windows.is_over([window], plan.latency_limit_ns)
-        return _span(load, seen.begin_ns, seen.end_ns, (window,), verdict, (reason,), over)
+        return ResultSpan(load.begin_ns, seen.begin_ns, seen.end_ns, (window,), verdict, (reason,), over)
 
 
 class _Windows:
@@ -252,25 +253,21 @@ class _Windows:
         measured = windows.measure(self._load.ledger.rows, begin_ns, end_ns, context.batch_size, self._plan.percentile)
         self._windows.append(measured.window)
         context.observer.mark()
-        shown = replace(measured.window, begin_ns=begin_ns - self._load.begin_ns, end_ns=end_ns - self._load.begin_ns)
+        shown = relative(measured.window, self._load.begin_ns)
         context.progress(WindowDone(self._load.level, len(self._windows), shown, measured.deviation_ns))
 
     def _verdict(self) -> tuple[Verdict, tuple[str, ...]] | None:
         if _is_overloaded(self._load, self._windows[-1].end_ns):
             return Verdict.OVERLOADED, (_OVERLOADED,)
         stability = self._plan.stability
-        if windows.throughput_agrees(self._windows, stability) and windows.latency_agrees(self._windows, stability):
+        if not windows.differing(self._windows, stability):
             return Verdict.STABLE, (f"The last {windows.LAST} windows agree within {stability:.0%}.",)
         return None
 
     def _disagreement(self) -> str:
         if len(self._windows) < windows.LAST:
             return f"{windows.LAST} windows are needed to compare them, and there were {len(self._windows)}."
-        parts = []
-        if not windows.throughput_agrees(self._windows, self._plan.stability):
-            parts.append("throughput")
-        if not windows.latency_agrees(self._windows, self._plan.stability):
-            parts.append("latency")
+        parts = windows.differing(self._windows, self._plan.stability)
         return (
             f"After {len(self._windows)} windows, {' and '.join(parts)} of the last {windows.LAST} still differed by "
             f"more than {self._plan.stability:.0%}."
@@ -285,7 +282,8 @@ class _Windows:
         marked = windows.mark_used(self._windows)
         used = [window for window in marked if window.used]
         over = windows.is_over(self._windows, self._plan.latency_limit_ns)
-        return _span(self._load, used[0].begin_ns, used[-1].end_ns, tuple(marked), verdict, reasons, over)
+        ends = used[0].begin_ns, used[-1].end_ns
+        return ResultSpan(self._load.begin_ns, *ends, tuple(marked), verdict, reasons, over)
 
 
 def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
@@ -295,18 +293,6 @@ def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
     return load.ledger.until_ns
 
 
-def _span(
-    load: RunningLoad,
-    begin_ns: int,
-    end_ns: int,
-    used: tuple[Window, ...],
-    verdict: Verdict,
-    reasons: tuple[str, ...],
-    over: bool = False,
-) -> ResultSpan:
-    return ResultSpan(load.begin_ns, begin_ns, end_ns, used, verdict, reasons, over)
-
-
 def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int) -> Window:
     plan = context.settings.measure
     measured = windows.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, plan.percentile)
@@ -314,7 +300,7 @@ def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int
 
 
 def _is_overloaded(load: RunningLoad, now_ns: int) -> bool:
-    if not is_open(load.level) or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
+    if not load.level.mode.is_rate or now_ns - load.begin_ns < _OVERLOAD_NS or load.ledger.may_be_lost:
         return False
     return level_backlog(load.ledger, load.begin_ns, now_ns).is_overload
 
@@ -322,7 +308,11 @@ def _is_overloaded(load: RunningLoad, now_ns: int) -> bool:
 def _judged(load: RunningLoad, span: ResultSpan) -> ResultSpan:
     """Set the verdict to overloaded even if something else ended the level."""
     unsettled = span.verdict in (Verdict.UNSTABLE, Verdict.COMPLETE)
-    if unsettled and is_open(load.level) and level_backlog(load.ledger, load.begin_ns, span.used_end_ns).is_overload:
+    if (
+        unsettled
+        and load.level.mode.is_rate
+        and level_backlog(load.ledger, load.begin_ns, span.used_end_ns).is_overload
+    ):
         return replace(span, verdict=Verdict.OVERLOADED, reasons=(_OVERLOADED, *span.reasons))
     return span
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from operator import attrgetter, itemgetter
+from typing import TypeVar
 
 import psutil
 
@@ -113,12 +115,6 @@ METRICS_BYTES_MAX = 8 * 2**20
 METRICS_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    at_ns: int
-    statistics: Reading
-
-
 class Observer:
     """The observations of the server during a level.
 
@@ -141,7 +137,7 @@ class Observer:
         self._processes = processes
         self._problem = ""
         self._metrics_problem = ""
-        self._reads: list[_Read] = []
+        self._reads: list[tuple[int, Reading]] = []
         self._samples: list[Sample] = []
         # A server on this machine that cannot be seen would count among the other programs.
         is_seen = processes is not None or not is_here(parse_url(settings.target.url).host)
@@ -170,7 +166,7 @@ class Observer:
         except ServingError as error:
             self._problem = f"The server's statistics could not be read: {error.message}."
             return
-        self._reads.append(_Read(time.monotonic_ns(), statistics.reading(entries)))
+        self._reads.append((time.monotonic_ns(), statistics.reading(entries)))
 
     def look(self) -> None:
         """Take the periodic samples that are due; call it often."""
@@ -194,17 +190,16 @@ class Observer:
         notes = [note for note in (self._problem, self._metrics_problem) if note]
         if len(self._reads) < 2:
             return ServerSide(None, False, tuple(notes))
-        before = min(self._reads[:-1], key=lambda read: abs(read.at_ns - begin_ns))
-        after = min((read for read in self._reads if read.at_ns > before.at_ns), key=lambda r: abs(r.at_ns - end_ns))
+        (first_ns, before), (last_ns, after) = closest(self._reads, begin_ns, end_ns, itemgetter(0))
         target = self._settings.target
-        model, note = statistics.difference(before.statistics, after.statistics, target.model, target.version)
+        model, note = statistics.difference(before, after, target.model, target.version)
         notes += [note] if note else []
         parts: list[ServerModel] = []
         for name, version in self._composing:
-            part, note = statistics.difference(before.statistics, after.statistics, name, version)
+            part, note = statistics.difference(before, after, name, version)
             notes += [note] if note else []
             parts += [part] if part is not None else []
-        return statistics.server_side(model, parts, notes, ended(before.at_ns, after.at_ns), in_flight)
+        return statistics.server_side(model, parts, notes, ended(first_ns, last_ns), in_flight)
 
     def resources(self, begin_ns: int, end_ns: int) -> Resources | None:
         """Return the resources that the server's processes used in an interval, None if they are not visible."""
@@ -245,6 +240,16 @@ class Observer:
             self._pages.append((time.monotonic_ns(), statistics.parse_page(read_page(url))))
         except ServingError as error:
             self._metrics_problem = error.message
+
+
+_T = TypeVar("_T")
+
+
+def closest(readings: Sequence[_T], begin_ns: int, end_ns: int, at: Callable[[_T], int]) -> tuple[_T, _T]:
+    """Return the readings, at least two at different times, that are closest to the ends of an interval."""
+    first = min(readings[:-1], key=lambda reading: abs(at(reading) - begin_ns))
+    later = (reading for reading in readings if at(reading) > at(first))
+    return first, min(later, key=lambda reading: abs(at(reading) - end_ns))
 
 
 def read_page(url: str) -> str:
@@ -318,13 +323,9 @@ class MachineWatch:
 
 def load_between(samples: Sequence[CpuSample], begin_ns: int, end_ns: int, core_count: int) -> MachineLoad | None:
     """Return who used the cores between the samples that are closest to an interval, or None if there are not two."""
-    if len(samples) < 2:
+    if len(samples) < 2 or samples[-1].at_ns == samples[-2].at_ns:
         return None
-    first = min(samples[:-1], key=lambda sample: abs(sample.at_ns - begin_ns))
-    later = [sample for sample in samples if sample.at_ns > first.at_ns]
-    if not later:
-        return None
-    last = min(later, key=lambda sample: abs(sample.at_ns - end_ns))
+    first, last = closest(samples, begin_ns, end_ns, attrgetter("at_ns"))
     seconds = (last.at_ns - first.at_ns) / 1e9
 
     def cores(read: Callable[[CpuSample], float]) -> float:

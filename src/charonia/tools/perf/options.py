@@ -7,7 +7,7 @@ checked once the model is known.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -144,9 +144,8 @@ class PerfOptions:
     prompts: PromptPlan = field(default_factory=PromptPlan)
 
     def __post_init__(self) -> None:
-        problems = [*_target_problems(self), *_load_problems(self), *_count_problems(self), *_sequence_problems(self)]
-        problems += [*_data_problems(self), *language_problems(self)]
-        problems += [*_server_problems(self), *_report_problems(self)]
+        rules = (_target_problems, _load_problems, _data_problems, language_problems, _report_problems)
+        problems = [problem for rule in rules for problem in rule(self)]
         if problems:
             raise invalid("\n".join(problems))
 
@@ -242,145 +241,112 @@ def _metrics_url(options: PerfOptions) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def _target_problems(options: PerfOptions) -> list[str]:
+def _target_problems(options: PerfOptions) -> Iterator[str]:
     target = options.target
-    problems = []
     if not (target.model or target.serve or options.data.replay):
-        problems.append("-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)")
+        yield "-m: expected the name of a model, got none (hint: charonia perf -m NAME -u HOST:PORT)"
     if target.serve and target.url:
-        problems.append(f"--url: expected none, as '{target.serve}' is served for the measurement")
+        yield f"--url: expected none, as '{target.serve}' is served for the measurement"
     if target.streaming and target.protocol is not WireProtocol.GRPC:
-        problems.append("--streaming: expected -i grpc with it, got -i http")
+        yield "--streaming: expected -i grpc with it, got -i http"
     if target.streaming and options.report.call_style is CallStyle.SYNC:
-        problems.append("--streaming: expected --async with it, got --sync (hint: leave --sync out)")
+        yield "--streaming: expected --async with it, got --sync (hint: leave --sync out)"
     if target.shared_memory is not SharedMemory.NONE and (target.json_inputs or target.json_outputs):
-        problems.append("--shared-memory: expected binary tensors with it, got a tensor format of json")
+        yield "--shared-memory: expected binary tensors with it, got a tensor format of json"
     for kind, tls in (("https", target.http_tls), ("grpc", target.grpc_tls)):
         if bool(tls.certificate_file) != bool(tls.key_file):
-            problems.append(f"--ssl-{kind}-...: expected a client certificate and its key, got one of them")
-    return problems
+            yield f"--ssl-{kind}-...: expected a client certificate and its key, got one of them"
 
 
-def _load_problems(options: PerfOptions) -> list[str]:
-    load, name = options.load, RANGES[options.load.mode]
-    problems = []
-    if math.isinf(load.end) and options.measure.latency_limit_ns == 0:
-        problems.append(f"{name}: expected --latency-threshold with a range without end, got none")
+def _load_problems(options: PerfOptions) -> Iterator[str]:
+    load, name, count = options.load, RANGES[options.load.mode], options.measure.request_count
+    has_limit, has_end = options.measure.latency_limit_ns > 0, math.isfinite(load.end)
+    if not has_end and not has_limit:
+        yield f"{name}: expected --latency-threshold with a range without end, got none"
     if load.end < load.start:
-        problems.append(f"{name}: expected an end of at least {load.start:g}, got {load.end:g}")
-    if load.binary_search:
-        problems += _search_problems(options)
+        yield f"{name}: expected an end of at least {load.start:g}, got {load.end:g}"
+    if load.binary_search and not has_limit:
+        yield "--binary-search: expected --latency-threshold with it, got none"
+    is_range = load.start < load.end and has_end and load.mode in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE)
+    if load.binary_search and not is_range:
+        yield (
+            "--binary-search: expected --concurrency-range or --request-rate-range with start and end, "
+            f"got {load.start:g}:{load.end if has_end else 0:g}"
+        )
     if load.mode is LoadMode.PERIODIC:
         if (load.end - load.start) % load.step:
-            problems.append(
-                f"{name}: expected a step that divides the range, got {load.start:g}:{load.end:g}:{load.step:g}"
-            )
+            yield f"{name}: expected a step that divides the range, got {load.start:g}:{load.end:g}:{load.step:g}"
         if not options.target.streaming or options.report.profile_export is None:
-            problems.append(f"{name}: expected --streaming and --profile-export-file with it")
-    return problems
-
-
-def _search_problems(options: PerfOptions) -> list[str]:
-    load = options.load
-    problems = []
-    if options.measure.latency_limit_ns == 0:
-        problems.append("--binary-search: expected --latency-threshold with it, got none")
-    is_range = load.start < load.end < math.inf
-    if not is_range or load.mode not in (LoadMode.CONCURRENCY, LoadMode.REQUEST_RATE):
-        problems.append(
-            "--binary-search: expected --concurrency-range or --request-rate-range with start and end, "
-            f"got {load.start:g}:{0 if math.isinf(load.end) else load.end:g}"
-        )
-    return problems
-
-
-def _count_problems(options: PerfOptions) -> list[str]:
-    count, load = options.measure.request_count, options.load
-    if count == 0:
-        return []
-    if load.start != load.end:
-        return ["--request-count: expected a single level with it, got a range"]
-    if count < load.start:
-        return [f"--request-count: expected at least the level, {load.start:g}, got {count}"]
-    return []
-
-
-def _sequence_problems(options: PerfOptions) -> list[str]:
-    load, available = options.load, options.sequences.id_count
-    by_schedule = load.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
-    highest = load.start if math.isinf(load.end) else max(load.start, load.end)
-    needed = options.sequences.concurrent if by_schedule else highest
+            yield f"{name}: expected --streaming and --profile-export-file with it"
+    if count and load.start != load.end:
+        yield "--request-count: expected a single level with it, got a range"
+    elif count and count < load.start:
+        yield f"--request-count: expected at least the level, {load.start:g}, got {count}"
+    highest = max(load.start, load.end) if has_end else load.start
+    needed, available = options.sequences.concurrent if load.mode.is_rate else highest, options.sequences.id_count
     if available < needed:
-        return [
-            f"--sequence-id-range: expected at least {needed:g} ids, one for each sequence at a time, got {available}"
-        ]
-    return []
+        yield f"--sequence-id-range: expected at least {needed:g} ids, one for each sequence at a time, got {available}"
 
 
-def _data_problems(options: PerfOptions) -> list[str]:
-    sources = options.data.sources
-    if options.data.replay:
-        generated, load = DataOptions(replay=options.data.replay, replay_speed=options.data.replay_speed), options.load
+def _is_single(options: PerfOptions) -> bool:
+    """Whether no option sets a load."""
+    load = options.load
+    return load.mode is LoadMode.CONCURRENCY and load.end == 1 and not options.measure.request_count
+
+
+def _data_problems(options: PerfOptions) -> Iterator[str]:
+    data = options.data
+    if data.replay:
+        generated = DataOptions(replay=data.replay, replay_speed=data.replay_speed)
         rules = {
-            "--replay: expected no other input data with it": options.data == generated,
-            "--replay: expected neither another load nor --request-count with it": load.mode is LoadMode.CONCURRENCY
-            and load.end == 1
-            and not options.measure.request_count,
+            "--replay: expected no other input data with it": data == generated,
+            "--replay: expected neither another load nor --request-count with it": _is_single(options),
             "--replay: expected no -b with it: requests are sent as they were": options.target.batch_size == 1,
             "--replay: expected --prompts in its place with --llm": not options.is_language,
         }
-        return [rule for rule, holds in rules.items() if not holds]
-    if options.data.replay_speed != 1:
-        return ["--replay-speed: expected --replay with it, got none"]
-    others = [source for source in sources if source in GENERATED or Path(source).suffix.lower() != ".json"]
-    if len(sources) > 1 and others:
-        return [f"--input-data: expected JSON files where there is more than one, got {others[0]}"]
-    return []
+        yield from (rule for rule, holds in rules.items() if not holds)
+        return
+    if data.replay_speed != 1:
+        yield "--replay-speed: expected --replay with it, got none"
+    others = [source for source in data.sources if source in GENERATED or Path(source).suffix.lower() != ".json"]
+    if len(data.sources) > 1 and others:
+        yield f"--input-data: expected JSON files where there is more than one, got {others[0]}"
 
 
-def language_problems(options: PerfOptions) -> list[str]:
-    """Return the violated rules of the options of language models."""
+def language_problems(options: PerfOptions) -> Iterator[str]:
+    """Yield the violated rules of the options of language models."""
     if not options.is_language:
-        figures = [objective.figure for objective in options.measure.objectives if objective.figure != "latency"]
         conditions = [condition.text for condition in options.report.fail_if if condition.is_of_language]
         given = {
             "--endpoint, --tokenizer, --no-stream": options.language != LanguagePlan(),
             "--prompts and other options of prompts": options.prompts != PromptPlan(),
-            "--goodput of tokens": bool(figures),
+            "--goodput of tokens": any(each.figure != "latency" for each in options.measure.objectives),
             f"--fail-if '{''.join(conditions[:1])}'": bool(conditions),
         }
-        return [f"{name}: expected --llm with it, got none" for name, is_given in given.items() if is_given]
+        yield from (f"{name}: expected --llm with it, got none" for name, is_given in given.items() if is_given)
+        return
     target, prompts = options.target, options.prompts
     is_grpc = target.protocol is WireProtocol.GRPC
-    load = options.load
-    is_single = load.mode is LoadMode.CONCURRENCY and load.end == 1 and not options.measure.request_count
+    is_replayed_alone = not prompts.is_replay or _is_single(options)
     rules = {
         "-b: expected 1 with --llm: a request has one prompt": target.batch_size == 1,
         "--input-data: expected --prompts in its place with --llm": options.data == DataOptions(),
         "--shared-memory: expected none with --llm": target.shared_memory is SharedMemory.NONE,
         "--endpoint: expected infer with -i grpc": not is_grpc or options.language.endpoint is LanguageEndpoint.INFER,
         "--fixed-schedule: expected --prompts with it": not prompts.is_replay or bool(prompts.file),
-        "--fixed-schedule: expected neither a range nor --request-count with it": not prompts.is_replay or is_single,
-        "--periodic-concurrency-range: expected another range with --llm": load.mode is not LoadMode.PERIODIC,
+        "--fixed-schedule: expected neither a range nor --request-count with it": is_replayed_alone,
+        "--periodic-concurrency-range: expected another range with --llm": options.load.mode is not LoadMode.PERIODIC,
         "--prompts: expected no options of generated prompts with it": not prompts.file or not prompts.is_generated,
     }
-    return [rule for rule, holds in rules.items() if not holds]
+    yield from (rule for rule, holds in rules.items() if not holds)
 
 
-def _server_problems(options: PerfOptions) -> list[str]:
-    server, default = options.server, ServerPlan()
-    if options.collect_metrics:
-        return []
-    named = {
-        "--metrics-url": server.metrics_url != default.metrics_url,
-        "--metrics-interval": server.metrics_interval_ms != default.metrics_interval_ms,
-    }
-    return [f"{name}: expected --collect-metrics with it, got none" for name, is_given in named.items() if is_given]
-
-
-def _report_problems(options: PerfOptions) -> list[str]:
-    report = options.report
-    problems = []
+def _report_problems(options: PerfOptions) -> Iterator[str]:
+    server, report, default = options.server, options.report, ServerPlan()
+    if not options.collect_metrics and server.metrics_url:
+        yield "--metrics-url: expected --collect-metrics with it, got none"
+    if not options.collect_metrics and server.metrics_interval_ms != default.metrics_interval_ms:
+        yield "--metrics-interval: expected --collect-metrics with it, got none"
     seen: dict[Path, str] = {}
     for name, path in (
         ("-f", report.csv),
@@ -389,9 +355,7 @@ def _report_problems(options: PerfOptions) -> list[str]:
         ("--html", report.html),
         ("--markdown", report.markdown),
     ):
-        if path is None:
-            continue
-        if path in seen:
-            problems.append(f"{name}: expected a separate file, got that of {seen[path]}, {path}")
-        seen[path] = name
-    return problems
+        if path is not None and path in seen:
+            yield f"{name}: expected a separate file, got that of {seen[path]}, {path}"
+        if path is not None:
+            seen[path] = name

@@ -5,7 +5,7 @@ again. Overload is sustained growth: a straight line fitted to the backlog rises
 arrivals, and by far more than the deviation of the backlog from the line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,10 @@ from charonia.tools.perf.samples import (
 )
 from charonia.tools.results.records import (
     ClientTimes,
-    Estimate,
     Goodput,
     Gpu,
     LevelResult,
     LoadLevel,
-    LoadMode,
     MachineLoad,
     Offered,
     Resources,
@@ -112,7 +110,7 @@ class ResultSpan:
     windows: tuple[Window, ...]
     verdict: Verdict
     reasons: tuple[str, ...]
-    over_latency_limit: bool
+    over_latency_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ def level_result(
         reasons=reasons if len(good) else (*reasons, "No request was answered successfully."),
         duration_ns=duration_ns,
         request_count=len(good),
-        throughput=scaled(rate, batch_size),
+        throughput=rate.scaled(batch_size),
         latency=adaptive.latency_interval(good, plan),
         response_times=LatencyHistogram.of(response_times(good)),
         service_times=LatencyHistogram.of(service_times(good)),
@@ -167,7 +165,7 @@ def level_result(
         timeline=timeline(rows, ledger.sent, span.begin_ns, ledger.until_ns),
         client=client_times(good, ledger, span),
         server=seen.server,
-        offered=offered(level, used, ledger, span) if is_open(level) else None,
+        offered=offered(level, used, ledger, span) if level.mode.is_rate else None,
         goodput=goodput(used, plan, duration_ns) if plan.objectives else None,
         resources=seen.resources,
         gpus=seen.gpus,
@@ -177,16 +175,6 @@ def level_result(
         machine_load=seen.machine_load,
         language=ledger.figures(good, span.used_begin_ns, span.used_end_ns),
     )
-
-
-def is_open(level: LoadLevel) -> bool:
-    """Whether requests are sent at scheduled times."""
-    return level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
-
-
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """Return an estimate in another unit."""
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.confidence)
 
 
 def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
@@ -269,15 +257,7 @@ def timeline(rows: Rows, sent: Rows, begin_ns: int, end_ns: int) -> tuple[TimeBu
 
 def relative(window: Window, begin_ns: int) -> Window:
     """Return a window with times relative to the start of its level."""
-    return Window(
-        begin_ns=window.begin_ns - begin_ns,
-        end_ns=window.end_ns - begin_ns,
-        request_count=window.request_count,
-        error_count=window.error_count,
-        throughput=window.throughput,
-        latency_ns=window.latency_ns,
-        used=window.used,
-    )
+    return replace(window, begin_ns=window.begin_ns - begin_ns, end_ns=window.end_ns - begin_ns)
 
 
 def clamped(rows: Rows, begin_ns: int, end_ns: int) -> tuple[int, int]:

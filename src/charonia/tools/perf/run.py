@@ -27,7 +27,6 @@ from charonia.tools.perf.api import (
     Progress,
     RunSettings,
     SharedMemory,
-    StopRequest,
     silent,
 )
 from charonia.tools.perf.language.replies import ReplyReader
@@ -92,7 +91,7 @@ def run(
     client: Client,
     subject: Subject,
     progress: Progress = silent,
-    stop: StopRequest | None = None,
+    stop: threading.Event | None = None,
     replies: ReplyReader | None = None,
 ) -> PerfRun:
     """Measure all levels.
@@ -104,7 +103,7 @@ def run(
     Raises:
         ServingError: Nothing can be measured. After a later failure, the results so far are returned with a note.
     """
-    stop = stop if stop is not None else StopRequest()
+    stop = stop if stop is not None else threading.Event()
     began_at, begin_ns = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic_ns()
     levels: list[LevelResult] = []
     notes: list[str] = []
@@ -151,28 +150,30 @@ def run(
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[StopRequest]:
-    """Let Ctrl-C and SIGTERM end a run with the results so far; a second Ctrl-C ends the program.
+def signals_handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM in this way. Has no effect outside the main thread, which alone gets signals."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
-    Has no effect outside the main thread, where signals cannot be handled.
-    """
-    stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Let Ctrl-C and SIGTERM end a run with the results so far; a second Ctrl-C ends the program."""
+    stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         # `timeout` sends SIGTERM twice, to the process and to its group, which counts as one request.
-        if stop.requested and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.request()
+        stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals_handled(handle):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], PerfRun]) -> LoadLevel | None:
@@ -215,7 +216,7 @@ def _process_count(settings: RunSettings) -> int:
     sequences = settings.sequences
     if sequences is not None and is_rate:
         most = min(most, sequences.concurrent)
-    return process_count(most, largest, is_rate, _cores())
+    return process_count(most, largest, is_rate, own_cores())
 
 
 def _composing(client: Client, config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -249,7 +250,7 @@ def machine() -> Machine:
         host=platform.node(),
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),
-        core_count=len(_cores()),
+        core_count=len(own_cores()),
         memory_bytes=psutil.virtual_memory().total,
         python=platform.python_version(),
     )
@@ -264,7 +265,8 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _cores() -> list[int]:
+def own_cores() -> list[int]:
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -7,6 +7,7 @@ Source: Triton's statistics extension; Prometheus text exposition format; names 
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from charonia.tools.results.records import Gpu, ServerModel, ServerSide
@@ -64,7 +65,7 @@ def server_side(
         )
     elif counted < ended - slack and counted:
         notes.append(f"The server counted only {counted} of this client's {ended} requests.")
-    return ServerSide(_with_composing(model, composing), others, tuple(notes))
+    return ServerSide(replace(model, composing=tuple(composing)), others, tuple(notes))
 
 
 def composing_models(config: Json) -> list[tuple[str, str]]:
@@ -75,13 +76,6 @@ def composing_models(config: Json) -> list[tuple[str, str]]:
         version = int(step.get("model_version", -1) or -1)
         found[str(step.get("model_name", "")), str(version) if version > 0 else ""] = None
     return list(found)
-
-
-def _with_composing(model: ServerModel, composing: Sequence[ServerModel]) -> ServerModel:
-    return ServerModel(
-        **{name: getattr(model, name) for name in ServerModel.__slots__ if name != "composing"},
-        composing=tuple(composing),
-    )
 
 
 def _delta(before: Json, after: Json, name: str, version: str) -> ServerModel:

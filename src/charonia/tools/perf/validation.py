@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Tensor
 from charonia.tools.perf.api import InputSource, MeasuredTarget
-from charonia.tools.perf.data.spec import from_bfloat, is_integer
+from charonia.tools.perf.data.spec import is_integer
 from charonia.tools.perf.sequences import Part
 from charonia.wire import grpc_codec, http_codec
 from charonia.wire.answer import Answer
+from charonia.wire.python_values import readable
 
 _EXACT = (DataType.BOOL, DataType.BYTES)
 
@@ -60,8 +61,7 @@ def _wrong(want: Tensor, got: Tensor, tolerance: float) -> NDArray[np.bool_]:
 
 
 def _floats(tensor: Tensor) -> NDArray[np.float64]:
-    array: Array = from_bfloat(tensor.array) if tensor.datatype is DataType.BF16 else tensor.array
-    return array.astype(np.float64)
+    return readable(tensor).astype(np.float64)
 
 
 def _form(tensor: Tensor) -> str:
@@ -71,8 +71,7 @@ def _form(tensor: Tensor) -> str:
 def _shown(tensor: Tensor, index: tuple[np.intp, ...]) -> str:
     if tensor.datatype is DataType.BYTES:
         return repr(tensor.array[index])[:60]
-    array: Array = from_bfloat(tensor.array) if tensor.datatype is DataType.BF16 else tensor.array
-    return str(array[index])
+    return str(readable(tensor)[index])
 
 
 class Validator:

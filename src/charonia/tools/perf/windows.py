@@ -61,14 +61,13 @@ def stabilising_latency(times: Rows, percentile: float | None) -> float:
     return float(np.partition(times, rank)[rank])
 
 
-def throughput_agrees(windows: list[Window], stability: float) -> bool:
-    """Whether the last windows had responses, at about the same rate."""
-    return _agree([window.throughput for window in windows[-LAST:]], stability)
-
-
-def latency_agrees(windows: list[Window], stability: float) -> bool:
-    """Whether the last windows had about the same latency."""
-    return _agree([window.latency_ns for window in windows[-LAST:]], stability)
+def differing(windows: list[Window], stability: float) -> list[str]:
+    """Return which of throughput and latency differ among the last windows; a window without responses differs."""
+    values = {
+        "throughput": [window.throughput for window in windows[-LAST:]],
+        "latency": [window.latency_ns for window in windows[-LAST:]],
+    }
+    return [name for name, found in values.items() if not _agree(found, stability)]
 
 
 def is_over(windows: list[Window], latency_limit_ns: int) -> bool:

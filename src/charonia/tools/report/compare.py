@@ -20,14 +20,16 @@ Source: Woodruff (1952), Confidence Intervals for Medians and Other Position Mea
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from charonia.core.errors import invalid
 from charonia.core.latency import LatencyHistogram
+from charonia.tools.report.summary import is_trusted
 from charonia.tools.results.language import LanguageFigures
-from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, Verdict, student
+from charonia.tools.results.records import Estimate, LevelResult, LoadLevel, PerfRun, TimeBucket, student
 
 _FILES = ("csv", "json", "html", "profile-export-file", "verbose-csv", "verbose", "quiet", "no-progress")
 
@@ -75,7 +77,6 @@ PIECES_MIN = 8
 
 _DRAWS = 20_000
 _CORRELATION_COUNTED_MAX = 0.9
-_TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
 
 Floats = NDArray[np.float64]
 
@@ -198,7 +199,7 @@ def _level_changes(pairs: list[tuple[LevelResult, LevelResult]], criteria: Crite
 
 
 def _doubts(which: str, result: LevelResult) -> Iterator[str]:
-    if result.verdict not in _TRUSTED:
+    if not is_trusted(result):
         yield f"the verdict of the {which} run is '{result.verdict.value.replace('_', ' ')}'"
     if result.server.other_traffic:
         yield f"the server of the {which} run had other traffic here"
@@ -235,7 +236,7 @@ def _token_figures(
     second: tuple[LevelResult, LanguageFigures],
     generator: np.random.Generator,
 ) -> Iterator[_Figure]:
-    rates = [_scaled(result.throughput, figures.output_rate) for result, figures in (first, second)]
+    rates = [result.token_rate for result, _ in (first, second)]
     draws = _ratio(*(_draws_of(rate, generator) for rate in rates))
     yield _Figure("tokens/s", rates[0].value, rates[1].value, draws, more_is_better=True)
     for name, field in (("ttft", "first_token_times"), ("itl", "inter_token_times")):
@@ -247,21 +248,13 @@ def _token_figures(
             yield _Figure(f"{name} p{percent:g}", values[0], values[1], draws)
 
 
-def _scaled(estimate: Estimate, value: float) -> Estimate:
-    """Return an estimate of something that varies as this one does: its interval has the same share of it."""
-    factor = value / estimate.value if estimate.value else 0.0
-    return Estimate(value, estimate.low * factor, estimate.high * factor, estimate.confidence if factor else 0.0)
-
-
 def _change(figure: _Figure, confidence: float, criteria: Criteria) -> MetricChange:
     if figure.is_share:
         value = figure.after - figure.before
     else:
         value = figure.after / figure.before - 1 if figure.before else 0.0
     if figure.draws is None:
-        return MetricChange(
-            figure.name, figure.before, figure.after, Estimate(value, value, value, 0.0), Outcome.UNKNOWN
-        )
+        return MetricChange(figure.name, figure.before, figure.after, Estimate.exact(value), Outcome.UNKNOWN)
     tail = (1 - confidence) / 2
     low, high = (float(end) for end in np.quantile(figure.draws, [tail, 1 - tail]))
     # A histogram returns the middle of a bucket, the draws any value in it.
@@ -302,7 +295,7 @@ class _Percentiles:
         pieces = [piece for piece in _pieces(result) if piece.completed_count]
         self._effects = {
             percent: _design_effect(self._surprises(pieces, percent, value)) if len(pieces) >= PIECES_MIN else None
-            for percent, value in ((50.0, _median), (99.0, _tail))
+            for percent, value in ((50.0, attrgetter("p50_ns")), (99.0, attrgetter("p99_ns")))
         }
         times = result.response_times if times is None else times
         self._count, self._curve = times.count, _Curve(times)
@@ -333,14 +326,6 @@ class _Percentiles:
         shares = self._curve.shares(np.array([value(piece) for piece in pieces], np.float64))
         surprises: Floats = (shares - expected) / np.sqrt(variances)
         return surprises
-
-
-def _median(piece: TimeBucket) -> int:
-    return piece.p50_ns
-
-
-def _tail(piece: TimeBucket) -> int:
-    return piece.p99_ns
 
 
 class _Curve:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from charonia.tools.report.language import language_lines, language_summary
 from charonia.tools.report.quantities import in_columns
+from charonia.tools.report.summary import is_trusted
 from charonia.tools.results.records import (
     PERCENTILES,
     ErrorKind,
@@ -19,7 +20,6 @@ from charonia.tools.results.records import (
     LoadMode,
     PerfRun,
     ServerModel,
-    Verdict,
     Window,
 )
 
@@ -85,17 +85,17 @@ def _model_lines(model: ServerModel) -> Iterator[str]:
     waiting = f"queue {_mean(model, model.queue_ns)} usec + "
     if is_cached:
         average = (model.cache_hit_ns + model.cache_miss_ns) / max(1, model.success_count)
-        waiting += f"cache hit/miss {_usec(average)} usec + "
+        waiting += f"cache hit/miss {usec(average)} usec + "
     yield (
-        f"Avg request latency: {_usec(model.request_ns)} usec (overhead {_usec(model.overhead_ns)} usec + "
+        f"Avg request latency: {usec(model.request_ns)} usec (overhead {usec(model.overhead_ns)} usec + "
         f"{waiting}compute input {_mean(model, model.compute_input_ns)} usec + "
         f"compute infer {_mean(model, model.compute_infer_ns)} usec + "
         f"compute output {_mean(model, model.compute_output_ns)} usec)"
     )
     if model.cache_hit_count:
-        yield f"Average Cache Hit Latency: {_usec(model.cache_hit_ns / model.cache_hit_count)} usec"
+        yield f"Average Cache Hit Latency: {usec(model.cache_hit_ns / model.cache_hit_count)} usec"
     if model.cache_miss_count:
-        yield f"Average Cache Miss Latency: {_usec(model.cache_miss_ns / model.cache_miss_count)} usec"
+        yield f"Average Cache Miss Latency: {usec(model.cache_miss_ns / model.cache_miss_count)} usec"
 
 
 def _ensemble_line(model: ServerModel) -> str:
@@ -106,16 +106,17 @@ def _ensemble_line(model: ServerModel) -> str:
     )
     overhead = max(0.0, model.request_ns - queue - compute)
     return (
-        f"Avg request latency: {_usec(model.request_ns)} usec (overhead {_usec(overhead)} usec + "
-        f"queue {_usec(queue)} usec + compute {_usec(compute)} usec)"
+        f"Avg request latency: {usec(model.request_ns)} usec (overhead {usec(overhead)} usec + "
+        f"queue {usec(queue)} usec + compute {usec(compute)} usec)"
     )
 
 
 def _mean(model: ServerModel, total_ns: int) -> int:
-    return _usec(model.mean(total_ns))
+    return usec(model.mean(total_ns))
 
 
-def _usec(duration_ns: float) -> int:
+def usec(duration_ns: float) -> int:
+    """Return microseconds, truncated as perf_analyzer does."""
     return int(duration_ns / 1000)
 
 
@@ -159,9 +160,9 @@ def level_title(level: LoadLevel) -> str:
 def pass_text(number: int, window: Window, deviation_ns: float, percentile: float | None) -> str:
     """Return the line of a window."""
     latency = (
-        f"Avg latency: {_usec(window.latency_ns)} usec (std {_usec(deviation_ns)} usec). "
+        f"Avg latency: {usec(window.latency_ns)} usec (std {usec(deviation_ns)} usec). "
         if percentile is None
-        else f"p{percentile:g} latency: {_usec(window.latency_ns)} usec"
+        else f"p{percentile:g} latency: {usec(window.latency_ns)} usec"
     )
     return f"  Pass [{number}] throughput: {window.throughput:g} infer/sec. {latency}"
 
@@ -185,11 +186,11 @@ def summary_text(run: PerfRun) -> str:
     name = "Average" if percentile is None else f"p{percentile:g}"
     lines = [f"Inferences/Second vs. Client {name} Batch Latency"]
     for result in run.levels:
-        title = "Concurrency" if result.level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC) else "Request Rate"
-        remark = "" if result.verdict in _GOOD else f" ({result.verdict.value.replace('_', ' ')})"
+        title = "Request Rate" if result.level.mode.is_rate else "Concurrency"
+        remark = "" if is_trusted(result) else f" ({result.verdict.value.replace('_', ' ')})"
         lines.append(
             f"{title}: {result.level.value:g}, throughput: {result.throughput.value:g} infer/sec, "
-            f"latency {_usec(result.latency.value)} usec{remark}"
+            f"latency {usec(result.latency.value)} usec{remark}"
         )
     if len(run.levels) > 1:
         lines += ["", *_table(run.levels)]
@@ -203,9 +204,6 @@ def verdict_text(result: LevelResult) -> str:
     """Return a verdict with its reasons, as one line."""
     word = result.verdict.value.replace("_", " ")
     return f"{word}: {' '.join(result.reasons)}" if result.reasons else word
-
-
-_GOOD = (Verdict.STABLE, Verdict.COMPLETE)
 
 
 def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
@@ -226,10 +224,10 @@ def _client_lines(result: LevelResult, view: View) -> Iterator[str]:
         yield f"Avg client overhead: {result.client.overhead * 100:.2f}%"
     times = result.response_times
     if view.percentile is None:
-        yield f"Avg latency: {_usec(times.mean)} usec (standard deviation {_usec(times.deviation)} usec)"
+        yield f"Avg latency: {usec(times.mean)} usec (standard deviation {usec(times.deviation)} usec)"
     for percent in sorted({*percentiles(view.percentile), *high_percentiles(result)}):
-        yield f"p{percent:g} latency: {_usec(times.percentile(percent))} usec"
-    yield f"Max latency: {_usec(times.maximum)} usec"
+        yield f"p{percent:g} latency: {usec(times.percentile(percent))} usec"
+    yield f"Max latency: {usec(times.maximum)} usec"
     if not view.decoupled:
         yield _network_line(result, view)
 
@@ -248,16 +246,16 @@ def _network_line(result: LevelResult, view: View) -> str:
     client = result.client
     total = result.service_times.mean
     wait = max(0.0, total - client.send_ns - client.receive_ns)
-    send, receive, both = _usec(client.send_ns), _usec(client.receive_ns), _usec(client.send_ns + client.receive_ns)
+    send, receive, both = usec(client.send_ns), usec(client.receive_ns), usec(client.send_ns + client.receive_ns)
     if view.protocol == "grpc":
-        head = f"Avg gRPC time: {_usec(total)} usec"
+        head = f"Avg gRPC time: {usec(total)} usec"
         if view.verbose:
-            return f"{head} (marshal {send} usec + response wait {_usec(wait)} usec + unmarshal {receive} usec)"
-        return f"{head} ((un)marshal request/response {both} usec + response wait {_usec(wait)} usec)"
-    head = f"Avg HTTP time: {_usec(total)} usec"
+            return f"{head} (marshal {send} usec + response wait {usec(wait)} usec + unmarshal {receive} usec)"
+        return f"{head} ((un)marshal request/response {both} usec + response wait {usec(wait)} usec)"
+    head = f"Avg HTTP time: {usec(total)} usec"
     if view.verbose:
-        return f"{head} (send {send} usec + response wait {_usec(wait)} usec + receive {receive} usec)"
-    return f"{head} (send/recv {both} usec + response wait {_usec(wait)} usec)"
+        return f"{head} (send {send} usec + response wait {usec(wait)} usec + receive {receive} usec)"
+    return f"{head} (send/recv {both} usec + response wait {usec(wait)} usec)"
 
 
 def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
@@ -269,7 +267,7 @@ def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
         yield f"{name} latency interval: {_interval(result.latency, 1e-3, 'usec')}"
     first = result.first_response_times
     if view.decoupled and not view.language and first is not None and first.count:
-        yield f"First response: avg {_usec(first.mean)} usec, p99 {_usec(first.percentile(99))} usec"
+        yield f"First response: avg {usec(first.mean)} usec, p99 {usec(first.percentile(99))} usec"
     if result.offered is not None:
         offered, service = result.offered, result.service_times
         yield (
@@ -277,8 +275,8 @@ def _own_lines(result: LevelResult, view: View) -> Iterator[str]:
             f"waiting {offered.backlog_begin} at the start and {offered.backlog_end} at the end"
         )
         yield (
-            f"Service time: avg {_usec(service.mean)} usec, p50 {_usec(service.percentile(50))} usec, "
-            f"p99 {_usec(service.percentile(99))} usec (from the actual send time)"
+            f"Service time: avg {usec(service.mean)} usec, p50 {usec(service.percentile(50))} usec, "
+            f"p99 {usec(service.percentile(99))} usec (from the actual send time)"
         )
     if result.errors:
         yield f"Errors: {result.error_count} ({result.error_share:.2%} of the requests)"
@@ -310,14 +308,13 @@ def _short(value: float) -> str:
 
 def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
     """Yield a table of the levels, numbers aligned to the right."""
-    is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
-    head = ["Concurrency" if is_count else "requests/sec", "infer/sec"]
+    head = ["requests/sec" if levels[0].level.mode.is_rate else "Concurrency", "infer/sec"]
     head += ["p50", "p90", "p95", "p99", "p99.9", "errors", "verdict"]
     rows = [
         [
             f"{result.level.value:g}",
             f"{result.throughput.value:.1f}",
-            *(str(_usec(result.percentile(percent))) for percent in (50, 90, 95, 99, 99.9)),
+            *(str(usec(result.percentile(percent))) for percent in (50, 90, 95, 99, 99.9)),
             f"{result.error_count}",
             result.verdict.value.replace("_", " "),
         ]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.tools.report.console import HIGH_PERCENTILES, high_percentiles, percentiles
+from charonia.tools.report.console import HIGH_PERCENTILES, high_percentiles, percentiles, usec
 from charonia.tools.report.language import language_columns
-from charonia.tools.results.records import Gpu, LevelResult, LoadMode, PerfRun, ServerModel
+from charonia.tools.results.records import Gpu, LevelResult, PerfRun, ServerModel
 
 Cell = str | int | float
 
@@ -36,7 +36,7 @@ def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool 
     if not levels:
         return {}
     columns = [*_columns(run, levels), *(_verbose_columns(run, metrics) if verbose else []), *_own_columns(run)]
-    files = {path: _text([column.head for column in columns], [[c.value(level) for c in columns] for level in levels])}
+    files = {path: _text(columns, levels)}
     models = [level.server.model for level in levels]
     parts = {(part.name, part.version): None for model in models if model is not None for part in model.composing}
     for name, version in parts:
@@ -44,10 +44,11 @@ def csv_files(run: PerfRun, path: Path, *, verbose: bool = False, metrics: bool 
     return files
 
 
-def _text(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def _text(columns: Sequence[CsvColumn], levels: Sequence[LevelResult]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(head)
+    writer.writerow([column.head for column in columns])
+    rows = ([column.value(level) for column in columns] for level in levels)
     writer.writerows([[f"{cell:g}" if isinstance(cell, float) else cell for cell in row] for row in rows])
     return buffer.getvalue()
 
@@ -56,43 +57,34 @@ def _columns(run: PerfRun, levels: Sequence[LevelResult]) -> list[CsvColumn]:
     columns = [_level_column(levels), CsvColumn("Inferences/Second", lambda level: level.throughput.value)]
     if run.model.decoupled:
         columns.append(CsvColumn("Response Throughput", lambda level: level.response_rate))
-    columns.append(CsvColumn("Client Send", lambda level: _usec(level.client.send_ns)))
+    columns.append(CsvColumn("Client Send", lambda level: usec(level.client.send_ns)))
     if any(level.server.model is not None for level in levels):
         columns.append(CsvColumn("Network+Server Send/Recv", _network))
-        columns += _server_columns(run.model.cached)
-    columns.append(CsvColumn("Client Recv", lambda level: _usec(level.client.receive_ns)))
+        columns += _server_columns(run.model.cached, lambda level: level.server.model)
+    columns.append(CsvColumn("Client Recv", lambda level: usec(level.client.receive_ns)))
     return columns + [_percentile(percent) for percent in percentiles(run.stabilising_percentile)]
 
 
 def _level_column(levels: Sequence[LevelResult]) -> CsvColumn:
-    is_count = levels[0].level.mode in (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
-    return CsvColumn("Concurrency" if is_count else "Request Rate", lambda level: float(level.level.value))
+    is_rate = levels[0].level.mode.is_rate
+    return CsvColumn("Request Rate" if is_rate else "Concurrency", lambda level: float(level.level.value))
 
 
-def _server_columns(cached: bool) -> list[CsvColumn]:
-    def mean(total: Callable[[ServerModel], int]) -> Callable[[LevelResult], Cell]:
-        def value(level: LevelResult) -> Cell:
-            model = level.server.model
-            return 0 if model is None else _usec(model.mean(total(model)))
-
-        return value
-
-    def cache(total: Callable[[ServerModel], int]) -> Callable[[LevelResult], Cell]:
-        def value(level: LevelResult) -> Cell:
-            model = level.server.model
-            return 0 if model is None else _usec(total(model) / max(1, model.success_count))
-
-        return value
+def _server_columns(cached: bool, model_of: Callable[[LevelResult], ServerModel | None]) -> list[CsvColumn]:
+    def column(head: str, mean: Callable[[ServerModel], float]) -> CsvColumn:
+        return CsvColumn(head, lambda level: 0 if (model := model_of(level)) is None else usec(mean(model)))
 
     columns = [
-        CsvColumn("Server Queue", mean(lambda model: model.queue_ns)),
-        CsvColumn("Server Compute Input", mean(lambda model: model.compute_input_ns)),
-        CsvColumn("Server Compute Infer", mean(lambda model: model.compute_infer_ns)),
-        CsvColumn("Server Compute Output", mean(lambda model: model.compute_output_ns)),
+        column("Server Queue", lambda model: model.mean(model.queue_ns)),
+        column("Server Compute Input", lambda model: model.mean(model.compute_input_ns)),
+        column("Server Compute Infer", lambda model: model.mean(model.compute_infer_ns)),
+        column("Server Compute Output", lambda model: model.mean(model.compute_output_ns)),
     ]
     if cached:
-        columns.append(CsvColumn("Server Cache Hit", cache(lambda model: model.cache_hit_ns)))
-        columns.append(CsvColumn("Server Cache Miss", cache(lambda model: model.cache_miss_ns)))
+        columns += [
+            column("Server Cache Hit", lambda model: model.cache_hit_ns / max(1, model.success_count)),
+            column("Server Cache Miss", lambda model: model.cache_miss_ns / max(1, model.success_count)),
+        ]
     return columns
 
 
@@ -102,19 +94,19 @@ def _network(level: LevelResult) -> Cell:
     model = level.server.model
     if model is not None:
         rest -= model.request_ns - model.overhead_ns
-    return _usec(max(0.0, rest))
+    return usec(max(0.0, rest))
 
 
 def _percentile(percent: float) -> CsvColumn:
-    return CsvColumn(f"p{percent:g} latency", lambda level: _usec(level.percentile(percent)))
+    return CsvColumn(f"p{percent:g} latency", lambda level: usec(level.percentile(percent)))
 
 
 def _verbose_columns(run: PerfRun, metrics: bool) -> list[CsvColumn]:
     columns = []
     if run.stabilising_percentile is None:
-        columns.append(CsvColumn("Avg latency", lambda level: _usec(level.response_times.mean)))
+        columns.append(CsvColumn("Avg latency", lambda level: usec(level.response_times.mean)))
     columns.append(
-        CsvColumn("request/response", lambda level: _usec(level.client.send_ns) + _usec(level.client.receive_ns))
+        CsvColumn("request/response", lambda level: usec(level.client.send_ns) + usec(level.client.receive_ns))
     )
     columns.append(CsvColumn("response wait", _wait))
     if metrics:
@@ -128,7 +120,7 @@ def _verbose_columns(run: PerfRun, metrics: bool) -> list[CsvColumn]:
 
 
 def _wait(level: LevelResult) -> Cell:
-    return _usec(max(0.0, level.service_times.mean - level.client.send_ns - level.client.receive_ns))
+    return usec(max(0.0, level.service_times.mean - level.client.send_ns - level.client.receive_ns))
 
 
 def _by_gpu(level: LevelResult, value: Callable[[Gpu], float | None]) -> str:
@@ -138,7 +130,7 @@ def _by_gpu(level: LevelResult, value: Callable[[Gpu], float | None]) -> str:
 
 def _high_percentile(percent: float) -> CsvColumn:
     def value(level: LevelResult) -> Cell:
-        return _usec(level.percentile(percent)) if percent in high_percentiles(level) else ""
+        return usec(level.percentile(percent)) if percent in high_percentiles(level) else ""
 
     return CsvColumn(f"p{percent:g} latency", value)
 
@@ -157,7 +149,7 @@ def _own_columns(run: PerfRun) -> list[CsvColumn]:
             CsvColumn(
                 "Delayed Share", lambda level: "" if level.offered is None else float(level.offered.delayed_share)
             ),
-            CsvColumn("p99 service time", lambda level: _usec(level.service_times.percentile(99))),
+            CsvColumn("p99 service time", lambda level: usec(level.service_times.percentile(99))),
         ]
     if any(level.language is not None for level in run.levels):
         columns += [CsvColumn(head, value) for head, value in language_columns()]
@@ -168,24 +160,27 @@ def _own_columns(run: PerfRun) -> list[CsvColumn]:
 
 def _composing_text(run: PerfRun, levels: Sequence[LevelResult], name: str, version: str) -> str:
     """Return the file of a composing model."""
-    first = _level_column(levels)
-    head = [first.head, "Inferences/Second", "Client Send", "Network+Server Send/Recv"]
-    head += [column.head for column in _server_columns(run.model.cached)]
-    rows: list[list[Cell]] = []
-    for level in levels:
-        top = level.server.model
-        part = next((m for m in top.composing if (m.name, m.version) == (name, version)), None) if top else None
-        if top is None or part is None:
-            continue
-        share = part.success_count / top.success_count if top.success_count else 0.0
-        times = (part.queue_ns, part.compute_input_ns, part.compute_infer_ns, part.compute_output_ns)
-        row: list[Cell] = [first.value(level), level.throughput.value * share, 0, _usec(part.overhead_ns)]
-        row += [_usec(part.mean(total)) for total in times]
-        if run.model.cached:
-            row += [_usec(total / max(1, part.success_count)) for total in (part.cache_hit_ns, part.cache_miss_ns)]
-        rows.append([*row, 0])
-    return _text([*head, "Client Recv"], rows)
+
+    def part_of(level: LevelResult) -> ServerModel | None:
+        parts = level.server.model.composing if level.server.model is not None else ()
+        return next((part for part in parts if (part.name, part.version) == (name, version)), None)
+
+    def inferences(level: LevelResult) -> Cell:
+        top, part = level.server.model, part_of(level)
+        return level.throughput.value * (
+            part.success_count / top.success_count if top and part and top.success_count else 0.0
+        )
+
+    columns = [
+        _level_column(levels),
+        CsvColumn("Inferences/Second", inferences),
+        CsvColumn("Client Send", _nothing),
+        CsvColumn("Network+Server Send/Recv", lambda level: usec(part.overhead_ns) if (part := part_of(level)) else 0),
+        *_server_columns(run.model.cached, part_of),
+        CsvColumn("Client Recv", _nothing),
+    ]
+    return _text(columns, [level for level in levels if part_of(level) is not None])
 
 
-def _usec(duration_ns: float) -> int:
-    return int(duration_ns / 1000)
+def _nothing(level: LevelResult) -> Cell:
+    return 0

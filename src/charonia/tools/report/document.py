@@ -16,7 +16,7 @@ from typing import Any
 from charonia.tools.report.language import STATISTICS, counted_text, spread_rows
 from charonia.tools.report.quantities import duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, is_open_loop, is_trusted
-from charonia.tools.results.records import LevelResult, PerfRun
+from charonia.tools.results.records import LevelResult, Machine, PerfRun
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
@@ -320,15 +320,20 @@ def environment(
     return "".join(parts) + "</section>"
 
 
+def machine_facts(machine: Machine, title: str, began_at: str) -> Iterator[tuple[str, str]]:
+    """Yield the facts of the machine of a run, and when that began."""
+    yield title, machine.host
+    yield "Processor", f"{machine.processor}, {machine.core_count} cores"
+    yield "Memory", size(machine.memory_bytes)
+    yield "System", machine.system
+    yield "Python", machine.python
+    yield "Began", began_at.replace("T", " ", 1).replace("+00:00", " UTC")
+
+
 def separated(facts: Sequence[str]) -> str:
     """Return facts in a line; where it is broken, no dot comes first."""
     *others, final = (escape(fact) for fact in facts)
     return " ".join([*(f"<span>{fact} ·</span>" for fact in others), f"<span>{final}</span>"])
-
-
-def moment(iso: str) -> str:
-    """Return a time in ISO format for people: `2026-01-02 03:04:05 UTC`."""
-    return iso.replace("T", " ", 1).replace("+00:00", " UTC")
 
 
 def asset(package: str, name: str) -> str:

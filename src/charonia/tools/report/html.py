@@ -18,7 +18,7 @@ from charonia.tools.report.document import (
     errors_table,
     language_tables,
     levels_table,
-    moment,
+    machine_facts,
     resources_table,
     separated,
     tile,
@@ -190,12 +190,7 @@ def _facts(run: PerfRun) -> Iterator[tuple[str, str]]:
     yield "Largest batch", str(run.model.max_batch_size) if run.model.max_batch_size else "does not batch"
     yield "Server", f"{run.server.name} {run.server.version}".strip() or run.server.url
     yield "Client", run.tool
-    yield "Client's machine", run.machine.host
-    yield "Processor", f"{run.machine.processor}, {run.machine.core_count} cores"
-    yield "Memory", size(run.machine.memory_bytes)
-    yield "System", run.machine.system
-    yield "Python", run.machine.python
-    yield "Began", moment(run.began_at)
+    yield from machine_facts(run.machine, "Client's machine", run.began_at)
 
 
 STEPS_A_DECADE = 24

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.language import FIGURES, CountedBy, Figure, LanguageFigures, Spread
-from charonia.tools.results.records import LevelResult, LoadMode, PerfRun
+from charonia.tools.results.records import LevelResult, PerfRun
 
 STATISTICS = {
     "avg": "mean",
@@ -70,8 +70,7 @@ def language_lines(result: LevelResult) -> Iterator[str]:
 
 def language_summary(run: PerfRun) -> str:
     """Return the text at the end of a run: a line for each level."""
-    is_count = run.levels[0].level.mode is LoadMode.CONCURRENCY
-    head = ["Concurrency" if is_count else "requests/sec", "tokens/sec", "per user"]
+    head = ["requests/sec" if run.levels[0].level.mode.is_rate else "Concurrency", "tokens/sec", "per user"]
     head += ["TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "latency p99", "errors", "verdict"]
     rows = [_summary_row(result) for result in run.levels]
     lines = ["Language model: output tokens/s, and times in ms", *_indented([head, *rows])]

@@ -1,5 +1,6 @@
 """Formats numbers for people: three significant digits and a suitable unit; and aligns columns. Pure."""
 
+import math
 from collections.abc import Container, Sequence
 
 _DURATIONS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
@@ -63,3 +64,9 @@ def in_columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> lis
         ).rstrip()
         for row in rows
     ]
+
+
+def ruled(rows: Sequence[Sequence[str]], rule_max: float = math.inf) -> str:
+    """Return a table of rows, the first of them on top of rules, which are no longer than `rule_max`."""
+    rules = ["-" * int(min(max(map(len, column)), rule_max)) for column in zip(*rows, strict=True)]
+    return "\n".join(in_columns([rows[0], rules, *rows[1:]]))

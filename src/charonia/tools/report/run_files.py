@@ -12,12 +12,10 @@ from pathlib import Path
 
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.tools.results.json_form import from_json, to_json
-from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, RequestRecord
+from charonia.tools.results.records import LevelResult, PerfRun, RequestRecord
 
 InputsOf = Callable[[int, int], str]
 """Returns the JSON object of a request's inputs for a stream and a step."""
-
-_COUNTED = (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
 
 
 def no_inputs(stream: int, step: int) -> str:
@@ -42,7 +40,7 @@ def profile_parts(run: PerfRun, inputs_of: InputsOf = no_inputs) -> Iterator[str
     yield '{"experiments":['
     for number, level in enumerate(run.levels):
         yield "," if number else ""
-        mode = "concurrency" if level.level.mode in _COUNTED else "request_rate"
+        mode = "request_rate" if level.level.mode.is_rate else "concurrency"
         value = int(level.level.value) if mode == "concurrency" else level.level.value
         yield f'{{"experiment":{{"mode":"{mode}","value":{json.dumps(value)}}},"requests":['
         for index, request in enumerate(level.requests):

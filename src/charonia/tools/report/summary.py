@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from charonia.tools.report.quantities import duration, number, percent
 from charonia.tools.results.conditions import Condition
-from charonia.tools.results.records import LevelResult, LoadMode, PerfRun, Verdict
+from charonia.tools.results.records import LevelResult, PerfRun, Verdict
 
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
 _SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE, Verdict.DISTURBED)
@@ -74,7 +74,7 @@ def headline(run: PerfRun) -> str:
 
 def is_open_loop(run: PerfRun) -> bool:
     """Whether requests were sent at scheduled times."""
-    return any(result.level.mode in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS) for result in run.levels)
+    return any(result.level.mode.is_rate for result in run.levels)
 
 
 def failures(conditions: Sequence[Condition], run: PerfRun) -> tuple[str, ...]:

@@ -2,44 +2,56 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from charonia.core.errors import ServingError, invalid
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.results.records import FORMAT, VERSION, PerfRun
+from charonia.tools.results.records import PerfRun
+
+_R = TypeVar("_R")
 
 
-def to_json(run: PerfRun) -> str:
-    return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
+@dataclass(frozen=True, slots=True)
+class DocumentForm(Generic[_R]):
+    """The JSON of a kind of results.
 
-
-def from_json(text: str | bytes, source: str = "the JSON text") -> PerfRun:
-    """Return the run that JSON text describes. Unknown fields are ignored, because a newer writer may have more.
-
-    Raises:
-        ServingError: INVALID_ARG if it is not a run of this version.
+    Attributes:
+        what: Whose JSON it is, for errors.
+        version: Raised when a reader of the old form would misread the new one.
     """
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise invalid(f"{source}: expected JSON, got: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise invalid(f"{source}: expected the JSON of a run ('format': '{FORMAT}')")
-    if data.get("version") != VERSION:
-        raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
-    try:
-        run = record(PerfRun, data)
-    except ServingError as error:
-        raise invalid(f"{source}: {error.message}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise invalid(f"{source}: not the JSON of a run: {error}") from None
-    if not isinstance(run, PerfRun):
-        raise TypeError(f"expected a run, got {run!r}")
-    return run
+
+    kind: type[_R]
+    what: str
+    name: str
+    version: int = 1
+
+    def write(self, value: _R) -> str:
+        return json.dumps({"format": self.name, "version": self.version, **plain(value)}, allow_nan=False)
+
+    def read(self, text: str | bytes, source: str = "the JSON text") -> _R:
+        """Return what JSON text describes. Unknown fields are ignored, because a newer writer may have more.
+
+        Raises:
+            ServingError: INVALID_ARG if it is not JSON of this kind and version.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise invalid(f"{source}: expected JSON, got: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != self.name:
+            raise invalid(f"{source}: expected the JSON of {self.what} ('format': '{self.name}')")
+        if data.get("version") != self.version:
+            raise invalid(f"{source}: expected version {self.version} of the format, got {data.get('version')!r}")
+        try:
+            return record(self.kind, data)
+        except ServingError as error:
+            raise invalid(f"{source}: {error.message}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise invalid(f"{source}: not the JSON of {self.what}: {error}") from None
 
 
 def plain(value: Any) -> Any:
@@ -58,7 +70,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def record(kind: type, data: Any) -> Any:
+def record(kind: type[_R], data: Any) -> _R:
     """Return a record of this type from the values of `plain`.
 
     Raises:
@@ -68,9 +80,9 @@ def record(kind: type, data: Any) -> Any:
     """
     if not isinstance(data, dict):
         raise TypeError(f"{kind.__name__}: expected an object, got {type(data).__name__}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # classes are hashable
     values = {}
-    for field in fields(kind):
+    for field in fields(kind):  # type: ignore[arg-type]  # a record
         if field.name in data:
             values[field.name] = _value(hints[field.name], data[field.name], f"{kind.__name__}.{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:
@@ -107,3 +119,7 @@ def _of(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise TypeError(f"{where}: unexpected {type(data).__name__}")
     return data
+
+
+RUN = DocumentForm(PerfRun, "a run", "charonia-perf")
+to_json, from_json = RUN.write, RUN.read

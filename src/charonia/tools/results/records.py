@@ -208,10 +208,6 @@ def student(confidence: float, freedom: float = math.inf) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-FORMAT = "charonia-perf"
-VERSION = 1
-"""Version of the JSON form: incremented when a reader of the old one would misread the new one."""
-
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 """Percentiles of every table."""
 
@@ -223,6 +219,11 @@ class LoadMode(Enum):
     REQUEST_RATE = "request_rate"
     INTERVALS = "request_intervals"
     PERIODIC = "periodic_concurrency"
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it is of an open loop: requests are sent at scheduled times."""
+        return self in (LoadMode.REQUEST_RATE, LoadMode.INTERVALS)
 
 
 class Verdict(Enum):
@@ -259,10 +260,7 @@ class LoadLevel:
     value: float
 
     def __str__(self) -> str:
-        return f"{'concurrency' if self.mode in _COUNTED else 'request rate'} {self.value:g}"
-
-
-_COUNTED = (LoadMode.CONCURRENCY, LoadMode.PERIODIC)
+        return f"{'request rate' if self.mode.is_rate else 'concurrency'} {self.value:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +277,15 @@ class Estimate:
     low: float
     high: float
     confidence: float = 0.95
+
+    @classmethod
+    def exact(cls, value: float) -> "Estimate":
+        """Return a value without an interval."""
+        return cls(value, value, value, 0.0)
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate in another unit, or of something that varies as this does."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.confidence)
 
     @property
     def relative_half_width(self) -> float:
@@ -476,6 +483,12 @@ class LevelResult:
     def response_rate(self) -> float:
         """Responses per second."""
         return self._rate(self.response_count)
+
+    @property
+    def token_rate(self) -> Estimate:
+        """Output tokens per second of a language model, which vary as its requests do."""
+        rate, requests = self.language.output_rate if self.language is not None else 0.0, self.throughput
+        return requests.scaled(rate / requests.value) if requests.value else Estimate.exact(rate)
 
     @property
     def sequence_rate(self) -> float:

@@ -1,4 +1,4 @@
-"""The records that the parts of the configuration search share, and the `Search` protocol. Pure.
+"""The records that the parts of the configuration search share. Pure.
 
 Metrics are keyed by the names that users write in objectives and constraints (`Metric`), in the units of the tables:
 latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.
@@ -109,7 +109,6 @@ class ModelChange:
         instance_count: Instances, all in one group of the kind that the model runs on.
         max_batch_size: Largest batch. Setting it turns dynamic batching on where that is legal.
         queue_delay_us: `dynamic_batching.max_queue_delay_microseconds`.
-        preferred_batch_sizes: `dynamic_batching.preferred_batch_size`.
         thread_count: Threads of each instance, the model parameter `intra_op_thread_count`.
         fields: Whole fields of config.pbtxt by name, each replaced by a value given as JSON text.
     """
@@ -118,7 +117,6 @@ class ModelChange:
     instance_count: int | None = None
     max_batch_size: int | None = None
     queue_delay_us: int | None = None
-    preferred_batch_sizes: tuple[int, ...] | None = None
     thread_count: int | None = None
     fields: tuple[tuple[str, str], ...] = ()
 
@@ -128,7 +126,6 @@ class ModelChange:
             "instance_count": self.instance_count,
             "max_batch_size": self.max_batch_size,
             "queue_delay_us": self.queue_delay_us,
-            "preferred_batch_sizes": self.preferred_batch_sizes,
             "thread_count": self.thread_count,
         }
         return {name: value for name, value in named.items() if value is not None} | {
@@ -148,8 +145,6 @@ class ModelChange:
             texts.append(f"{_counted(self.thread_count, 'thread')} each")
         if self.max_batch_size is not None:
             texts.append(f"batch {self.max_batch_size}")
-        if self.preferred_batch_sizes is not None:
-            texts.append(f"preferred batches {', '.join(map(str, self.preferred_batch_sizes)) or 'none'}")
         if self.queue_delay_us is not None:
             texts.append(f"delay {self.queue_delay_us} us")
         return ", ".join([*texts, *(text for name, value in self.fields for text in _field(name, json.loads(value)))])
@@ -231,7 +226,7 @@ class LoadPoint:
 
     def __str__(self) -> str:
         batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
-        return f"{'concurrency' if self.mode is LoadMode.CONCURRENCY else 'request rate'} {self.value:g}{batch}"
+        return f"{'request rate' if self.mode.is_rate else 'concurrency'} {self.value:g}{batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +246,6 @@ class Trial:
     repeat: int
     effort: float
     purpose: str
-
-    @property
-    def key(self) -> str:
-        """Text that identifies the measurement in every search; for a journal."""
-        loads = [[load.model, load.mode.value, load.value, load.batch_size] for load in self.loads]
-        return f"{self.variant.key} {json.dumps(loads)} {self.repeat} {self.effort:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +367,6 @@ class Setting(StrEnum):
     INSTANCE_COUNT = "instance_count"
     MAX_BATCH_SIZE = "max_batch_size"
     QUEUE_DELAY = "queue_delay_us"
-    PREFERRED_BATCH_SIZES = "preferred_batch_sizes"
     THREAD_COUNT = "thread_count"
 
 
@@ -388,12 +376,12 @@ class Dimension:
 
     Attributes:
         setting: A `Setting`, or the name of a field of config.pbtxt.
-        values: In order, neighbours next to each other: int, tuple of int, or JSON text for a field.
+        values: In order, neighbours next to each other, all different: int, or JSON text for a field.
     """
 
     model: str
     setting: str
-    values: tuple[int | tuple[int, ...] | str, ...]
+    values: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)

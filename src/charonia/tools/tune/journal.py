@@ -164,7 +164,7 @@ def _entry(line: bytes) -> Entry | None:
         entry = record(Entry, data)
     except (ValueError, TypeError, KeyError, RecursionError, ServingError):
         return None
-    return entry if isinstance(entry, Entry) and (entry.measured is None) != (entry.failed is None) else None
+    return entry if (entry.measured is None) != (entry.failed is None) else None
 
 
 def _unwritable(path: Path, error: OSError) -> ServingError:

@@ -5,7 +5,7 @@ processes of a model and batch size, with their connections, are kept for the ne
 """
 
 import math
-import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ import psutil
 
 from charonia.client.sync_client import Client
 from charonia.core.latency import LatencyHistogram
-from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, StopRequest, silent
+from charonia.tools.perf.api import InputSource, MeasurementMode, RunSettings, silent
 from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer, ProcessTree, find_processes
 from charonia.tools.perf.pool import WorkerPool, pool, process_count
-from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject
+from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject, own_cores
 from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadLevel, LoadMode, Verdict, student
 from charonia.tools.tune.api import PERCENTILES, Failed, LoadPoint, Measured, Metric, Outcome
@@ -64,22 +64,22 @@ def metrics_of(result: LevelResult, percentile: float | None) -> dict[str, Estim
     found[Metric.LATENCY_AVG.value] = _mean(times)
     for metric, percent in PERCENTILES.items():
         found[metric.value] = _percentile(times, percent)
-    measured = Metric.LATENCY_AVG if percentile is None else _metric_at(percentile)
+    by_percentile = {percent: metric for metric, percent in PERCENTILES.items()} | {None: Metric.LATENCY_AVG}
+    measured = by_percentile.get(percentile)
     if measured is not None:
-        found[measured.value] = _scaled(result.latency, 1e-6)
+        found[measured.value] = result.latency.scaled(1e-6)
     if result.language is not None:
-        found |= {metric.value: estimate for metric, estimate in _token_metrics(result.language, result.throughput)}
+        found |= {metric.value: estimate for metric, estimate in _token_metrics(result, result.language)}
     if result.resources is not None:
-        found[Metric.CPU_USED_RAM.value] = _exact(result.resources.rss_bytes / 1e6)
-        found[Metric.CPU_AVAILABLE_RAM.value] = _exact(psutil.virtual_memory().available / 1e6)
-    return found | {metric.value: _exact(value) for metric, value in _gpu_metrics(result.gpus).items()}
+        found[Metric.CPU_USED_RAM.value] = Estimate.exact(result.resources.rss_bytes / 1e6)
+        found[Metric.CPU_AVAILABLE_RAM.value] = Estimate.exact(psutil.virtual_memory().available / 1e6)
+    return found | {metric.value: Estimate.exact(value) for metric, value in _gpu_metrics(result.gpus).items()}
 
 
-def _token_metrics(figures: LanguageFigures, requests: Estimate) -> Iterator[tuple[Metric, Estimate]]:
-    """Yield the metrics of a language model; tokens per second vary as the requests per second do."""
+def _token_metrics(result: LevelResult, figures: LanguageFigures) -> Iterator[tuple[Metric, Estimate]]:
+    """Yield the metrics of a language model."""
     if figures.output_tokens is not None:
-        factor = figures.output_rate / requests.value if requests.value else 0.0
-        yield Metric.OUTPUT_TOKENS, _scaled(requests, factor)
+        yield Metric.OUTPUT_TOKENS, result.token_rate
     for times, mean, median, slow in (
         (figures.first_token_times, Metric.TTFT_AVG, Metric.TTFT_P50, Metric.TTFT_P99),
         (figures.inter_token_times, Metric.ITL_AVG, Metric.ITL_P50, Metric.ITL_P99),
@@ -124,9 +124,9 @@ def _problem(model: str, result: LevelResult) -> str:
 
 def _mean(times: LatencyHistogram) -> Estimate:
     if times.count < 2:
-        return _exact(times.mean / 1e6)
+        return Estimate.exact(times.mean / 1e6)
     half = student(CONFIDENCE) * times.deviation / math.sqrt(times.count)
-    return _scaled(Estimate(times.mean, max(0.0, times.mean - half), times.mean + half, CONFIDENCE), 1e-6)
+    return Estimate(times.mean, max(0.0, times.mean - half), times.mean + half, CONFIDENCE).scaled(1e-6)
 
 
 def _percentile(times: LatencyHistogram, percent: float) -> Estimate:
@@ -135,21 +135,9 @@ def _percentile(times: LatencyHistogram, percent: float) -> Estimate:
     half = student(CONFIDENCE) * math.sqrt(share * (1 - share) / max(1, times.count))
     low, high = share - half, share + half
     if low <= 0 or high >= 1:
-        return _exact(value / 1e6)
+        return Estimate.exact(value / 1e6)
     bounds = times.percentile(low * 100), times.percentile(high * 100)
-    return _scaled(Estimate(value, float(bounds[0]), float(bounds[1]), CONFIDENCE), 1e-6)
-
-
-def _metric_at(percentile: float) -> Metric | None:
-    return next((metric for metric, percent in PERCENTILES.items() if percent == percentile), None)
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.confidence)
-
-
-def _exact(value: float) -> Estimate:
-    return Estimate(value, value, value, 0.0)
+    return Estimate(value, float(bounds[0]), float(bounds[1]), CONFIDENCE).scaled(1e-6)
 
 
 PRECISION = 0.02
@@ -209,7 +197,7 @@ class Measurer:
         time_s: float,
         percentiles: Mapping[str, float | None],
         composing: Mapping[str, Sequence[str]],
-        stop: StopRequest,
+        stop: threading.Event,
         metrics_interval_s: float = 0.0,
     ) -> None:
         self._server = server
@@ -237,7 +225,7 @@ class Measurer:
         Raises:
             InterruptedTrialError: It is.
         """
-        if self._stop.requested:
+        if self._stop.is_set():
             raise InterruptedTrialError
 
     def memory_mb(self) -> float | None:
@@ -337,7 +325,7 @@ class Measurer:
     def _pool(self, load: LoadPoint, settings: RunSettings, prepared: PreparedLoad) -> WorkerPool:
         batches = int(prepared.subject.config.get("max_batch_size", 0)) > 0
         is_rate = load.mode is not LoadMode.CONCURRENCY
-        count = process_count(settings.load.process_count_max, load.value, is_rate, _cores())
+        count = process_count(settings.load.process_count_max, load.value, is_rate, own_cores())
         key = (load.model, load.batch_size, batches, count)
         if key not in self._pools:
             self._pools[key] = self._stack.enter_context(pool(settings, prepared.source, count))
@@ -352,12 +340,6 @@ class Measurer:
 
 def _measured(context: Context, load: LoadPoint) -> LevelResult:
     return measure(context, LoadLevel(load.mode, load.value))
-
-
-def _cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _warmup(load: LoadPoint) -> int:

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.core.errors import invalid
 from charonia.tools.results.records import Estimate, LoadMode, student
 from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, Told, Variant
 
@@ -74,12 +73,6 @@ class Evidence:
     """All measurements so far, judged by a goal."""
 
     def __init__(self, goal: Goal) -> None:
-        for model in goal.models:
-            weights = [objective.weight for objective in model.objectives]
-            if not weights or min(weights) < 0 or not sum(weights) or model.weight < 0:
-                raise invalid(f"model '{model.model}': expected objectives with positive weights, got {weights}")
-        if not sum(model.weight for model in goal.models):
-            raise invalid("expected at least one profiled model with a weight above 0")
         self._goal = goal
         self._groups: dict[str, dict[Loads, list[Told]]] = defaultdict(dict)
         self._variants: dict[str, Variant] = {}

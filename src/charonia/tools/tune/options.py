@@ -3,6 +3,7 @@
 The help of an option in `cli/tune.py` says what its field means.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -173,7 +174,7 @@ class TuneOptions:
     config_file: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        problems = [*_model_problems(self), *_range_problems(self.search), *_load_problems(self)]
+        problems = [*_model_problems(self), *_load_problems(self)]
         if problems:
             raise invalid("\n".join(problems))
 
@@ -205,53 +206,44 @@ class ReportRequest:
     verbose: bool = False
 
 
-def _model_problems(options: TuneOptions) -> list[str]:
-    problems = []
+def _model_problems(options: TuneOptions) -> Iterator[str]:
     names = [model.name for model in options.models.profile]
     if not names and options.launch.mode is LaunchMode.REMOTE:
-        problems.append("--profile-models: expected the names of models, got none")
-    problems += [f"--profile-models: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+        yield "--profile-models: expected the names of models, got none"
+    yield from (f"--profile-models: '{name}' is there twice" for name in sorted(set(names)) if names.count(name) > 1)
     if options.launch.mode is LaunchMode.C_API:
-        problems.append(
+        yield (
             "--triton-launch-mode: expected local, remote or docker, got c_api: models are measured over the network "
             "(hint: local starts a server and stops it at the end)"
         )
     elif options.launch.mode is not LaunchMode.REMOTE and options.launch.repository is None:
-        problems.append("--model-repository: expected a folder, got none (hint: only launch mode remote needs none)")
-    return problems
+        yield "--model-repository: expected a folder, got none (hint: only launch mode remote needs none)"
 
 
-def _range_problems(search: SearchSettings) -> list[str]:
+def _load_problems(options: TuneOptions) -> Iterator[str]:
+    search = options.search
     bounds = (
         ("concurrency", search.concurrency_min, search.concurrency_max),
         ("request-rate", search.rate_min, search.rate_max),
         ("instance-count", search.instances_min, search.instances_max),
         ("model-batch-size", search.batch_size_min, search.batch_size_max),
     )
-    return [
-        f"--run-config-search-max-{name}: expected at least the minimum, {low}, got {high}"
-        for name, low, high in bounds
-        if high < low
-    ]
-
-
-def _load_problems(options: TuneOptions) -> list[str]:
-    problems = []
+    for name, low, high in bounds:
+        if high < low:
+            yield f"--run-config-search-max-{name}: expected at least the minimum, {low}, got {high}"
     if options.measure.concurrency and options.measure.request_rate:
-        problems.append("--concurrency and --request-rate: expected one of them, got both")
-    problems += [
-        f"profile_models.{model.name}.parameters: expected concurrency or request_rate, got both"
-        for model in options.models.profile
-        if model.concurrency and model.request_rate
-    ]
-    if options.search.together:
-        for name in ("concurrency", "request_rate", "batch_sizes"):
-            lists = {model.name: getattr(model, name) for model in options.models.profile if getattr(model, name)}
-            if len(set(lists.values())) > 1:
-                shown = ", ".join(f"{list(values)} for '{model}'" for model, values in lists.items())
-                problems.append(
-                    f"profile_models: models that are measured at the same time get the same load: expected one list "
-                    f"of {name}, got {shown} (hint: without run_config_profile_models_concurrently_enable, each model "
-                    "is measured alone under its own)"
-                )
-    return problems
+        yield "--concurrency and --request-rate: expected one of them, got both"
+    if search.formula and search.by_rate:
+        yield "--use-concurrency-formula: expected no --request-rate-search-enable with it, got both"
+    for model in options.models.profile:
+        if model.concurrency and model.request_rate:
+            yield f"profile_models.{model.name}.parameters: expected concurrency or request_rate, got both"
+    for name in ("concurrency", "request_rate", "batch_sizes") if search.together else ():
+        lists = {model.name: getattr(model, name) for model in options.models.profile if getattr(model, name)}
+        if len(set(lists.values())) > 1:
+            shown = ", ".join(f"{list(values)} for '{model}'" for model, values in lists.items())
+            yield (
+                f"profile_models: models that are measured at the same time get the same load: expected one list "
+                f"of {name}, got {shown} (hint: without run_config_profile_models_concurrently_enable, each model "
+                "is measured alone under its own)"
+            )

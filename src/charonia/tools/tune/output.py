@@ -6,7 +6,6 @@ not on this machine, as with a remote server, a folder contains only config.pbtx
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, invalid
+from charonia.tools.report.run_files import write_whole
 from charonia.tools.tune.variants import serving_text
 
 LIST = ".charonia-tune.json"
@@ -149,10 +149,8 @@ class OutputRepository:
             raise invalid(f"{self.path / LIST}: not the list of variants that charonia tune writes") from None
 
     def _write_list(self) -> None:
-        written = self.path / f"{LIST}.new"
         text = json.dumps({"folders": self._listed}, indent=1, sort_keys=True)
-        written.write_text(text + "\n", encoding="utf-8")
-        os.replace(written, self.path / LIST)
+        write_whole(self.path / LIST, f"{text}\n".encode())
 
 
 def _renamed(config: ModelConfig, variants: dict[str, str]) -> ModelConfig:

@@ -10,22 +10,18 @@ import difflib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import psutil
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
 from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf import statistics
-from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.observer import find_processes, read_page
-from charonia.tools.perf.run import machine
+from charonia.tools.perf.run import machine, signals_handled
 from charonia.tools.results.records import Gpu, LevelResult, LoadMode, ServerInfo
 from charonia.tools.tune.api import (
     Failed,
@@ -46,7 +42,7 @@ from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneO
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tools.tune.problem import SearchProblem, goal_of, percentiles, problem_of
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
-from charonia.tools.tune.search.phases import Search, make_search
+from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.variants import (
     BaseModel,
@@ -178,7 +174,7 @@ class GroupSearch:
             ServingError: There is nothing to search.
         """
         begin = time.monotonic()
-        search = make_search(self._problem.space, self._problem.goal, self._problem.options)
+        search = Search(self._problem.space, self._problem.goal, self._problem.options)
         is_interrupted, problem = False, ""
         try:
             self._carry_out(search, begin)
@@ -367,9 +363,6 @@ SHARED_MB = 100.0
 SHARED_GPU_MB = 600.0
 """The same on a GPU: the context of its process."""
 
-_GROUP = Path("/sys/fs/cgroup")
-_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-
 COMPOSING_DEPTH_MAX = 8
 """Ensembles within ensembles."""
 
@@ -386,8 +379,13 @@ class _Progressed:
     problem: str = ""
 
 
-def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: StopRequest) -> TuneRun:
+def profile(
+    request: TuneRequest, prepare: Prepare, progress: Progress, stop: threading.Event, free: Callable[[], int]
+) -> TuneRun:
     """Tune the models that the options name.
+
+    Args:
+        free: Returns the free memory of this machine or control group, in bytes.
 
     Raises:
         ServingError: Nothing can be tuned, or nothing can be written. The journal has the measurements.
@@ -408,7 +406,7 @@ def profile(request: TuneRequest, prepare: Prepare, progress: Progress, stop: St
         context = SearchContext(server, deployment, journal, output, progress)
         info = _server_info(server)
         done.idle_gpus = _gpus(server)
-        run = _TuningRun(options, context, prepare, stop, source, info, done)
+        run = _TuningRun(options, context, prepare, stop, free, source, info, done)
         run.groups()
     return TuneRun(
         tool=f"charonia {__version__}",
@@ -433,7 +431,8 @@ class _TuningRun:
     options: TuneOptions
     context: SearchContext
     prepare: Prepare
-    stop: StopRequest
+    stop: threading.Event
+    free: Callable[[], int]
     source: Path | None
     info: ServerInfo
     done: _Progressed
@@ -487,7 +486,7 @@ class _TuningRun:
                 requests,
                 bases,
                 core_count=machine().core_count if measurer.memory_mb() is not None else 0,
-                memory=_memory(measurer, bases, _gpus(self.context.server) if self.done.idle_gpus else ()),
+                memory=self._memory(measurer, bases),
                 time_budget_s=budget,
             )
             search = GroupSearch(
@@ -501,7 +500,7 @@ class _TuningRun:
         finally:
             if measurer is not None:
                 measurer.close()
-            with _undisturbed():
+            with signals_handled(signal.SIG_IGN):  # so that the server is restored completely
                 self.context.deployment.restore(self._note)
 
     def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
@@ -601,23 +600,20 @@ class _TuningRun:
             }
         )
 
+    def _memory(self, measurer: Measurer, bases: Mapping[str, BaseModel]) -> MemoryLimit | None:
+        """Return the memory that variants may take, of the GPUs if models run on them; None if it is unknown."""
+        gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
+        totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+        if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
+            return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
+        used = measurer.memory_mb()
+        if used is None:
+            return None
+        return MemoryLimit(Metric.CPU_USED_RAM, used + self.free() / 1e6 * MEMORY_SHARE, base_mb=used)
+
     def _note(self, text: str) -> None:
         self.done.notes.append(text)
         self.context.progress(Noted(text))
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM, so that the server is restored completely."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) -> None:
@@ -644,27 +640,6 @@ def _used_on(gpus: tuple[Gpu, ...]) -> float:
     return sum(gpu.memory_used_bytes or 0 for gpu in gpus) / 1e6
 
 
-def _memory(measurer: Measurer, bases: Mapping[str, BaseModel], gpus: tuple[Gpu, ...]) -> MemoryLimit | None:
-    """Return the memory that variants may take, of the GPUs if models run on them; None if it is unknown."""
-    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
-    if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
-        return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
-    used = measurer.memory_mb()
-    if used is None:
-        return None
-    return MemoryLimit(Metric.CPU_USED_RAM, used + available_mb() * MEMORY_SHARE, base_mb=used)
-
-
-def available_mb(group: Path = _GROUP) -> float:
-    """Return the free memory of this machine or control group, in MB (10^6 bytes)."""
-    left = float(psutil.virtual_memory().available)
-    for limit_name, used_name in _FILES:
-        limit, used = _number(group / limit_name), _number(group / used_name)
-        if limit is not None and used is not None:
-            left = min(left, max(0.0, limit - used))
-    return left / 1e6
-
-
 def of_one_instance(before_mb: float | None, after_mb: float | None, count: int, *, on_gpu: bool = False) -> float:
     """Return a lower bound of what one more instance of a model takes, in MB; 0 if that is unknown.
 
@@ -674,10 +649,3 @@ def of_one_instance(before_mb: float | None, after_mb: float | None, count: int,
     if before_mb is None or after_mb is None:
         return 0.0
     return max(0.0, after_mb - before_mb - (SHARED_GPU_MB if on_gpu else SHARED_MB)) / count
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None

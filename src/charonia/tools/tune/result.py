@@ -1,18 +1,12 @@
 """The result of a run of `charonia tune`: frozen records and their JSON."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from charonia.core.errors import ServingError, invalid
-from charonia.tools.results.json_form import plain, record
+from charonia.tools.results.json_form import DocumentForm
 from charonia.tools.results.records import Gpu, LevelResult, Machine, ServerInfo
 from charonia.tools.tune.api import Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Decision
-
-FORMAT = "charonia-tune"
-VERSION = 1
-"""Version of the JSON form: raised when a reader of the old one would misunderstand the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,34 +168,8 @@ class TuneRun:
     is_offline: bool = False
 
 
-def to_json(run: TuneRun) -> str:
-    return json.dumps({"format": FORMAT, "version": VERSION, **plain(run)}, allow_nan=False)
-
-
-def from_json(text: str | bytes, source: str = "the JSON text") -> TuneRun:
-    """Return the run that JSON text describes.
-
-    Args:
-        text: What `to_json` returned.
-
-    Raises:
-        ServingError: INVALID_ARG when it is not a run of this version.
-    """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise invalid(f"{source}: expected JSON, got: {error}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise invalid(f"{source}: expected the JSON of charonia tune ('format': '{FORMAT}')")
-    if data.get("version") != VERSION:
-        raise invalid(f"{source}: expected version {VERSION} of the format, got {data.get('version')!r}")
-    try:
-        run = record(TuneRun, data)
-    except (KeyError, TypeError, ValueError, ServingError) as error:
-        raise invalid(f"{source}: not the JSON of charonia tune: {error}") from None
-    if not isinstance(run, TuneRun):
-        raise TypeError(f"expected a run, got {run!r}")
-    return run
+RUN = DocumentForm(TuneRun, "charonia tune", "charonia-tune")
+to_json, from_json = RUN.write, RUN.read
 
 
 def exit_status(run: TuneRun) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +20,6 @@ from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.python_command import python_module
-from charonia.tools.perf.api import StopRequest
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.options import LaunchMode, LaunchOptions
 
@@ -207,7 +207,7 @@ class RemoteServer:
     is_ours = False
 
     def __init__(
-        self, options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: StopRequest
+        self, options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: threading.Event
     ) -> None:
         self._options = options
         self._protocol = protocol
@@ -225,7 +225,7 @@ class RemoteServer:
         problems: dict[str, str] = {}
         pause = RETRY_SECONDS
         for attempt in range(self._options.retries):
-            if self._stop.requested:
+            if self._stop.is_set():
                 break
             for url in map(self.url, protocols):
                 client = Client(url)
@@ -282,7 +282,7 @@ def fate_of(server: MeasuredServer) -> str:
 
 
 def server_of(
-    options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: StopRequest
+    options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: threading.Event
 ) -> LocalServer | RemoteServer:
     """Return the server of the options, not yet started, for requests over a protocol."""
     return RemoteServer(options, protocol, note, stop) if options.mode is LaunchMode.REMOTE else LocalServer(options)

@@ -32,13 +32,7 @@ SMALL_SPACE = 8
 
 
 def doubling(minimum: float, maximum: float) -> tuple[float, ...]:
-    """Return the minimum, the powers of two above it, and the maximum.
-
-    Raises:
-        ServingError: INVALID_ARGUMENT when the bounds are not above 0 or the wrong way round.
-    """
-    if minimum <= 0 or maximum < minimum:
-        raise invalid(f"expected bounds with 0 < minimum <= maximum, got {minimum:g} and {maximum:g}")
+    """Return the minimum, which is above 0, the powers of two above it, and the maximum."""
     first, last = math.floor(math.log2(minimum)) + 1, math.ceil(math.log2(maximum)) - 1
     values = [minimum, *(2.0**exponent for exponent in range(first, last + 1))]
     return (*values, maximum) if maximum > minimum else (minimum,)
@@ -142,22 +136,10 @@ class Grid:
         """Check the space.
 
         Raises:
-            ServingError: INVALID_ARGUMENT for unknown models, empty or repeated dimensions, too many variants.
+            ServingError: INVALID_ARGUMENT for too many variants.
         """
         self.space = space
         self.shape = tuple(len(dimension.values) for dimension in space.dimensions)
-        names = {model.name for model in space.models}
-        seen = set()
-        for dimension in space.dimensions:
-            if dimension.model not in names:
-                raise invalid(f"dimension {dimension.setting}: model '{dimension.model}' is not among {sorted(names)}")
-            if not dimension.values or len(set(dimension.values)) < len(dimension.values):
-                raise invalid(
-                    f"model '{dimension.model}', {dimension.setting}: expected different values, at least one"
-                )
-            if (dimension.model, dimension.setting) in seen:
-                raise invalid(f"model '{dimension.model}': {dimension.setting} is given twice")
-            seen.add((dimension.model, dimension.setting))
         if math.prod(self.shape) > VARIANTS_MAX:
             raise invalid(
                 f"expected at most {VARIANTS_MAX} variants, got {math.prod(self.shape)}", hint="narrow the ranges"

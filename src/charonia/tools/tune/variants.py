@@ -232,8 +232,6 @@ def _with_batching(config: ModelConfig, base: BaseModel, change: ModelChange) ->
             batching = replace(batching, preferred_batch_size=fitting)
     if change.queue_delay_us is not None:
         batching = replace(batching or DynamicBatching(), max_queue_delay_microseconds=change.queue_delay_us)
-    if change.preferred_batch_sizes is not None:
-        batching = replace(batching or DynamicBatching(), preferred_batch_size=change.preferred_batch_sizes)
     return replace(config, dynamic_batching=batching)
 
 

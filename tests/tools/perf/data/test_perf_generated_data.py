@@ -6,17 +6,18 @@ from hypothesis import strategies as st
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelMetadata, TensorMetadata
+from charonia.core.tensor import from_bfloat16
 from charonia.tools.perf.data.load import Generator
 from charonia.tools.perf.data.spec import (
     ModelSpec,
     TensorSpec,
     check_batch_size,
-    from_bfloat,
     integer_limits,
     is_integer,
     model_spec,
     with_shapes,
 )
+from charonia.tools.perf.options import DataOptions
 
 SIZE = 1000
 
@@ -39,7 +40,7 @@ def test_random_items_are_valid_for_their_datatype(datatype: DataType) -> None:
     elif is_integer(datatype):
         assert (int(array.min()), int(array.max())) == (0, 255 if datatype is DataType.UINT8 else 127)
     else:
-        values = (from_bfloat(array) if datatype is DataType.BF16 else array).astype(np.float64)
+        values = (from_bfloat16(array) if datatype is DataType.BF16 else array).astype(np.float64)
         assert 0 <= values.min() < values.max() <= 1
 
 
@@ -58,13 +59,13 @@ def test_integers_stay_in_any_range_of_their_datatype(datatype: DataType, data: 
     low = data.draw(st.integers(max(least, -exact), min(most, exact)))
     high = data.draw(st.integers(low, min(most, exact)))
 
-    array = Generator(one_input(datatype), ranges={"X": (low, high)}).random()["X"]
+    array = Generator(one_input(datatype), DataOptions(ranges=(("X", low, high),))).random()["X"]
 
     assert low <= int(array.min()) <= int(array.max()) <= high
 
 
 def test_floats_stay_in_their_range() -> None:
-    array = Generator(one_input(DataType.FP64), ranges={"X": (-5.0, -4.0)}).random()["X"]
+    array = Generator(one_input(DataType.FP64), DataOptions(ranges=(("X", -5.0, -4.0),))).random()["X"]
 
     assert -5 <= array.min() < array.max() <= -4
 
@@ -83,21 +84,21 @@ def test_a_range_that_the_datatype_does_not_have_is_refused(
     datatype: DataType, bounds: tuple[float, float], problem: str
 ) -> None:
     with pytest.raises(ServingError) as caught:
-        Generator(one_input(datatype), ranges={"X": bounds})
+        Generator(one_input(datatype), DataOptions(ranges=(("X", *bounds),)))
 
     assert caught.value.message == problem
 
 
 def test_a_range_of_no_input_is_refused() -> None:
     with pytest.raises(ServingError, match="expected an input of model 'm', 'X', got 'Y'"):
-        Generator(one_input(DataType.FP32), ranges={"Y": (0, 1)})
+        Generator(one_input(DataType.FP32), DataOptions(ranges=(("Y", 0, 1),)))
 
 
 def test_strings_have_the_length_or_the_text_asked_for() -> None:
     spec = one_input(DataType.BYTES, (2,))
 
-    assert [len(text) for text in Generator(spec, string_length=5).random()["X"].tolist()] == [5, 5]
-    assert Generator(spec, string_data="hé").random()["X"].tolist() == ["hé".encode()] * 2
+    assert [len(text) for text in Generator(spec, DataOptions(string_length=5)).random()["X"].tolist()] == [5, 5]
+    assert Generator(spec, DataOptions(string_data="hé")).random()["X"].tolist() == ["hé".encode()] * 2
 
 
 def test_zeros() -> None:
@@ -109,7 +110,7 @@ def test_optional_inputs_are_left_out_unless_a_range_names_them() -> None:
     spec = one_input(DataType.FP32, (2,), optional=True)
 
     assert Generator(spec).random() == {}
-    assert list(Generator(spec, ranges={"X": (0, 1)}).random()) == ["X"]
+    assert list(Generator(spec, DataOptions(ranges=(("X", 0, 1),))).random()) == ["X"]
 
 
 def test_variable_dimensions_need_a_shape() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
+from charonia.core.tensor import from_bfloat16
 from charonia.tools.perf.data.files import read_json
 from charonia.tools.perf.data.spec import (
     ModelSpec,
     Stream,
     TensorSpec,
-    from_bfloat,
     from_list,
     integer_limits,
     is_integer,
@@ -85,7 +85,7 @@ def test_values_are_taken_leniently(
 def test_lists_of_bf16_are_read(tmp_path: Path) -> None:
     streams = read(tmp_path, {"data": [{"X": [1.5, -2]}]}, model(D.BF16, (2,)))
 
-    assert from_bfloat(streams[0][0].inputs["X"]).tolist() == [1.5, -2.0]
+    assert from_bfloat16(streams[0][0].inputs["X"]).tolist() == [1.5, -2.0]
 
 
 def test_values_that_are_not_finite_are_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.request import InferRequest, ParameterValue
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array, Tensor, to_bfloat16
 from charonia.tools.perf.data.files import read_path
 from charonia.tools.perf.data.spec import (
     InputStep,
@@ -27,39 +27,28 @@ from charonia.tools.perf.data.spec import (
     integer_limits,
     is_integer,
     names,
-    to_bfloat,
     with_shapes,
 )
 from charonia.tools.perf.options import DataOptions, PerfOptions
 
 INTEGER_DEFAULT_MAX = 127
+_USUAL = DataOptions()
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", np.uint8)
 
 
 class Generator:
     """Generates items for a model.
 
-    Args:
-        string_data: Text of all strings, "" for random ones.
-
     Raises:
         ServingError: INVALID_ARG for a range of an unknown input, or outside its datatype.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        seed: int = 0,
-        string_length: int = 128,
-        string_data: str = "",
-        ranges: Mapping[str, tuple[float, float]] | None = None,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, options: DataOptions = _USUAL, seed: int = 0) -> None:
         self._spec = spec
         self._random = np.random.default_rng(seed)
-        self._string_length = string_length
-        self._string_data = string_data.encode(errors="surrogateescape")
-        self._ranges = dict(ranges or {})
+        self._string_length = options.string_length
+        self._string_data = options.string_data.encode(errors="surrogateescape")
+        self._ranges = {name: (low, high) for name, low, high in options.ranges}
         for name, (low, high) in self._ranges.items():
             _check_range(spec, name, low, high)
 
@@ -91,7 +80,7 @@ class Generator:
         elif datatype.numpy.kind == "f" or datatype is DataType.BF16:
             low, high = self._ranges.get(tensor.name, (0.0, 1.0))
             values: NDArray[np.float64] = low + (high - low) * random.random(shape)
-            made = to_bfloat(values.astype(np.float32)) if datatype is DataType.BF16 else values.astype(datatype.numpy)
+            made = to_bfloat16(values) if datatype is DataType.BF16 else values.astype(datatype.numpy)
         else:
             default_max = 255 if datatype is DataType.UINT8 else INTEGER_DEFAULT_MAX
             low, high = self._ranges.get(tensor.name, (0, default_max))
@@ -244,13 +233,7 @@ def load_inputs(spec: ModelSpec, options: PerfOptions) -> InputBatches:
 def _generate(spec: ModelSpec, kind: str, options: DataOptions, seed: int, count: int) -> Stream:
     if not spec.inputs:
         raise invalid(f"model '{spec.name}': expected inputs, got {names(spec.inputs)}")
-    generator = Generator(
-        spec,
-        seed=seed,
-        string_length=options.string_length,
-        string_data=options.string_data,
-        ranges={name: (low, high) for name, low, high in options.ranges},
-    )
+    generator = Generator(spec, options, seed)
     if kind == "zero":
         return [InputStep(generator.zero())]
     # The items of a batch are different.

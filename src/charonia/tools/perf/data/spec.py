@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.core.metadata import ModelMetadata, TensorMetadata
-from charonia.core.tensor import Array
+from charonia.core.tensor import Array, to_bfloat16
 from charonia.wire.tensors import bytes_array, decode_elements, decode_tensor
 
 Item = dict[str, Array]
@@ -166,7 +166,6 @@ def _tensor(tensor: TensorMetadata, max_batch_size: int) -> TensorSpec:
     return TensorSpec(tensor.name, tensor.datatype, shape)
 
 
-_BFLOAT_SHIFT = 16
 _KINDS = {type(None): "null", bool: "a boolean", dict: "an object", list: "a list"}
 
 
@@ -251,7 +250,7 @@ def to_datatype(spec: TensorSpec, plain: NDArray[Any]) -> Array:
     if plain.dtype.kind not in "biuf":
         raise invalid(f"expected numbers for {spec}, got text")
     if datatype is DataType.BF16:
-        return to_bfloat(plain.astype(np.float32))
+        return to_bfloat16(plain.astype(np.float32))
     if datatype is DataType.BOOL:
         _refuse(spec, plain, (plain != 0) & (plain != 1))
     elif is_integer(datatype):
@@ -265,21 +264,6 @@ def to_datatype(spec: TensorSpec, plain: NDArray[Any]) -> Array:
         _refuse(spec, plain, np.isinf(made) & np.isfinite(plain))
         return made
     return plain.astype(datatype.numpy)
-
-
-def to_bfloat(values: NDArray[np.float32]) -> Array:
-    """Return the bit patterns of the nearest BF16 numbers; ties round to even."""
-    bits = values.view(np.uint32) if values.flags.c_contiguous else np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> _BFLOAT_SHIFT) & 1)) >> _BFLOAT_SHIFT
-    quiet_nan = (bits >> _BFLOAT_SHIFT) | 0x40
-    made: Array = np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
-    return made
-
-
-def from_bfloat(bits: Array) -> NDArray[np.float32]:
-    """Return the numbers of BF16 bit patterns."""
-    wide = bits.astype(np.uint32) << _BFLOAT_SHIFT
-    return wide.view(np.float32)
 
 
 def _numbers(spec: TensorSpec, plain: NDArray[Any]) -> NDArray[Any]:

@@ -9,7 +9,16 @@ from html import escape
 from itertools import cycle
 from typing import Any
 
-from charonia.tools.report.document import asset, document, environment, moment, separated, table_markup, tile, to_know
+from charonia.tools.report.document import (
+    asset,
+    document,
+    environment,
+    machine_facts,
+    separated,
+    table_markup,
+    tile,
+    to_know,
+)
 from charonia.tools.report.html import PARTS, latency_axis, parts
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.results.records import Estimate, LevelResult
@@ -222,12 +231,7 @@ def _facts(run: TuneRun) -> Iterator[tuple[str, str]]:
     for gpu in run.idle_gpus:
         yield "GPU", f"{gpu.uuid}" + (f", {size(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else "")
     yield "Tool", run.tool
-    yield "Client's machine" if run.is_remote else "Machine", run.machine.host
-    yield "Processor", f"{run.machine.processor}, {run.machine.core_count} cores"
-    yield "Memory", size(run.machine.memory_bytes)
-    yield "System", run.machine.system
-    yield "Python", run.machine.python
-    yield "Began", moment(run.began_at)
+    yield from machine_facts(run.machine, "Client's machine" if run.is_remote else "Machine", run.began_at)
     yield "Took", clock(run.duration_s)
     yield "Seed", number(run.seed) if run.seed else "0"
 

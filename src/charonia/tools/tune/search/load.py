@@ -4,9 +4,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from charonia.core.errors import invalid
 from charonia.tools.results.records import LoadMode
-from charonia.tools.tune.api import LoadSpace, Metric, Variant
+from charonia.tools.tune.api import Metric, Variant
 from charonia.tools.tune.objective import Point, gain
 from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 from charonia.tools.tune.space import load_values
@@ -197,18 +196,3 @@ def _better(here: Point, there: Point) -> bool:
 
 _WORTH_A_STEP = 0.01
 _ROOM_ABOVE = 0.2  # what more load than fills the batches may bring at most
-
-
-def check(load: LoadSpace) -> None:
-    """Check the loads to measure.
-
-    Raises:
-        ServingError: INVALID_ARGUMENT for no batch size, and for loads or bounds that cannot be.
-    """
-    if not load.batch_sizes or min(load.batch_sizes) < 1:
-        raise invalid(f"expected batch sizes of at least 1, got {list(load.batch_sizes)}")
-    values = load_values(load)
-    if min(values) <= 0 or len(set(values)) < len(values):
-        raise invalid(f"expected different loads above 0, got {list(values)}")
-    if load.formula and load.mode is not LoadMode.CONCURRENCY:
-        raise invalid("the formula gives a concurrency: it does not go with a search for request rates")

@@ -33,18 +33,6 @@ _TRIALS_SHARE = 0.5
 """Share of the measurements reserved for the phases after the search."""
 
 
-def make_search(space: SearchSpace, goal: Goal, options: SearchOptions) -> "Search":
-    """Return a new search.
-
-    Raises:
-        ServingError: INVALID_ARGUMENT for an impossible space or goal.
-    """
-    if sorted(space.profiled) != sorted(model.model for model in goal.models):
-        raise invalid(f"expected a goal for each of {sorted(space.profiled)}, got {[m.model for m in goal.models]}")
-    load.check(space.load)
-    return Search(TrialDriver(space, goal, options))
-
-
 def _steps(driver: TrialDriver) -> Steps[None]:
     later = int(driver.options.trials_max * _TRIALS_SHARE)
     finalists = (driver.options.finalist_count + 1) * driver.options.repeats_max
@@ -76,9 +64,14 @@ class Search:
     To resume, create the same search again and tell it the journal's outcomes of its trials.
     """
 
-    def __init__(self, driver: TrialDriver) -> None:
-        self._bench = driver
-        self._steps = _steps(driver)
+    def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
+        """Prepare it.
+
+        Raises:
+            ServingError: INVALID_ARGUMENT for too many variants.
+        """
+        self._bench = TrialDriver(space, goal, options)
+        self._steps = _steps(self._bench)
         self._trial: Trial | None = None
         self._has_begun = self._has_ended = False
 
