@@ -56,3 +56,10 @@ BY_WIRE: dict[str, DataType] = {d.wire: d for d in DataType}
 
 BY_NUMPY: dict["np.dtype[np.generic]", DataType] = {d.numpy: d for d in DataType if d is not DataType.BF16}
 """Datatype of an array by its numpy dtype; BF16 cannot be told from UINT16 and is not here."""
+
+BY_NAME: dict[str, DataType] = {
+    **{dtype.name: datatype for dtype, datatype in BY_NUMPY.items()},
+    "string": DataType.BYTES,
+    "bfloat16": DataType.BF16,
+}
+"""Datatype by the name that numpy has for it, and with it TensorFlow, PyTorch and, for most, ONNX Runtime."""

@@ -34,8 +34,12 @@ from charonia.server.backends.batch import batch_sizes, gather, input_plans, out
 from charonia.server.backends.parameters import Params
 
 
-class ArrayInstance(ABC):
-    """A `BlockingInstance` whose model is one call, `run`."""
+class BatchInstance(ABC):
+    """A `BlockingInstance` that computes a batch as a whole.
+
+    Attributes:
+        problem: Why it can compute no longer, "" while it can.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.is_batched = config.max_batch_size > 0
@@ -43,7 +47,51 @@ class ArrayInstance(ABC):
         self.outputs = output_plans(config)
         self.names = tuple(plan.name for plan in self.outputs)
         self._by_name = {plan.name: plan for plan in self.outputs}
-        self._is_closed = False
+        self.is_closed = False
+        self.problem = ""
+
+    @abstractmethod
+    def _execute(self, requests: Sequence[InferRequest]) -> Execution: ...
+
+    def execute(self, requests: Sequence[InferRequest]) -> Execution:
+        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone.
+
+        Where memory is exhausted, there is no other attempt.
+        """
+        if len(requests) == 1 or self.is_batched:
+            try:
+                return self._execute(requests)
+            except ServingError as error:
+                if len(requests) == 1 or error.code is Code.UNAVAILABLE or self.problem:
+                    raise
+        start = time.monotonic_ns()
+        results = [self._execute_alone(request) for request in requests]
+        return Execution(results, start, time.monotonic_ns())
+
+    def close(self) -> None:
+        """Run nothing more. A library's own resources are released by the class that holds them."""
+        self.is_closed = True
+
+    def _execute_alone(self, request: InferRequest) -> Result:
+        try:
+            return self._execute([request]).results[0]
+        except ServingError as error:
+            return error
+
+    def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
+        """Return the outputs that at least one request asks for; a model need not compute the others."""
+        if len(self.names) == 1:
+            return self.names
+        asked: set[str] = set()
+        for request in requests:
+            if not request.outputs:
+                return self.names
+            asked.update(output.name for output in request.outputs)
+        return tuple(name for name in self.names if name in asked)
+
+
+class ArrayInstance(BatchInstance):
+    """An instance whose model is one call, `run`."""
 
     @abstractmethod
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
@@ -60,22 +108,6 @@ class ArrayInstance(ABC):
             ServingError: The model failed.
         """
 
-    def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone."""
-        if len(requests) == 1 or self.is_batched:
-            try:
-                return self._execute(requests)
-            except ServingError:
-                if len(requests) == 1:
-                    raise
-        start = time.monotonic_ns()
-        results = [self._execute_alone(request) for request in requests]
-        return Execution(results, start, time.monotonic_ns())
-
-    def close(self) -> None:
-        """Run nothing more. A library's own resources are released by the class that holds them."""
-        self._is_closed = True
-
     def feed(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
         """Return the array of each input that the requests give."""
         feed = {}
@@ -90,14 +122,8 @@ class ArrayInstance(ABC):
         array = self._by_name[name].reshape(array, self.is_batched)
         return scatter(name, array, batch_sizes(requests)) if self.is_batched else [array]
 
-    def _execute_alone(self, request: InferRequest) -> Result:
-        try:
-            return self._execute([request]).results[0]
-        except ServingError as error:
-            return error
-
     def _execute(self, requests: Sequence[InferRequest]) -> Execution:
-        if self._is_closed:
+        if self.is_closed:
             raise internal("the instance is closed")
         feed = self.feed(requests)
         names = self._wanted(requests)
@@ -110,17 +136,6 @@ class ArrayInstance(ABC):
         ]
         answers = map(list, zip(*columns, strict=True) if columns else repeat((), len(requests)))
         return Execution(list(map(Outputs, answers)), input_end_ns, output_start_ns)
-
-    def _wanted(self, requests: Sequence[InferRequest]) -> tuple[str, ...]:
-        """Return the outputs that at least one request asks for; a model need not compute the others."""
-        if len(self.names) == 1:
-            return self.names
-        asked: set[str] = set()
-        for request in requests:
-            if not request.outputs:
-                return self.names
-            asked.update(output.name for output in request.outputs)
-        return tuple(name for name in self.names if name in asked)
 
 
 _STARTS = (
@@ -209,15 +224,17 @@ Plan = TypeVar("Plan")
 Model = TypeVar("Model", bound=LoadedModel)
 
 
-class ArrayBackend(ABC, Generic[Plan, Model]):
-    """A backend that computes on the CPU.
+class PlannedBackend(ABC, Generic[Plan, Model]):
+    """A backend whose models have options, which their configuration and the settings give.
 
     Attributes:
-        gpu_hint: Hint for models with instances on GPUs.
+        runs_on_gpus: Whether it has instances of KIND_GPU.
+        gpu_hint: Hint for models that ask for them where it has none.
     """
 
     name: str
     parameters: ClassVar[Params]
+    runs_on_gpus: ClassVar[bool] = False
     gpu_hint: ClassVar[str] = "use instances of KIND_CPU"
 
     @abstractmethod
@@ -225,11 +242,7 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         """Return the options of a model, and all problems of its parameters and of the backend's settings."""
 
     @abstractmethod
-    async def inspect(self, files: ModelFiles, config: ModelConfig, plan: Plan) -> tuple[Signature, Sequence[str]]:
-        """Return the inputs and outputs of a model, and notes."""
-
-    @abstractmethod
-    async def open(self, files: ModelFiles, config: ModelConfig, plan: Plan) -> Model:
+    async def open(self, files: ModelFiles, config: ModelConfig, plan: Plan, settings: BackendSettings) -> Model:
         """Load a version."""
 
     def uses_gpus(self) -> bool:
@@ -240,6 +253,30 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         plan, problems = self.read_plan(config, settings.values)
         check_problems(config.name, problems)
         return plan
+
+    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
+        """Yield a warning for each parameter that is unknown or has no effect."""
+        yield from self.parameters.remarks(config)
+
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Model:
+        plan = self.plan(config, settings)
+        if not self.runs_on_gpus and any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
+            raise unsupported(
+                f"model '{config.name}': the {self.name} backend has no instances of KIND_GPU", hint=self.gpu_hint
+            )
+        for sentence in self.remarks(config, settings.values):
+            _log.warning(sentence)
+        return await self.open(files, config, plan, settings)
+
+    async def aclose(self) -> None: ...
+
+
+class ArrayBackend(PlannedBackend[Plan, Model]):
+    """A backend that completes configurations from the signature of a model."""
+
+    @abstractmethod
+    async def inspect(self, files: ModelFiles, config: ModelConfig, plan: Plan) -> tuple[Signature, Sequence[str]]:
+        """Return the inputs and outputs of a model, and notes."""
 
     def path(self, files: ModelFiles, config: ModelConfig) -> Path:
         """Return the file of a model: one of the record's forms, unless the configuration names another.
@@ -254,9 +291,6 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         """Return the default of `max_batch_size` for models that can batch."""
         return settings.default_max_batch_size
 
-    def remarks(self, config: ModelConfig, plan: Plan) -> Iterator[str]:
-        yield from self.parameters.remarks(config)
-
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         if config.input and config.output:
             return Completion(config)
@@ -265,23 +299,26 @@ class ArrayBackend(ABC, Generic[Plan, Model]):
         merged, notes = merge_signature(config, signature, default_max_batch_size=size, model_name=config.name)
         return Completion(merged, (*notes, *remarks))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Model:
-        plan = self.plan(config, settings)
-        if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-            raise unsupported(
-                f"model '{config.name}': the {self.name} backend has no instances of KIND_GPU", hint=self.gpu_hint
-            )
-        for sentence in self.remarks(config, plan):
-            _log.warning(sentence)
-        return await self.open(files, config, plan)
-
-    async def aclose(self) -> None: ...
-
 
 def inputs_hint(feed: Mapping[str, Array]) -> str:
     """Return a hint for a library that fails on inputs."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
     return f"the inputs were {shapes}; a network may need other sizes than its signature says"
+
+
+def decoded(name: str, array: Array, library: str) -> list[str]:
+    """Return the bytes of an input as text, for libraries that take only that."""
+    texts = []
+    for index, element in enumerate(array.reshape(-1).tolist()):
+        try:
+            texts.append(element.decode())
+        except UnicodeDecodeError as error:
+            raise invalid(
+                f"input '{name}': element {index} is not UTF-8 (byte {error.start} is 0x{element[error.start]:02x}), "
+                f"which is what {library} takes as a string",
+                hint="send binary data as UINT8",
+            ) from None
+    return texts
 
 
 def plain_error(what: str, error: Exception, code: Code, *sources: re.Pattern[str]) -> ServingError:

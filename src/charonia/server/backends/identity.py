@@ -8,7 +8,6 @@ back, too, where they are named INPUT<x> and there is an OUTPUT<x>.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
 from charonia.config.sequence_tensors import added_names, seen_by_model
@@ -16,9 +15,9 @@ from charonia.core.errors import invalid, unsupported
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
-from charonia.server.backends.batch import TensorPlan, input_plans, output_plans
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
+from charonia.server.backends.batch import ModelShapes
+from charonia.server.backends.parameters import Param, Params, Values
 
 RESPONSE_PARAMETERS: Mapping[str, ParameterValue] = {
     "param0": "an example string parameter",
@@ -43,62 +42,38 @@ PARAMETERS = Params(
 )
 # fmt: on
 
-_Reshape = tuple[TensorPlan, TensorPlan]
-"""From the shape of an input to the model's, and from there to that of the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What every instance does."""
-
-    names: Mapping[str, str]
-    reshapes: Mapping[str, _Reshape]
-    is_batched: bool
-    parameters: Mapping[str, ParameterValue]
-    is_traced: bool
-    execute_s: float
-    creation_s: float
-    instance_multiplier: float
-
 
 class IdentityInstance:
-    """An instance."""
+    """An instance.
 
-    def __init__(self, work: _Work, delay_s: float) -> None:
-        self._names = work.names
-        self._parameters = work.parameters
-        self._work = work
+    Args:
+        names: Name of the output by that of its input.
+    """
+
+    def __init__(self, config: ModelConfig, names: Mapping[str, str], values: Values, delay_s: float) -> None:
+        self._names = names
+        self._shapes = ModelShapes.of(config)
+        self._is_traced: bool = values["enable_custom_tracing"]
+        self._parameters = RESPONSE_PARAMETERS if values["response_parameters"] else {}
         self._delay_s = delay_s
 
     def execute(self, requests: Sequence[InferRequest]) -> Execution:
         start = time.monotonic_ns()
         if self._delay_s > 0:
             time.sleep(self._delay_s)
-        if self._work.is_traced:
+        if self._is_traced:
             _report(requests)
-        names, parameters = self._names, self._parameters
-        results = [
+        shapes, names, parameters = self._shapes, self._names, self._parameters
+        results: list[Result] = [
             Outputs(
                 [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values() if t.name in names],
                 dict(parameters) if parameters else None,
             )
-            for request in requests
+            for request in (requests if shapes is None else map(shapes.given, requests))
         ]
-        if self._work.reshapes:
-            for request, result in zip(requests, results, strict=True):
-                self._reshape(request, result)
+        if shapes is not None:
+            results = list(map(shapes.answered, results))
         return Execution(results, start, time.monotonic_ns())
-
-    def _reshape(self, request: InferRequest, result: Outputs) -> None:
-        work = self._work
-        for given in request.inputs.values():
-            if given.name in work.reshapes:
-                array = given.array
-                for plan in work.reshapes[given.name]:
-                    array = plan.reshape(array, work.is_batched)
-                name = work.names[given.name]
-                index = next(i for i, tensor in enumerate(result.tensors) if tensor.name == name)
-                result.tensors[index] = Tensor(name, given.datatype, array)
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -107,18 +82,19 @@ class IdentityInstance:
 class IdentityModel:
     """A loaded version."""
 
-    def __init__(self, work: _Work) -> None:
-        self._work = work
+    def __init__(self, config: ModelConfig, values: Values) -> None:
+        self._config = config
+        self._names = _pairs(config)
+        self._values = values
         self._made = 0
 
     async def create_instance(self, placement: Placement) -> IdentityInstance:
-        index = self._made
         self._made += 1
-        work = self._work
-        if work.creation_s > 0:
-            await asyncio.sleep(work.creation_s)
-        factor = work.instance_multiplier * (index + 1) if work.instance_multiplier else 1.0
-        return IdentityInstance(work, work.execute_s * factor)
+        factor = self._values["instance_wise_delay_multiplier"] * self._made or 1.0
+        if self._values["creation_delay_sec"] > 0:
+            await asyncio.sleep(self._values["creation_delay_sec"])
+        delay_s = self._values["execute_delay_ms"] / 1000 * factor
+        return IdentityInstance(self._config, self._names, self._values, delay_s)
 
     def memory(self) -> list[MemoryUsage]:
         return []
@@ -145,18 +121,7 @@ class IdentityBackend:
                 f"model '{config.name}': the identity backend has no parameter {unknown}",
                 hint=f"it has {', '.join(PARAMETERS.names)}",
             )
-        names = _pairs(config)
-        work = _Work(
-            names,
-            _reshapes(config, names),
-            config.max_batch_size > 0,
-            RESPONSE_PARAMETERS if values["response_parameters"] else {},
-            values["enable_custom_tracing"],
-            execute_s=values["execute_delay_ms"] / 1000,
-            creation_s=values["creation_delay_sec"],
-            instance_multiplier=values["instance_wise_delay_multiplier"],
-        )
-        return IdentityModel(work)
+        return IdentityModel(config, values)
 
     async def aclose(self) -> None: ...
 
@@ -184,17 +149,6 @@ def _pairs(config: ModelConfig) -> dict[str, str]:
     if problems:
         raise invalid(f"model '{config.name}' cannot be served by the identity backend: {'; '.join(problems)}")
     return pairs
-
-
-def _reshapes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, _Reshape]:
-    outputs = {plan.name: (plan, output.dims) for plan, output in zip(output_plans(config), config.output, strict=True)}
-    ways: dict[str, _Reshape] = {}
-    for plan in input_plans(config):
-        if plan.name in names and names[plan.name] in outputs:
-            back, dims = outputs[names[plan.name]]
-            if dims != plan.source:
-                ways[plan.name] = (plan, back)
-    return ways
 
 
 def _report(requests: Sequence[InferRequest]) -> None:

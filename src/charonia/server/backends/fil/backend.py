@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -240,7 +240,7 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
     def batch_size(self, settings: BackendSettings) -> int:
         return rows_batch_size(settings.default_max_batch_size)
 
-    def remarks(self, config: ModelConfig, plan: ForestPlan) -> Iterator[str]:
+    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
         return remarks(config)
 
     async def inspect(
@@ -253,7 +253,9 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
         parameters = {JSON_SCHEMA: json.dumps({"inputs": schemas, "outputs": {}})} if schemas else {}
         return replace(signature, outputs=signature.outputs[:1], parameters=parameters), ()
 
-    async def open(self, files: ModelFiles, config: ModelConfig, plan: ForestPlan) -> FilModel:
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: ForestPlan, settings: BackendSettings
+    ) -> FilModel:
         path, model_type = forest_file(files, config, plan)
         return FilModel(path, model_type, config, plan)
 

@@ -1,21 +1,21 @@
 """Completes configurations of image models from their parameters, and loads them. There is no model file."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from PIL import Image
 
 from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
-from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelOutput
 from charonia.config.problems import Problem, check_problems
 from charonia.core.dtypes import DataType
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.array_backend import PlannedBackend
 from charonia.server.backends.image.instance import GEOMETRY, ImageInstance
-from charonia.server.backends.image.options import ImagePlan, ResizeMode, read_plan
+from charonia.server.backends.image.options import PARAMETERS, ImagePlan, ResizeMode, read_plan
 
 INPUT, OUTPUT = "IMAGE", "PIXELS"
 """Names of tensors that the configuration does not name."""
@@ -54,17 +54,21 @@ class ImageModel:
             await asyncio.to_thread(self._pool.shutdown)
 
 
-class ImageBackend:
+class ImageBackend(PlannedBackend[ImagePlan, ImageModel]):
     """The `image` backend."""
 
     name = "image"
+    parameters = PARAMETERS
+    gpu_hint = "images are decoded on the CPU: use KIND_CPU"
 
-    def uses_gpus(self) -> bool:
-        return False
+    def read_plan(self, config: ModelConfig, settings: Mapping[str, str]) -> tuple[ImagePlan, list[Problem]]:
+        output = _pixels(config)
+        datatype = output.data_type if output is not None and output.data_type in DATATYPES else DATATYPES[0]
+        return read_plan(config, datatype)
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         """Fill in inputs, outputs, batching and instances from the parameters."""
-        plan = _plan(config)
+        plan = self.plan(config, settings)
         check_problems(config.name, _batch_problems(config, plan))
         signature = _signature(config, plan, is_batched=_can_batch(config, plan))
         merged, notes = merge_signature(
@@ -76,24 +80,15 @@ class ImageBackend:
             notes.append(f"instance_group: {INSTANCES} instances, so that no core waits for the last image of a batch")
         return Completion(merged, tuple(notes))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> ImageModel:
-        plan = _plan(config)
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: ImagePlan, settings: BackendSettings
+    ) -> ImageModel:
         signature = _signature(config, plan, is_batched=config.max_batch_size > 0)
-        problems = [*_batch_problems(config, plan), *_side_problems(config, plan), *_device_problems(config)]
+        problems = [*_batch_problems(config, plan), *_side_problems(config, plan)]
         problems = problems or check_signature(config, signature)
         check_problems(config.name, problems)
         await asyncio.to_thread(Image.init)  # imports the decoders
         return ImageModel(config, plan)
-
-    async def aclose(self) -> None: ...
-
-
-def _plan(config: ModelConfig) -> ImagePlan:
-    output = _pixels(config)
-    datatype = output.data_type if output is not None and output.data_type in DATATYPES else DATATYPES[0]
-    plan, problems = read_plan(config, datatype)
-    check_problems(config.name, problems)
-    return plan
 
 
 def _pixels(config: ModelConfig) -> ModelOutput | None:
@@ -148,9 +143,3 @@ def _side_problems(config: ModelConfig, plan: ImagePlan) -> Iterator[Problem]:
                 f"got {list(output.inner_dims)}",
             )
         return  # check_signature names the other outputs
-
-
-def _device_problems(config: ModelConfig) -> Iterator[Problem]:
-    for index, group in enumerate(config.instance_group):
-        if group.kind is InstanceKind.KIND_GPU:
-            yield Problem(f"instance_group[{index}].kind", "images are decoded on the CPU: use KIND_CPU")

@@ -20,15 +20,16 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, internal, invalid, unsupported
+from charonia.core.errors import Code, invalid, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayInstance, inputs_hint, model_file, weights_bytes
+from charonia.server.backends.array_backend import ArrayInstance, PlannedBackend, inputs_hint, model_file, weights_bytes
 from charonia.server.backends.batch import gather
 from charonia.server.backends.onnxruntime.options import (
     CUDA,
+    PARAMETERS,
     SessionPlan,
     choose_providers,
     for_openvino,
@@ -76,7 +77,7 @@ class OnnxRuntimeInstance(ArrayInstance):
         self._ragged = ragged_plan(config)
         self._texts = {plan.name for plan in (*self.inputs, *self.outputs) if plan.datatype is DataType.BYTES}
         has_bfloat16 = any(plan.datatype is DataType.BF16 for plan in (*self.inputs, *self.outputs))
-        self._run: Run | None = partial(_run_with_bfloat16, session) if has_bfloat16 else run_of(session)
+        self._run: Run = partial(_run_with_bfloat16, session) if has_bfloat16 else run_of(session)
         self._options: object = None
         if run_entries:
             options = onnxruntime.RunOptions()
@@ -84,15 +85,9 @@ class OnnxRuntimeInstance(ArrayInstance):
                 options.add_run_config_entry(key, value)
             self._options = options
 
-    def close(self) -> None:
-        self._run = None
-
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
-        run = self._run
-        if run is None:
-            raise internal("the instance is closed")
         try:
-            return run(names, feed, self._options)
+            return self._run(names, feed, self._options)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             failure = plain_error("ONNX Runtime failed", error)
             failure.hint = inputs_hint(feed) if failure.code is Code.INTERNAL else ""
@@ -236,10 +231,13 @@ class OnnxRuntimeModel:
         return min(threads, len(placement.cores)) if placement.cores and not self._plan.intra_op_threads else threads
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(PlannedBackend[SessionPlan, LoadedModel]):
     """The `onnxruntime` backend."""
 
     name = "onnxruntime"
+    parameters = PARAMETERS
+    runs_on_gpus = True
+    read_plan = staticmethod(read_plan)
 
     def __init__(self) -> None:
         self._has_global_pool = False
@@ -252,7 +250,7 @@ class OnnxRuntimeBackend:
         routed = () if _for_openvino(config) is None else (_ROUTED,)
         if config.input and config.output:
             return Completion(config, routed)
-        plan = self._plan(files, config, settings)
+        plan = self._prepared(files, self.plan(config, settings))
         path = model_file(files, config, DEFAULT_FILE)
 
         def inspect() -> tuple[Signature, list[str], str, frozenset[str]]:
@@ -294,20 +292,23 @@ class OnnxRuntimeBackend:
             _log.info("model '%s': %s", config.name, remark)
         return Completion(merged, (*notes, *remarks, *routed))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> LoadedModel:
+    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
+        yield from (*ineffective_parameters(config), *idle_accelerators(config))
+
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: SessionPlan, settings: BackendSettings
+    ) -> LoadedModel:
         """Load a version; its first instance opens the session.
 
         A model with the accelerator `openvino` is loaded by the openvino backend if ONNX Runtime lacks that provider.
         """
-        plan = self._plan(files, config, settings)
+        plan = self._prepared(files, plan)
         path = model_file(files, config, DEFAULT_FILE)
         if config.cc_model_filenames and any(g.kind is InstanceKind.KIND_GPU for g in config.instance_group):
             raise unsupported(
                 f"model '{config.name}': cc_model_filenames is not supported by the onnxruntime backend",
                 hint="set default_model_filename",
             )
-        for sentence in (*ineffective_parameters(config), *idle_accelerators(config)):
-            _log.warning(sentence)
         routed = _for_openvino(config)
         if routed is not None:
             from charonia.server.backends.openvino.backend import OpenVinoBackend  # only such models need the library
@@ -317,11 +318,7 @@ class OnnxRuntimeBackend:
             return await OpenVinoBackend().load(files, named, settings)
         return OnnxRuntimeModel(path, seen_by_model(config), plan, verbose=settings.verbose)
 
-    async def aclose(self) -> None: ...
-
-    def _plan(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> SessionPlan:
-        plan, problems = read_plan(config, settings.values)
-        check_problems(config.name, problems)
+    def _prepared(self, files: ModelFiles, plan: SessionPlan) -> SessionPlan:
         if plan.uses_global_pool and not self._has_global_pool:
             start_global_pool(plan.intra_op_threads, plan.inter_op_threads)
             self._has_global_pool = True

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime
 
 from charonia.config.complete import Signature, SignatureTensor
 from charonia.config.onnx_file import OnnxFile
-from charonia.core.dtypes import DataType
+from charonia.core.dtypes import BY_NAME, DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
@@ -37,7 +37,8 @@ def read_external(path: Path) -> Mapping[str, bytes]:
     folder: ONNX Runtime then reports what is wrong. Blocks on disk I/O.
     """
     try:
-        names = external_names(path)
+        with path.open("rb") as file:
+            names = OnnxFile(file).weight_files()
         if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
             return {}
         if sum((path.parent / name).stat().st_size for name in names) > COPIED_BYTES_MAX:
@@ -45,17 +46,6 @@ def read_external(path: Path) -> Mapping[str, bytes]:
         return {name: (path.parent / name).read_bytes() for name in names}
     except (OSError, ValueError):
         return {}
-
-
-def external_names(path: Path) -> tuple[str, ...]:
-    """Return the names of the files of external weights, each once, in the order of the model.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is not an ONNX model.
-    """
-    with path.open("rb") as file:
-        return OnnxFile(file).weight_files()
 
 
 def without_shape(path: Path) -> frozenset[str]:
@@ -76,22 +66,7 @@ SPIN_US = 20
 SMALL_RUN_NS = 200_000
 """A model whose runs take no longer than this gains nothing from a second thread."""
 
-_TYPES = {
-    "bool": DataType.BOOL,
-    "uint8": DataType.UINT8,
-    "uint16": DataType.UINT16,
-    "uint32": DataType.UINT32,
-    "uint64": DataType.UINT64,
-    "int8": DataType.INT8,
-    "int16": DataType.INT16,
-    "int32": DataType.INT32,
-    "int64": DataType.INT64,
-    "float16": DataType.FP16,
-    "float": DataType.FP32,
-    "double": DataType.FP64,
-    "string": DataType.BYTES,
-    "bfloat16": DataType.BF16,
-}
+_TYPES = {**BY_NAME, "float": DataType.FP32, "double": DataType.FP64}
 """Datatype by the name within ONNX Runtime's "tensor(...)"."""
 
 Run = Callable[[Sequence[str], Mapping[str, Array], object], list[Array]]
@@ -114,38 +89,8 @@ _LOAD_HINTS = {
 """Hint by a part of ONNX Runtime's message."""
 
 
-class NodeArgument(Protocol):
-    """A declared input or output. A dimension is a number, a name or None."""
-
-    name: str
-    type: str
-    shape: list[int | str | None]
-
-
-class Session(Protocol):
-    """The part of `onnxruntime.InferenceSession` that is used. Thread-safe."""
-
-    def run(
-        self, output_names: Sequence[str], input_feed: Mapping[str, Array], run_options: object = None
-    ) -> list[Array]:
-        """Compute the outputs."""
-
-    def run_with_ort_values(
-        self, output_names: Sequence[str], input_dict_ort_values: Mapping[str, Any], run_options: object = None
-    ) -> list[Any]:
-        """Compute the outputs, from and to `OrtValue`s."""
-
-    def get_inputs(self) -> list[NodeArgument]:
-        """Return the inputs without a default."""
-
-    def get_overridable_initializers(self) -> list[NodeArgument]:
-        """Return the inputs with a default."""
-
-    def get_outputs(self) -> list[NodeArgument]:
-        """Return the outputs."""
-
-    def get_providers(self) -> list[str]:
-        """Return the names of the execution providers in use, best first."""
+Session: TypeAlias = Any
+"""An `onnxruntime.InferenceSession`, which is thread-safe."""
 
 
 def installed_providers() -> list[str]:
@@ -229,7 +174,7 @@ def _open(path: Path, options: Any, plan: SessionPlan, providers: Sequence[Provi
                 f"cannot load {path.name}: {name} is installed but does not start",
                 hint="check that its libraries (CUDA, cuDNN, TensorRT) have the versions that ONNX Runtime needs",
             )
-    return cast(Session, session)
+    return session
 
 
 def _prepared(provider: str, options: Mapping[str, str]) -> dict[str, str]:
@@ -341,37 +286,24 @@ def is_small(session: Session, signature: Signature, batch_size: int) -> bool:
     return True
 
 
-def plain_error(what: str, error: Exception, code: Code | None = None) -> ServingError:
-    """Return an error of ONNX Runtime without source locations, numbers and line breaks.
-
-    Args:
-        code: Code of the result; None for INVALID_ARG where ONNX Runtime blames the inputs, else INTERNAL.
-    """
-    code = code or (Code.INVALID_ARG if type(error).__name__ == "InvalidArgument" else Code.INTERNAL)
+def plain_error(what: str, error: Exception) -> ServingError:
+    """Return an error of ONNX Runtime without source locations and line breaks; it may blame the inputs."""
+    code = Code.INVALID_ARG if type(error).__name__ == "InvalidArgument" else Code.INTERNAL
     return array_backend.plain_error(what, error, code, _PREFIX, _SOURCE)
 
 
-def _datatype(argument: NodeArgument) -> DataType | None:
+def _datatype(argument: Any) -> DataType | None:
     return _TYPES.get(argument.type.removeprefix("tensor(").removesuffix(")")) if "tensor(" in argument.type else None
 
 
-def _shape(argument: NodeArgument) -> tuple[int, ...]:
+def _shape(argument: Any) -> tuple[int, ...]:
     return tuple(d if isinstance(d, int) and d >= 0 else -1 for d in argument.shape)
 
 
 def to_text(name: str, array: Array) -> Array:
     """Decode bytes to strings: ONNX Runtime's Python API takes only those."""
     texts = np.empty(array.shape, object)
-    flat = texts.reshape(-1)
-    for index, element in enumerate(array.reshape(-1).tolist()):
-        try:
-            flat[index] = element.decode()
-        except UnicodeDecodeError as error:
-            raise invalid(
-                f"input '{name}': element {index} is not UTF-8 (byte {error.start} is 0x{element[error.start]:02x}), "
-                "which is what ONNX Runtime takes as a string",
-                hint="send binary data as UINT8",
-            ) from None
+    texts.reshape(-1)[:] = array_backend.decoded(name, array, "ONNX Runtime")
     return texts
 
 

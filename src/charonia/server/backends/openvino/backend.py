@@ -16,11 +16,11 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.dtypes import DataType
+from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
-from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import (
     ArrayBackend,
     ArrayInstance,
@@ -127,19 +127,8 @@ def ineffective_parameters(config: ModelConfig, plan: OpenVinoPlan, properties: 
         yield f"model '{config.name}': OpenVINO has no parameter '{key}' for {plan.device}, it has no effect{hint}"
 
 
-_TYPES = {
+_TYPES = {f"{d.numpy.kind}{8 * d.byte_size}": d for d in BY_NUMPY.values()} | {
     "boolean": DataType.BOOL,
-    "u8": DataType.UINT8,
-    "u16": DataType.UINT16,
-    "u32": DataType.UINT32,
-    "u64": DataType.UINT64,
-    "i8": DataType.INT8,
-    "i16": DataType.INT16,
-    "i32": DataType.INT32,
-    "i64": DataType.INT64,
-    "f16": DataType.FP16,
-    "f32": DataType.FP32,
-    "f64": DataType.FP64,
     "bf16": DataType.BF16,
 }
 """Datatype by OpenVINO's name of the element type."""
@@ -505,7 +494,7 @@ class OpenVinoBackend(ArrayBackend[OpenVinoPlan, OpenVinoModel]):
         folder = files.version_dir / (config.default_model_filename or DEFAULT_FILE)
         return folder if (folder / "saved_model.pb").is_file() else model_file(files, config, DEFAULT_FILE)
 
-    def remarks(self, config: ModelConfig, plan: OpenVinoPlan) -> Iterator[str]:
+    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
         """Yield nothing: only the device knows all of its properties."""
         return iter(())
 
@@ -522,7 +511,9 @@ class OpenVinoBackend(ArrayBackend[OpenVinoPlan, OpenVinoModel]):
 
         return await asyncio.to_thread(inspect), ()
 
-    async def open(self, files: ModelFiles, config: ModelConfig, plan: OpenVinoPlan) -> OpenVinoModel:
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: OpenVinoPlan, settings: BackendSettings
+    ) -> OpenVinoModel:
         if config.model_operations is not None and config.model_operations.op_library_filename:
             raise unsupported(
                 f"model '{config.name}': the openvino backend has no model_operations",

@@ -25,6 +25,7 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
+from charonia.server.backends.array_backend import PlannedBackend
 from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.pytorch.archive import FileKind
 from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, check_gpu, gpu_count, pinned
@@ -156,10 +157,13 @@ class PyTorchModel:
         return bounds.most if bounds is not None else max(1, sum(group.count for group in groups))
 
 
-class PyTorchBackend:
+class PyTorchBackend(PlannedBackend[RunPlan, PyTorchModel]):
     """The `pytorch` backend."""
 
     name = "pytorch"
+    parameters = PARAMETERS
+    runs_on_gpus = True
+    read_plan = staticmethod(read_plan)
 
     def __init__(self) -> None:
         self._inter_op_threads = 0
@@ -170,7 +174,7 @@ class PyTorchBackend:
         return gpu_count() > 0
 
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        plan = _plan(config, settings)
+        plan = self.plan(config, settings)
         source = await asyncio.to_thread(find_source, files, config)
         notes: list[str] = []
         if source.kind is not FileKind.AOT_INDUCTOR and config.platform == "torch_aoti":
@@ -191,8 +195,9 @@ class PyTorchBackend:
             notes += merged
         return Completion(config, (*notes, *found.notes))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PyTorchModel:
-        plan = _plan(config, settings)
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: RunPlan, settings: BackendSettings
+    ) -> PyTorchModel:
         check_problems(config.name, _problems(config, plan))
         source = await asyncio.to_thread(find_source, files, config)
         if not config.input or not config.output:
@@ -204,15 +209,10 @@ class PyTorchBackend:
                 f"{reason.removeprefix(f'{missing}: ') or 'could not be inferred'}",
                 hint=_how_to_configure(config, source, found.guess),
             )
-        for sentence in PARAMETERS.remarks(config):
-            _log.warning(sentence)
         self._set_process_options(config.name, plan)
         if self._pool is None:
             self._pool = BlockPool(settings.pinned or PinnedMemory(), pinned)
         return PyTorchModel(source, seen_by_model(config), plan, self._pool)
-
-    async def aclose(self) -> None:
-        """Do nothing: models share only pinned memory, which the last response releases."""
 
     def _set_process_options(self, model: str, plan: RunPlan) -> None:
         """Set PyTorch's options of the whole process; the first model that has them decides."""
@@ -256,12 +256,6 @@ def _how_to_configure(config: ModelConfig, source: Source, guess: Signature | No
         f"mkdir -p {folder}/1\ncp {shlex.quote(str(path.resolve()))} {folder}/1/{file}\n"
         f"echo {text} > {folder}/config.pbtxt\ncharonia serve models\n"
     )
-
-
-def _plan(config: ModelConfig, settings: BackendSettings) -> RunPlan:
-    plan, problems = read_plan(config, settings.values)
-    check_problems(config.name, problems)
-    return plan
 
 
 def _device(placement: Placement) -> torch.device | None:

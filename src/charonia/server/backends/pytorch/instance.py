@@ -13,8 +13,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable
 from charonia.core.request import DeviceRequest, InferRequest
 from charonia.core.tensor import Array, DeviceTensor, Tensor
-from charonia.server.backends.api import Execution, Outputs, Result
-from charonia.server.backends.batch import TensorPlan, batch_sizes, input_plans, output_plans, scatter
+from charonia.server.backends.api import Execution, Outputs
+from charonia.server.backends.array_backend import BatchInstance, decoded
+from charonia.server.backends.batch import TensorPlan, batch_sizes, scatter
 from charonia.server.backends.pytorch.devices import ComputeDevice, TorchContent
 from charonia.server.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
 from charonia.server.backends.pytorch.program import (
@@ -30,57 +31,30 @@ from charonia.server.backends.pytorch.program import (
 _LAYOUT_DIMENSIONS = 4
 
 
-class PyTorchInstance:
+class PyTorchInstance(BatchInstance):
     """An instance. Raises ServingError: INVALID_ARG when the inputs do not fit the model."""
 
     def __init__(
         self, name: str, program: Program, config: ModelConfig, plan: RunPlan, device: ComputeDevice, threads: int
     ) -> None:
+        super().__init__(config)
         self._name = name
         self._program: Program | None = program
         self._plan = plan
         self._device = device
         self._threads = threads
-        self._is_batched = config.max_batch_size > 0
-        self._inputs = input_plans(config)
-        self._outputs = output_plans(config)
-        self._arguments = program.interface.bind([plan.name for plan in self._inputs])
-        self._results = ResultNames([plan.name for plan in self._outputs])
+        self._arguments = program.interface.bind([plan.name for plan in self.inputs])
+        self._results = ResultNames([plan.name for plan in self.outputs])
         kinds = _kinds(program, self._arguments)
         for index, given in enumerate(config.input):
             if given.optional and index in self._arguments.positional:
                 raise invalid(f"input '{given.name}' has no default in the model, so it cannot be optional")
-            _check_kind(given, kinds.get(index, ParameterKind.TENSOR), self._is_batched)
+            _check_kind(given, kinds.get(index, ParameterKind.TENSOR), self.is_batched)
         self._numbers = {config.input[i].name for i, kind in kinds.items() if kind is ParameterKind.NUMBER}
-        self.problem = ""
-
-    def execute(self, requests: Sequence[InferRequest]) -> Execution:
-        """Run the requests as one batch; if it fails, each one alone, so that a bad request fails alone.
-
-        When memory is exhausted, the whole batch fails without another attempt.
-        """
-        if len(requests) == 1 or self._is_batched:
-            try:
-                return self._execute(requests)
-            except ServingError as error:
-                if len(requests) == 1 or error.code is Code.UNAVAILABLE or isinstance(error, DeviceLostError):
-                    raise
-        start = time.monotonic_ns()
-        results = [self._execute_alone(request) for request in requests]
-        return Execution(results, start, time.monotonic_ns())
-
-    @property
-    def is_closed(self) -> bool:
-        return self._program is None
 
     def close(self) -> None:
+        super().close()
         self._program = None
-
-    def _execute_alone(self, request: InferRequest) -> Result:
-        try:
-            return self._execute([request]).results[0]
-        except ServingError as error:
-            return error
 
     def _execute(self, requests: Sequence[InferRequest]) -> Execution:
         program = self._program
@@ -100,7 +74,7 @@ class PyTorchInstance:
     def _run(self, program: Program, requests: Sequence[InferRequest]) -> Execution:
         device = self._device
         try:
-            args, kwargs = self._arguments.fill([self._input(plan, requests) for plan in self._inputs])
+            args, kwargs = self._arguments.fill([self._input(plan, requests) for plan in self.inputs])
             input_end_ns = time.monotonic_ns()
             result = program.call(*args, **kwargs)
         finally:
@@ -131,10 +105,10 @@ class PyTorchInstance:
             return self._converted(tensor)
         parts = [request.inputs[plan.name].array for request in requests]
         if plan.datatype is DataType.BYTES:
-            return [text for part in parts for text in _texts(plan.name, part)]
+            return [text for part in parts for text in decoded(plan.name, part, "PyTorch")]
         if plan.name in self._numbers:
             return _number(plan.name, parts[0])
-        tensor = self._device.put([plan.reshape(part, self._is_batched) for part in parts])
+        tensor = self._device.put([plan.reshape(part, self.is_batched) for part in parts])
         return self._converted(tensor.view(torch.bfloat16) if plan.datatype is DataType.BF16 else tensor)
 
     def _adopted(self, plan: TensorPlan, requests: Sequence[InferRequest]) -> torch.Tensor | None:
@@ -147,7 +121,7 @@ class PyTorchInstance:
             return None
         tensor = self._device.adopt(contents)
         # The plan uses only `shape` and `reshape`, which tensors share with arrays.
-        return None if tensor is None else cast(torch.Tensor, plan.reshape(cast(Array, tensor), self._is_batched))
+        return None if tensor is None else cast(torch.Tensor, plan.reshape(cast(Array, tensor), self.is_batched))
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an input in the model's precision and layout."""
@@ -161,7 +135,7 @@ class PyTorchInstance:
     def _answers(self, requests: Sequence[InferRequest], program: Program, values: Sequence[Any]) -> list[Outputs]:
         wanted = self._wanted(requests)
         tensors = []
-        for plan, value in zip(self._outputs, values, strict=True):
+        for plan, value in zip(self.outputs, values, strict=True):
             if plan.name in wanted and plan.datatype is not DataType.BYTES:
                 tensors.append(self._output(plan, value, program))
         stays = self._device.keeps and all(type(request) is DeviceRequest for request in requests)
@@ -169,30 +143,21 @@ class PyTorchInstance:
             self._device.wait()  # their readers use another stream, or are in another process
         # Where outputs stay, tensors replace arrays: both have a shape, slices and `reshape`.
         arrays = iter(cast(list[Array], tensors) if stays else self._device.take(tensors))
-        sizes = batch_sizes(requests) if self._is_batched else None
+        sizes = batch_sizes(requests) if self.is_batched else None
         columns = []
-        for plan, value in zip(self._outputs, values, strict=True):
+        for plan, value in zip(self.outputs, values, strict=True):
             if plan.name not in wanted:
                 continue
             if plan.datatype is DataType.BYTES:
-                array = _strings(plan, value, is_batched=self._is_batched)
+                array = _strings(plan, value, is_batched=self.is_batched)
             else:
                 array = next(arrays)
                 if plan.datatype is DataType.BF16 and not stays:
                     array = array.view(np.uint16)
-            array = plan.reshape(array, self._is_batched)
+            array = plan.reshape(array, self.is_batched)
             parts = scatter(plan.name, array, sizes) if sizes is not None else [array]
             columns.append([_answer(plan, part) for part in parts])
         return [Outputs(list(tensors)) for tensors in zip(*columns, strict=True)]
-
-    def _wanted(self, requests: Sequence[InferRequest]) -> set[str]:
-        """Return the outputs that at least one request asks for; others are not copied."""
-        asked: set[str] = set()
-        for request in requests:
-            if not request.outputs:
-                return {plan.name for plan in self._outputs}
-            asked.update(output.name for output in request.outputs)
-        return asked
 
     def _output(self, plan: TensorPlan, value: Any, program: Program) -> torch.Tensor:
         """Return a result as a tensor of the configured datatype that later calls do not change."""
@@ -251,21 +216,6 @@ def _number(name: str, array: Array) -> int | float | bool:
 
 def _kind(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _texts(name: str, array: Array) -> list[str]:
-    """Decode bytes to strings: PyTorch models take only those."""
-    texts = []
-    for index, element in enumerate(array.reshape(-1).tolist()):
-        try:
-            texts.append(element.decode())
-        except UnicodeDecodeError as error:
-            raise invalid(
-                f"input '{name}': element {index} is not UTF-8 (byte {error.start} is 0x{element[error.start]:02x}), "
-                "which is what PyTorch takes as a string",
-                hint="send binary data as UINT8",
-            ) from None
-    return texts
 
 
 def _strings(plan: TensorPlan, value: object, *, is_batched: bool) -> Array:

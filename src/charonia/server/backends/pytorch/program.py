@@ -16,7 +16,7 @@ import torch
 
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
-from charonia.core.dtypes import DataType
+from charonia.core.dtypes import BY_NAME, DataType
 from charonia.core.errors import Code, ServingError, unavailable, unsupported
 from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.pytorch.naming import Leaf, Parameter, Template, bind_leaves, bind_parameters
@@ -178,19 +178,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan
 
 
 TORCH: dict[DataType, torch.dtype] = {
-    DataType.BOOL: torch.bool,
-    DataType.UINT8: torch.uint8,
-    DataType.UINT16: torch.uint16,
-    DataType.UINT32: torch.uint32,
-    DataType.UINT64: torch.uint64,
-    DataType.INT8: torch.int8,
-    DataType.INT16: torch.int16,
-    DataType.INT32: torch.int32,
-    DataType.INT64: torch.int64,
-    DataType.FP16: torch.float16,
-    DataType.FP32: torch.float32,
-    DataType.FP64: torch.float64,
-    DataType.BF16: torch.bfloat16,
+    datatype: getattr(torch, name) for name, datatype in BY_NAME.items() if datatype is not DataType.BYTES
 }
 """PyTorch's datatype by the protocol's; strings are lists, not tensors."""
 

@@ -193,7 +193,9 @@ class SklearnBackend(ArrayBackend[EstimatorPlan, SklearnModel]):
     ) -> tuple[Signature, Sequence[str]]:
         return await asyncio.to_thread(_inspect, self.path(files, config), config, plan)
 
-    async def open(self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan) -> SklearnModel:
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: EstimatorPlan, settings: BackendSettings
+    ) -> SklearnModel:
         path = self.path(files, config)
         estimator, found = await asyncio.to_thread(read_estimator, path, _trust(config, plan, path))
         for sentence in found:

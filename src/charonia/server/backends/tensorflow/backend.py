@@ -5,7 +5,6 @@ Source of the parameters: the documentation of Triton's TensorFlow backend.
 
 import asyncio
 import json
-import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +15,15 @@ from typing import Any
 
 import orjson
 
-from charonia.config.complete import Signature, SignatureTensor, check_signature, merge_signature
+from charonia.config.complete import Signature, SignatureTensor, check_signature
 from charonia.config.forms import GRAPH_LINES
-from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.problems import Problem, check_problems
 from charonia.config.sequence_tensors import seen_by_model
-from charonia.core.dtypes import BY_NUMPY, DataType
+from charonia.core.dtypes import BY_NAME
 from charonia.core.errors import invalid, unsupported
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.array_backend import named_path, no_file
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
+from charonia.server.backends.array_backend import ArrayBackend, named_path, no_file
 from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.workers.model import EXECUTE_SECONDS, START_SECONDS, PythonModel
 from charonia.server.backends.workers.process import Environment, ask_worker
@@ -143,9 +141,6 @@ def graph_problem(config: ModelConfig) -> tuple[str, str]:
     )
 
 
-_DATATYPES = {str(dtype): datatype for dtype, datatype in BY_NUMPY.items()} | {"string": DataType.BYTES}
-
-
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
     """An input or output.
@@ -224,7 +219,7 @@ def signature_problems(config: ModelConfig, saved: SavedSignature) -> Iterator[P
 def _known(
     config: ModelConfig, kind: str, tensor: SavedTensor, configured: Sequence[ModelInput | ModelOutput]
 ) -> SignatureTensor:
-    datatype = _DATATYPES.get(tensor.dtype)
+    datatype = BY_NAME.get(tensor.dtype) if tensor.dtype != "bfloat16" else None  # which workers have no array for
     if datatype is None:
         raise unsupported(
             f"model '{config.name}': {kind} '{tensor.name}' is {tensor.dtype}, a datatype that requests cannot have",
@@ -247,8 +242,6 @@ KERAS = ".keras"
 
 _SCRIPT = Path(__file__).parent / "worker" / "model.py"
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class DescribedModel:
@@ -266,10 +259,13 @@ class DescribedModel:
             self.folder.cleanup()
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
     """The `tensorflow` backend."""
 
     name = "tensorflow"
+    parameters = PARAMETERS
+    read_plan = staticmethod(read_plan)
+    gpu_hint = "use KIND_CPU, or the ONNX model that `charonia convert` makes"
 
     def __init__(self, template: WorkerTemplate | None = None) -> None:
         """Make the backend, without an import of TensorFlow.
@@ -289,35 +285,30 @@ class TensorFlowBackend:
         self._environment = Environment(template=template)
         self._described: dict[tuple[object, ...], DescribedModel] = {}
 
-    def uses_gpus(self) -> bool:
-        return False
+    def path(self, files: ModelFiles, config: ModelConfig) -> Path:
+        problem, hint = graph_problem(config)
+        if problem:
+            raise unsupported(f"model '{config.name}': {problem}", hint=hint)
+        path = named_path(files, config, DEFAULT_FOLDER)
+        if not path.exists():
+            raise no_file(files, config, path, "folder")
+        return path
 
-    async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
-        path = _model_path(files, config)
-        if config.input and config.output:
-            return Completion(config)
-        plan = _plan(config, settings)
-        source = await self._describe(path, config, plan, keeps=True)
-        saved = source.signature
-        merged, notes = merge_signature(
-            config,
-            saved.for_config(config),
-            default_max_batch_size=settings.default_max_batch_size,
-            model_name=config.name,
-        )
-        return Completion(merged, (*notes, f"signature: '{saved.name}' of the graph with the tags {list(saved.tags)}"))
+    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
+        return remarks(config, settings)
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "TensorFlowModel":
-        path = _model_path(files, config)
-        plan = _plan(config, settings)
-        if any(group.kind is InstanceKind.KIND_GPU for group in config.instance_group):
-            raise unsupported(
-                f"model '{config.name}': instances of TensorFlow models run on the CPU, KIND_GPU is not available",
-                hint=f"use KIND_CPU, or the ONNX model that `charonia convert {path.name}` makes",
-            )
+    async def inspect(
+        self, files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan
+    ) -> tuple[Signature, Sequence[str]]:
+        saved = (await self._describe(self.path(files, config), config, plan, keeps=True)).signature
+        note = f"signature: '{saved.name}' of the graph with the tags {list(saved.tags)}"
+        return saved.for_config(config), [note]
+
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan, settings: BackendSettings
+    ) -> "TensorFlowModel":
+        path = self.path(files, config)
         init_ops = _init_ops(files, config, plan)
-        for sentence in remarks(config, settings.values):
-            _log.warning(sentence)
         source = await self._describe(path, config, plan, keeps=False)
         seen = seen_by_model(config)
         try:
@@ -419,22 +410,6 @@ class TensorFlowModel(PythonModel):
         if self._imported is not None:
             self._imported.release()
         await asyncio.to_thread(self._source.close)
-
-
-def _plan(config: ModelConfig, settings: BackendSettings) -> TensorFlowPlan:
-    plan, problems = read_plan(config, settings.values)
-    check_problems(config.name, problems)
-    return plan
-
-
-def _model_path(files: ModelFiles, config: ModelConfig) -> Path:
-    problem, hint = graph_problem(config)
-    if problem:
-        raise unsupported(f"model '{config.name}': {problem}", hint=hint)
-    path = named_path(files, config, DEFAULT_FOLDER)
-    if not path.exists():
-        raise no_file(files, config, path, "folder")
-    return path
 
 
 def _state(path: Path) -> tuple[int, int]:

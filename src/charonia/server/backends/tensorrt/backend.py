@@ -19,10 +19,11 @@ from charonia.core.errors import internal, invalid, unavailable, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayInstance, model_file
+from charonia.server.backends.array_backend import ArrayInstance, PlannedBackend, model_file
 from charonia.server.backends.block_pool import Block
 from charonia.server.backends.tensorrt.gpu import ALIGNMENT, Gpus, GpuStream, capability
 from charonia.server.backends.tensorrt.options import (
+    PARAMETERS,
     GraphShapes,
     PlanOptions,
     Shape,
@@ -372,10 +373,14 @@ class TensorRtModel:
             raise unsupported(f"instance '{placement.name}' cannot use GPU {device}: {error}") from error
 
 
-class TensorRtBackend:
+class TensorRtBackend(PlannedBackend[PlanOptions, TensorRtModel]):
     """The `tensorrt` backend."""
 
     name = "tensorrt"
+    parameters = PARAMETERS
+    runs_on_gpus = True
+    read_plan = staticmethod(read_options)
+    remarks = staticmethod(without_effect)
 
     def __init__(self) -> None:
         self._gpus: Gpus | None = None
@@ -391,7 +396,7 @@ class TensorRtBackend:
         device = group.gpus[0] if group.gpus else 0
         if self._gpus is not None:
             await asyncio.to_thread(self._gpus.trim, device)
-        plan = await asyncio.to_thread(open_plan, files, config, _options(config, settings), device)
+        plan = await asyncio.to_thread(open_plan, files, config, self.plan(config, settings), device)
         numbers = sorted({number for group in config.instance_group for number in profiles_of(group)}) or [0]
         largest = max(profile.batch_max() for profile in plan.selected(numbers))
         if config.max_batch_size > largest:
@@ -407,26 +412,19 @@ class TensorRtBackend:
         completed = replace(config, input=_marked(config.input, shapes), output=_marked(config.output, shapes))
         return Completion(completed, tuple(notes))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> TensorRtModel:
-        options = _options(config, settings)
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: PlanOptions, settings: BackendSettings
+    ) -> TensorRtModel:
         await asyncio.to_thread(library)
         if not config.cc_model_filenames:
             model_file(files, config, DEFAULT_FILE)
-        for sentence in without_effect(config, settings.values):
-            _log.warning(sentence)
         if self._gpus is None:
-            self._gpus = Gpus(settings.pinned or PinnedMemory(), options.pool_bytes, settings.gpu_pools)
-        return TensorRtModel(files, seen_by_model(config), options, self._gpus)
+            self._gpus = Gpus(settings.pinned or PinnedMemory(), plan.pool_bytes, settings.gpu_pools)
+        return TensorRtModel(files, seen_by_model(config), plan, self._gpus)
 
     async def aclose(self) -> None:
         """Release the memory that no answer uses."""
         self._gpus = None
-
-
-def _options(config: ModelConfig, settings: BackendSettings) -> PlanOptions:
-    options, problems = read_options(config, settings.values)
-    check_problems(config.name, problems)
-    return options
 
 
 def _marked(tensors: tuple[_Tensor, ...], shapes: set[str]) -> tuple[_Tensor, ...]:

@@ -17,7 +17,7 @@ from charonia.core.dtypes import BY_NUMPY, DataType
 from charonia.core.errors import Code, invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
-from charonia.server.backends.api import ModelFiles, Placement
+from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import (
     ArrayBackend,
     ArrayInstance,
@@ -316,7 +316,9 @@ class TfliteBackend(ArrayBackend[TflitePlan, TfliteModel]):
         program = await asyncio.to_thread(read_program, self.path(files, config), config, plan.signature)
         return program.signature, quantised(program)
 
-    async def open(self, files: ModelFiles, config: ModelConfig, plan: TflitePlan) -> TfliteModel:
+    async def open(
+        self, files: ModelFiles, config: ModelConfig, plan: TflitePlan, settings: BackendSettings
+    ) -> TfliteModel:
         config = seen_by_model(config)
         program = await asyncio.to_thread(read_program, self.path(files, config), config, plan.signature)
         check_problems(config.name, check_signature(config, program.signature))
