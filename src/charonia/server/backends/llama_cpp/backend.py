@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -93,43 +93,17 @@ MAGIC = b"GGUF"
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
-_ALIGNMENT_BYTES = 32
-
-_BLOCKS = {
-    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84),
-    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 20: (32, 18),
-    23: (256, 136), 30: (1, 2),
-}  # fmt: skip
-"""Elements and bytes of a block, by type of tensor; a tensor of another type counts as empty."""
 
 
-class GgufHeader(NamedTuple):
-    """What the header of a file says.
-
-    Attributes:
-        context_tokens: Tokens of context that the model was trained for, 0 where it is not given.
-        size_bytes: Size that the file must have at least.
-    """
-
-    context_tokens: int
-    size_bytes: int
-
-
-def read_header(path: Path) -> GgufHeader:
-    """Return the header of a file. Blocks on disk I/O.
-
-    Raises:
-        EOFError: The file ends within its header.
-        ValueError: It is not a GGUF file.
-        OSError: The file cannot be read.
-    """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        if data[: len(MAGIC)] != MAGIC:
-            raise ValueError
-        try:
-            return _Reader(data).header()
-        except (struct.error, IndexError):
-            raise EOFError from None
+def context_length(path: Path) -> int:
+    """Return the tokens of context that a model was trained for, 0 where its header says none. Blocks on disk I/O."""
+    with (
+        suppress(OSError, ValueError, KeyError, IndexError, struct.error),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _Reader(data).context()
+    return 0
 
 
 class _Reader:
@@ -137,26 +111,15 @@ class _Reader:
         self._data = data
         self._at = len(MAGIC)
 
-    def header(self) -> GgufHeader:
+    def context(self) -> int:
         self._number("I")
-        tensors, pairs = self._number("Q"), self._number("Q")
-        context, alignment = 0, _ALIGNMENT_BYTES
-        for _ in range(pairs):
+        self._number("Q")
+        for _ in range(self._number("Q")):
             key = self._text()
             value = self._value(self._number("I"))
             if key.endswith(b".context_length"):
-                context = value
-            elif key == b"general.alignment":
-                alignment = value or alignment
-        end = 0
-        for _ in range(tensors):
-            self._text()
-            elements = 1
-            for _ in range(self._number("I")):
-                elements *= self._number("Q")
-            count, size = _BLOCKS.get(self._number("I"), (1, 0))
-            end = max(end, self._number("Q") + elements // count * size)
-        return GgufHeader(context, -(-self._at // alignment) * alignment + end)
+                return value
+        return 0
 
     def _number(self, form: str) -> int:
         found: int
@@ -229,8 +192,8 @@ def _described(files: ModelFiles, config: ModelConfig) -> tuple[dict[str, Any], 
     parameters = _parameters(files, config)
     length: int = parameters.get("n_ctx") or 0
     if not length:
-        with suppress(EOFError, OSError, KeyError, ValueError, ServingError):
-            length = read_header(model_file(files, config, DEFAULT_FILE)).context_tokens
+        with suppress(ServingError):
+            length = context_length(model_file(files, config, DEFAULT_FILE))
     is_shared = parameters.get("kv_unified", "n_parallel" not in parameters)
     return parameters, length if is_shared else length // parameters.get("n_parallel", 1)
 
@@ -252,18 +215,5 @@ def _options(files: ModelFiles, config: ModelConfig) -> dict[str, object]:
         raise invalid(
             f"model '{config.name}': '{path.name}' is no GGUF file: it begins with {start!r}, not {MAGIC!r}",
             hint=broken_file_hint(path) or "the file is broken, or of another format",
-        )
-    size = path.stat().st_size
-    try:
-        expected = read_header(path).size_bytes
-    except EOFError:
-        expected = size + 1
-    except KeyError:  # llama.cpp knows more types of values than this server
-        expected = 0
-    if size < expected:
-        needed = f"at least {expected:,} bytes" if expected > size + 1 else "more than its header"
-        raise invalid(
-            f"model '{config.name}': '{path.name}' is truncated: expected {needed}, got {size:,} bytes",
-            hint="download or copy it again",
         )
     return {"path": str(path), "parameters": parameters}
