@@ -7,15 +7,23 @@ suggest the closest known name. Pure.
 import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem, check_problems, short
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+INVERTED = {word: not value for word, value in _WORDS.items()}
+"""Kind of a boolean parameter whose value is the opposite of its text."""
 
 Kind = type[Any] | Mapping[str, Any] | Callable[[str], Any]
 
@@ -26,8 +34,8 @@ class Param:
 
     Attributes:
         help: Meaning, for the documentation; "" if another page has it.
-        kind: `bool`, `int`, `float`, `str`, or a choice: an enum, or a mapping from text to value. Otherwise a function
-            that raises ValueError with the expected value.
+        kind: `bool`, `INVERTED`, `int`, `float`, `str`, or a choice: an enum, or a mapping from text to value.
+            Otherwise a function that raises ValueError with the expected value.
         default: Value if the parameter is absent.
         shown: The default as the documentation shows it, if it differs from its text.
         also: Second name; the first name takes precedence.
@@ -70,7 +78,8 @@ class Param:
     def _choice(self, choices: Mapping[str, Any], text: str) -> Any:
         found = {name.lower(): value for name, value in choices.items()}
         if text.strip().lower() not in found:
-            raise ValueError("true or false" if self.kind is bool else f"one of {', '.join(choices)}")
+            is_boolean = self.kind is bool or self.kind is INVERTED
+            raise ValueError("true or false" if is_boolean else f"one of {', '.join(choices)}")
         return found[text.strip().lower()]
 
     def _number(self, text: str) -> Any:
@@ -82,6 +91,20 @@ class Param:
             kind = "a whole number" if self.kind is int else "a number"
             raise ValueError(kind if self.ge is None else f"{kind} of at least {self.ge}")
         return value
+
+
+_PARAMETER = "parameter"
+
+
+def parameter(name: str, help: str = "", kind: Kind = str, default: Any = None, *more: Any, **others: Any) -> Any:
+    """Return a field of a class of options that is the value of a parameter; the arguments are those of `Param`."""
+    declared = Param(name, help, kind, default, *more, **others)
+    return field(default=default, metadata={_PARAMETER: declared})
+
+
+def declared_by(options: "type[DataclassInstance]") -> Iterator[Param]:
+    """Yield the parameters whose values are fields of a class of options."""
+    return (each.metadata[_PARAMETER] for each in fields(options) if _PARAMETER in each.metadata)
 
 
 class Values:
@@ -104,6 +127,11 @@ class Values:
 
     def fail(self, name: str, message: str) -> None:
         self.problems.append(Problem(self.given[name][0] if name in self else f"parameters['{name}']", message))
+
+    def into(self, options: type[Options], **others: Any) -> Options:
+        """Return options: the values of the parameters that their fields are, and others."""
+        own = {f.name: self[f.metadata[_PARAMETER].name] for f in fields(options) if _PARAMETER in f.metadata}
+        return options(**{**own, **others})
 
     def _read(self, parameter: Param) -> Any:
         name = next((name for name in parameter.names if name in self.given), None)

@@ -626,7 +626,7 @@ IMAGE = ModelInput("IMAGE", DataType.BYTES, dims=(1,))
         ),
         (
             ModelConfig(parameters=CLASSIFIER, instance_group=(InstanceGroup(kind=InstanceKind.KIND_GPU),)),
-            "instance_group[0].kind: images are decoded on the CPU",
+            "the image backend has no instances of KIND_GPU (hint: images are decoded on the CPU",
         ),
     ],
 )  # fmt: skip

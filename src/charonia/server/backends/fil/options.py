@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import Params, declared_by, parameter
 
 MODEL_TYPES = {
     "xgboost_json": "xgboost.json",
@@ -34,35 +34,29 @@ WITHOUT_EFFECT = (
 AUTO, TREELITE, LIBRARY = "auto", "treelite", "library"
 """Values of the parameter `predictor`."""
 
-# fmt: off
-PARAMETERS = Params(
-    "fil",
-    Param("model_type", "see above", {name: name for name in MODEL_TYPES}, "", "detected from the file"),
-    Param("is_classifier", "`output__0` holds classes, or their probabilities; the second name is the older one", bool,
-          False, also="output_class"),
-    Param("predict_proba", "of a classifier: probabilities rather than a class", bool, False),
-    Param("threshold", "of a binary classifier: 1 above it", float, 0.5),
-    Param("xgboost_allow_unknown_field", "skip fields of an XGBoost file that treelite does not know, because a newer "
-          "release wrote them", bool, False),
-    Param("predictor", "`treelite`, `library` (XGBoost or LightGBM), or `auto`: whichever is faster for the batch",
-          {name: name for name in (AUTO, TREELITE, LIBRARY)}, AUTO),
-    Param("cpu_nthread", "threads of an instance", int, 0, "the share of the [thread budget](threads.md)"),
-    others=WITHOUT_EFFECT,
-)
-# fmt: on
-
 
 @dataclass(frozen=True, slots=True)
 class ForestPlan:
-    """The values of `PARAMETERS`; 0 threads are the instance's share of the thread budget."""
+    """The parameters of a forest; 0 threads are the instance's share of the thread budget."""
 
-    model_type: str = ""
-    is_classifier: bool = False
-    has_probabilities: bool = False
-    threshold: float = 0.5
-    allows_unknown: bool = False
-    predictor: str = AUTO
-    threads: int = 0
+    # fmt: off
+    model_type: str = parameter("model_type", "see above", {name: name for name in MODEL_TYPES}, "",
+                                "detected from the file")
+    is_classifier: bool = parameter("is_classifier", "`output__0` holds classes, or their probabilities; the second "
+                                    "name is the older one", bool, False, also="output_class")
+    has_probabilities: bool = parameter("predict_proba", "of a classifier: probabilities rather than a class", bool,
+                                        False)
+    threshold: float = parameter("threshold", "of a binary classifier: 1 above it", float, 0.5)
+    allows_unknown: bool = parameter("xgboost_allow_unknown_field", "skip fields of an XGBoost file that treelite does "
+                                     "not know, because a newer release wrote them", bool, False)
+    predictor: str = parameter("predictor", "`treelite`, `library` (XGBoost or LightGBM), or `auto`: whichever is "
+                               "faster for the batch", {name: name for name in (AUTO, TREELITE, LIBRARY)}, AUTO)
+    threads: int = parameter("cpu_nthread", "threads of an instance", int, 0,
+                             "the share of the [thread budget](threads.md)")
+    # fmt: on
+
+
+PARAMETERS = Params("fil", *declared_by(ForestPlan), others=WITHOUT_EFFECT)
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestPlan, list[Problem]]:
@@ -71,16 +65,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestP
     if newer and older and newer.lower() != older.lower():
         message = f"'{older}' contradicts is_classifier, which is its newer name: leave one of them out"
         values.problems.append(Problem("parameters['output_class']", message))
-    plan = ForestPlan(
-        model_type=values["model_type"],
-        is_classifier=values["is_classifier"],
-        has_probabilities=values["predict_proba"],
-        threshold=values["threshold"],
-        allows_unknown=values["xgboost_allow_unknown_field"],
-        predictor=values["predictor"],
-        threads=max(0, values["cpu_nthread"]),
-    )
-    return plan, values.problems
+    return values.into(ForestPlan, threads=max(0, values["cpu_nthread"])), values.problems
 
 
 def remarks(config: ModelConfig) -> Iterator[str]:

@@ -11,7 +11,7 @@ from enum import Enum
 from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, short
 from charonia.core.dtypes import DataType
-from charonia.server.backends.parameters import Param, Params, Values
+from charonia.server.backends.parameters import Param, Params, Values, declared_by, parameter
 
 Size = tuple[int, int]
 
@@ -197,50 +197,6 @@ class PixelValues:
     std: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePlan:
-    """The values of `PARAMETERS`: what a model does with each image.
-
-    Attributes:
-        frame: Resizing, cropping and padding.
-        background: What shows through transparent pixels, a value for each channel of RGB; None: alpha is dropped.
-        padding: Pixel value around an image, one for each channel.
-        threads: Threads of an instance; 0 for its share of the cores.
-    """
-
-    frame: Frame = field(default_factory=Frame)
-    filter: Filter = Filter.BILINEAR
-    is_antialiased: bool = True
-    is_exact: bool = False
-    color: Color = Color.RGB
-    background: tuple[int, int, int] | None = None
-    is_oriented: bool = True
-    values: PixelValues = field(default_factory=PixelValues)
-    layout: AxisOrder = AxisOrder.NCHW
-    datatype: DataType = DataType.FP32
-    padding: tuple[float, ...] = (0.0, 0.0, 0.0)
-    has_scaled_decode: bool = False
-    threads: int = 0
-    pixels_max: int = PIXELS_MAX
-    bytes_max: int = BYTES_MAX
-
-    @property
-    def channels(self) -> int:
-        return 1 if self.color is Color.GRAY else 3
-
-    @property
-    def dims(self) -> tuple[int, int, int]:
-        """Shape of an output, -1 for a side that each image has of its own."""
-        return self.shape(self.frame.fixed or (-1, -1))
-
-    def shape(self, size: Size) -> tuple[int, int, int]:
-        """Return the shape of an output of this width and height."""
-        width, height = size
-        if self.layout is AxisOrder.NCHW:
-            return self.channels, height, width
-        return height, width, self.channels
-
-
 def _size(text: str) -> Size | None:
     parts = text.lower().split("x")
     if len(parts) > 2 or not all(part.isascii() and part.isdigit() and 0 < int(part) <= SIDE_MAX for part in parts):
@@ -270,9 +226,64 @@ def _channels(text: str) -> tuple[float, ...]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """What a model does with each image.
+
+    Attributes:
+        frame: Resizing, cropping and padding.
+        background: What shows through transparent pixels, a value for each channel of RGB; None: alpha is dropped.
+        padding: Pixel value around an image, one for each channel.
+        threads: Threads of an instance; 0 for its share of the cores.
+    """
+
+    # fmt: off
+    filter: Filter = parameter(  # noqa: RUF009 # it returns a field
+        "filter", "`bilinear`, `bicubic`, `lanczos`, `box` or `nearest`", Filter, Filter.BILINEAR, "`bilinear`")
+    is_antialiased: bool = parameter("antialias", "`false`, for `bilinear`: as OpenCV's `INTER_LINEAR`", bool, True)
+    is_exact: bool = parameter("exact", "`true`: resize with Pillow, see [below](#the-same-pixels)", bool, False)
+    color: Color = parameter(  # noqa: RUF009 # as above
+        "color", "`RGB`, `BGR` or `GRAY` (one channel)", Color, Color.RGB, "`RGB`")
+    is_oriented: bool = parameter("exif_orientation", "turn photographs upright. torchvision's datasets do not; OpenCV "
+                                  "and browsers do", bool, True)
+    layout: AxisOrder = parameter(  # noqa: RUF009 # as above
+        "layout", "`NHWC`: dims are [height, width, 3]", AxisOrder, AxisOrder.NCHW, "`NCHW`")
+    has_scaled_decode: bool = parameter("scaled_decode", "`true`: decode a large JPEG at 1/2, 1/4 or 1/8, down to "
+                                        "twice the size that it is resized to. Faster, with slightly other pixels",
+                                        bool, False)
+    threads: int = parameter("threads", "images in work at a time, in all instances together", int, 0,
+                             "the share of the cores", ge=1)
+    pixels_max: int = parameter("max_pixels", "largest image, before and after resizing; at most 89,478,485. While it "
+                                "is decoded, a pixel takes 4 bytes", int, PIXELS_MAX, "50,000,000", ge=1)
+    bytes_max: int = parameter("max_bytes", "largest file", int, BYTES_MAX, "33,554,432", ge=1)
+    # fmt: on
+    frame: Frame = field(default_factory=Frame)
+    background: tuple[int, int, int] | None = None
+    values: PixelValues = field(default_factory=PixelValues)
+    datatype: DataType = DataType.FP32
+    padding: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.color is Color.GRAY else 3
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """Shape of an output, -1 for a side that each image has of its own."""
+        return self.shape(self.frame.fixed or (-1, -1))
+
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return the shape of an output of this width and height."""
+        width, height = size
+        if self.layout is AxisOrder.NCHW:
+            return self.channels, height, width
+        return height, width, self.channels
+
+
 # fmt: off
 PARAMETERS = Params(
     "image",
+    *declared_by(ImagePlan),
     Param("resize", "`shorter_side`: the shorter side gets `size`, as torchvision's `Resize(256)`. `stretch`: width "
           "and height get `size`. `letterbox`: the whole image, as large as it fits, with padding around it",
           ResizeMode, ResizeMode.NONE, "`none`"),
@@ -283,25 +294,12 @@ PARAMETERS = Params(
           "normalised like the image", _channels, (), "`0`"),
     Param("padding_position", "`end`: a letterbox has its padding right and below", {"center": True, "end": False},
           True, "`center`"),
-    Param("filter", "`bilinear`, `bicubic`, `lanczos`, `box` or `nearest`", Filter, Filter.BILINEAR, "`bilinear`"),
-    Param("antialias", "`false`, for `bilinear`: as OpenCV's `INTER_LINEAR`", bool, True),
-    Param("exact", "`true`: resize with Pillow, see [below](#the-same-pixels)", bool, False),
-    Param("color", "`RGB`, `BGR` or `GRAY` (one channel)", Color, Color.RGB, "`RGB`"),
     Param("background", "color behind transparent pixels: `255,255,255`. Without it, transparency is dropped, as by "
           '`convert("RGB")`', _channels, (), "none"),
-    Param("exif_orientation", "turn photographs upright. torchvision's datasets do not; OpenCV and browsers do", bool,
-          True),
     Param("scale", "factor for pixels: a number or a quotient", _ratio, (1.0, 255.0), "`1/255`"),
     Param("mean", "(pixel x scale - mean) / std; one number, or one for each channel in the order of the output",
           _channels, (), "none"),
     Param("std", "see `mean`", _channels, (), "none"),
-    Param("layout", "`NHWC`: dims are [height, width, 3]", AxisOrder, AxisOrder.NCHW, "`NCHW`"),
-    Param("scaled_decode", "`true`: decode a large JPEG at 1/2, 1/4 or 1/8, down to twice the size that it is resized "
-          "to. Faster, with slightly other pixels", bool, False),
-    Param("threads", "images in work at a time, in all instances together", int, 0, "the share of the cores", ge=1),
-    Param("max_pixels", "largest image, before and after resizing; at most 89,478,485. While it is decoded, a pixel "
-          "takes 4 bytes", int, PIXELS_MAX, "50,000,000", ge=1),
-    Param("max_bytes", "largest file", int, BYTES_MAX, "33,554,432", ge=1),
 )
 # fmt: on
 
@@ -328,22 +326,13 @@ def read_plan(config: ModelConfig, datatype: DataType) -> tuple[ImagePlan, list[
         values.fail(
             "max_pixels", f"expected at most {PILLOW_PIXELS_MAX}, the limit of Pillow, got {values['max_pixels']}"
         )
-    plan = ImagePlan(
-        frame,
-        values["filter"],
-        values["antialias"],
-        values["exact"],
-        values["color"],
-        (int(background[0]), int(background[1]), int(background[2])) if background else None,
-        values["exif_orientation"],
-        PixelValues(values["scale"][0], values["scale"][1], mean, std),
-        values["layout"],
-        datatype,
-        padding,
-        values["scaled_decode"],
-        values["threads"],
-        values["max_pixels"],
-        values["max_bytes"],
+    plan = values.into(
+        ImagePlan,
+        frame=frame,
+        background=(int(background[0]), int(background[1]), int(background[2])) if background else None,
+        values=PixelValues(values["scale"][0], values["scale"][1], mean, std),
+        datatype=datatype,
+        padding=padding,
     )
     return plan, [*values.problems, *_unknown(config)]
 

@@ -12,7 +12,7 @@ from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem
 from charonia.core.errors import invalid, unsupported
 from charonia.server.backends.api import Placement
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import Param, Params, declared_by, parameter
 
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
 """Names of ONNX Runtime's optimisation levels by `optimization.graph.level`."""
@@ -32,27 +32,12 @@ GPU_PARAMETERS = (
 )
 """Parameters of GPU instances, with ONNX Runtime's name of each value."""
 
-PARAMETERS = Params(
-    "onnxruntime",
-    Param("intra_op_thread_count", "threads that one operator may use, for each instance; see [threads](threads.md)",
-          int, 0, "the thread budget", ge=0),
-    Param("inter_op_thread_count", "threads across independent operators, with `execution_mode` 1", int, 1, ge=0),
-    Param("execution_mode", "0: sequential operators; 1: independent operators in parallel", {"0": False, "1": True},
-          False, "0"),
-    Param("enable_mem_arena", "keep memory between runs", bool, True, "1"),
-    Param("enable_mem_pattern", "plan memory ahead; the plans for every shape seen are kept", bool, None,
-          "1, 0 for variable shapes"),
-    Param(_SHRINKAGE, "devices whose arena shrinks after every run: `cpu:0`, `cpu:0;gpu:0`"),
-    *GPU_PARAMETERS,
-    Param("enable-global-threadpool", kind=bool, default=False, is_setting_only=True),
-    settings=("intra_op_thread_count", "inter_op_thread_count"),
-)
 # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """The values of `PARAMETERS`, and what else the configuration says of sessions.
+    """The parameters of a model, and what else its configuration says of sessions.
 
     Attributes:
         intra_op_threads: Threads within one operator; 0 for the instance's share of the thread budget.
@@ -63,17 +48,32 @@ class SessionPlan:
         gpu_options: Options of the CUDA provider.
     """
 
-    intra_op_threads: int = 0
-    inter_op_threads: int = 1
-    is_parallel: bool = False
+    # fmt: off
+    intra_op_threads: int = parameter("intra_op_thread_count", "threads that one operator may use, for each instance; "
+                                      "see [threads](threads.md)", int, 0, "the thread budget", ge=0)
+    inter_op_threads: int = parameter("inter_op_thread_count", "threads across independent operators, with "
+                                      "`execution_mode` 1", int, 1, ge=0)
+    is_parallel: bool = parameter("execution_mode", "0: sequential operators; 1: independent operators in parallel",
+                                  {"0": False, "1": True}, False, "0")
+    has_arena: bool = parameter("enable_mem_arena", "keep memory between runs", bool, True, "1")
+    has_pattern: bool | None = parameter("enable_mem_pattern", "plan memory ahead; the plans for every shape seen are "
+                                         "kept", bool, None, "1, 0 for variable shapes")
+    uses_global_pool: bool = parameter("enable-global-threadpool", kind=bool, default=False, is_setting_only=True)
+    # fmt: on
     graph_level: str = GRAPH_LEVELS[0]
-    has_arena: bool = True
-    has_pattern: bool | None = None
     entries: tuple[tuple[str, str], ...] = ()
     run_entries: tuple[tuple[str, str], ...] = ()
     op_libraries: tuple[str, ...] = ()
     gpu_options: tuple[tuple[str, str], ...] = ()
-    uses_global_pool: bool = False
+
+
+PARAMETERS = Params(
+    "onnxruntime",
+    *declared_by(SessionPlan),
+    Param(_SHRINKAGE, "devices whose arena shrinks after every run: `cpu:0`, `cpu:0;gpu:0`"),
+    *GPU_PARAMETERS,
+    settings=("intra_op_thread_count", "inter_op_thread_count"),
+)
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[SessionPlan, list[Problem]]:
@@ -85,18 +85,14 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Session
             Problem("optimization.graph.level", f"expected -1 (basic), 0 (all) or 1 (extended), got {level}")
         )
     operations = config.model_operations
-    plan = SessionPlan(
-        intra_op_threads=values["intra_op_thread_count"],
+    plan = values.into(
+        SessionPlan,
         inter_op_threads=values["inter_op_thread_count"] or 1,
-        is_parallel=values["execution_mode"],
         graph_level=GRAPH_LEVELS.get(level, GRAPH_LEVELS[0]),
-        has_arena=values["enable_mem_arena"],
-        has_pattern=values["enable_mem_pattern"],
         entries=tuple((k, v) for k, v in sorted(config.parameters.items()) if k.startswith(_ENTRY_PREFIXES)),
         run_entries=tuple((k, v) for k, v in config.parameters.items() if k == _SHRINKAGE),
         op_libraries=operations.op_library_filename if operations is not None else (),
         gpu_options=tuple((each.name, str(values[each.name])) for each in GPU_PARAMETERS if each.name in values),
-        uses_global_pool=values["enable-global-threadpool"],
     )
     return plan, problems
 

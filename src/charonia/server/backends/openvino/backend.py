@@ -30,7 +30,7 @@ from charonia.server.backends.array_backend import (
     plain_error,
     weights_bytes,
 )
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import INVERTED, Param, Params, declared_by, parameter
 from charonia.server.machine.memory import release_freed_memory
 
 CPU = "CPU"
@@ -41,46 +41,29 @@ GLOBAL_PROPERTIES = ("COMPILATION_NUM_THREADS", "CACHE_DIR")
 
 _PRECISION, _MODE, _HINT = "INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "PERFORMANCE_HINT"
 
-# fmt: off
-PARAMETERS = Params(
-    "openvino",
-    Param(THREADS, "threads of all streams together", shown="the share of the cores of all instances"),
-    Param(STREAMS, "inferences at a time; `AUTO` or `NUMA` leave it to OpenVINO", shown="the number of instances"),
-    Param(_HINT, "`LATENCY` or `THROUGHPUT`; OpenVINO then chooses the streams, unless `NUM_STREAMS` is given",
-          shown="none"),
-    Param("HINT_BF16", "compute in bf16", bool, False),
-    Param(_PRECISION, "`bf16`, `f16` or `f32`", shown="`f32`"),
-    Param(_MODE, "`PERFORMANCE` leaves the precision to OpenVINO", shown="`ACCURACY`"),
-    Param("SKIP_OV_DYNAMIC_BATCHSIZE", "keep a fixed batch dimension", bool, False),
-    Param("ENABLE_BATCH_PADDING", "fill every batch up to one size", bool, False),
-    Param("RESHAPE_IO_LAYERS", "give the model's inputs the dims of the configuration, -1 for any", bool, False),
-    Param("TARGET_DEVICE", "another device of OpenVINO: `GPU`, `AUTO`, `HETERO:GPU,CPU`; tried are CPU, AUTO and "
-          "HETERO:CPU", str, CPU),
-    Param("CPU_EXTENSION_PATH", "a library with operators that OpenVINO does not have", str, "", "none"),
-    Param("COMPILATION_NUM_THREADS", "threads that compile the model", shown="OpenVINO's"),
-    Param("CACHE_DIR", "a folder for compiled models", shown="none"),
-    settings=None,
-)
-# fmt: on
-_OWN = ("TARGET_DEVICE", "CPU_EXTENSION_PATH", *(each.name for each in PARAMETERS.declared if each.kind is bool))
-
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoPlan:
-    """The values of `PARAMETERS`.
+    """The options of a model.
 
     Attributes:
-        properties: Properties that the model asks for, by OpenVINO's names; without those of `GLOBAL_PROPERTIES`.
         opens_batch: Whether a fixed batch dimension is made variable.
+        properties: Properties that the model asks for, by OpenVINO's names; without those of `GLOBAL_PROPERTIES`.
     """
 
-    device: str = CPU
+    # fmt: off
+    opens_batch: bool = parameter("SKIP_OV_DYNAMIC_BATCHSIZE", "keep a fixed batch dimension", INVERTED, True,
+                                  "`false`")
+    pads: bool = parameter("ENABLE_BATCH_PADDING", "fill every batch up to one size", bool, False)
+    reshapes: bool = parameter("RESHAPE_IO_LAYERS", "give the model's inputs the dims of the configuration, -1 for any",
+                               bool, False)
+    device: str = parameter("TARGET_DEVICE", "another device of OpenVINO: `GPU`, `AUTO`, `HETERO:GPU,CPU`; tried are "
+                            "CPU, AUTO and HETERO:CPU", str, CPU)
+    extension: str = parameter("CPU_EXTENSION_PATH", "a library with operators that OpenVINO does not have", str, "",
+                               "none")
+    # fmt: on
     properties: Mapping[str, str] = field(default_factory=dict)
     global_properties: Mapping[str, str] = field(default_factory=dict)
-    extension: str = ""
-    opens_batch: bool = True
-    pads: bool = False
-    reshapes: bool = False
 
     def defaults(self, instances: int, threads: int) -> dict[str, str]:
         """Return the properties of the CPU that the model does not ask for.
@@ -97,6 +80,25 @@ class OpenVinoPlan:
         return {key: text for key, text in found.items() if key not in self.properties}
 
 
+# fmt: off
+PARAMETERS = Params(
+    "openvino",
+    *declared_by(OpenVinoPlan),
+    Param(THREADS, "threads of all streams together", shown="the share of the cores of all instances"),
+    Param(STREAMS, "inferences at a time; `AUTO` or `NUMA` leave it to OpenVINO", shown="the number of instances"),
+    Param(_HINT, "`LATENCY` or `THROUGHPUT`; OpenVINO then chooses the streams, unless `NUM_STREAMS` is given",
+          shown="none"),
+    Param("HINT_BF16", "compute in bf16", bool, False),
+    Param(_PRECISION, "`bf16`, `f16` or `f32`", shown="`f32`"),
+    Param(_MODE, "`PERFORMANCE` leaves the precision to OpenVINO", shown="`ACCURACY`"),
+    Param("COMPILATION_NUM_THREADS", "threads that compile the model", shown="OpenVINO's"),
+    Param("CACHE_DIR", "a folder for compiled models", shown="none"),
+    settings=None,
+)
+# fmt: on
+_OWN = ("HINT_BF16", *(each.name for each in declared_by(OpenVinoPlan)))
+
+
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[OpenVinoPlan, list[Problem]]:
     values = PARAMETERS.values(config, settings)
     given = {name: text for name, (_, text) in values.given.items()}
@@ -104,14 +106,10 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[OpenVin
     properties = {name: text for name, text in given.items() if name not in (*_OWN, *GLOBAL_PROPERTIES)}
     if values["HINT_BF16"]:
         properties.setdefault(_PRECISION, "bf16")
-    plan = OpenVinoPlan(
-        device=values["TARGET_DEVICE"],
+    plan = values.into(
+        OpenVinoPlan,
         properties=properties,
         global_properties={name: given[name] for name in GLOBAL_PROPERTIES if name in given},
-        extension=values["CPU_EXTENSION_PATH"],
-        opens_batch=not values["SKIP_OV_DYNAMIC_BATCHSIZE"],
-        pads=values["ENABLE_BATCH_PADDING"],
-        reshapes=values["RESHAPE_IO_LAYERS"],
     )
     return plan, values.problems
 

@@ -18,7 +18,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem
 from charonia.core.dtypes import BY_NAME, DataType
 from charonia.core.errors import Code, ServingError, unavailable, unsupported
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import INVERTED, Params, declared_by, parameter
 from charonia.server.backends.pytorch.naming import Leaf, Parameter, Template, bind_leaves, bind_parameters
 
 _MESSAGE_CHARS_MAX = 1000
@@ -102,79 +102,48 @@ def _compile_options(text: str) -> dict[str, object] | None:
     return None if options.pop("disable", False) else options
 
 
-# fmt: off
-PARAMETERS = Params(
-    "pytorch",
-    Param("INFERENCE_MODE", "run in `torch.inference_mode`; `false`: only without gradients", bool, True),
-    Param("ENABLE_WEIGHT_SHARING", "the instances of one device share one copy of the weights; refused for TorchScript "
-          "that sets its attributes", bool, False),
-    Param("INTRA_OP_THREAD_COUNT", "threads of one operator", int, 0, "the instance's share of the cores", ge=0,
-          also="NUM_THREADS"),
-    Param("INTER_OP_THREAD_COUNT", "threads across operators, for the whole server: the first model decides", int, 0,
-          "1", ge=0, also="NUM_INTEROP_THREADS"),
-    Param("DISABLE_OPTIMIZED_EXECUTION", "do not optimise TorchScript while it runs", bool, False),
-    Param("ENABLE_JIT_EXECUTOR", "TorchScript's profiling executor, for the whole server", bool, None, "PyTorch's"),
-    Param("ENABLE_JIT_PROFILING", "whether it profiles, for the whole server", bool, None, "PyTorch's"),
-    Param(COMPILE, 'compile with `torch.compile`; JSON of its arguments: `{}`, `{"dynamic": true, "mode": '
-          '"max-autotune"}`; `{"disable": true}` does not', _compile_options, None, "none"),
-    Param("DISABLE_CUDNN", "no cuDNN, for the whole server", bool, False),
-    Param("ENABLE_CACHE_CLEANING", "return cached GPU memory after every batch; slow", bool, False),
-    Param("PRECISION", "`bf16` or `fp16`: convert weights and floating-point inputs, and convert outputs back "
-          "(TorchScript, `model.py`)", PRECISIONS, None, "`fp32`"),
-    Param("CHANNELS_LAST", "use the channels-last layout for weights and inputs of four dimensions (TorchScript, "
-          "`model.py`)", bool, False),
-    Param("ALLOW_UNPICKLING", "files may run code while they are read", bool, False),
-    Param("MODULE_CLASS", "the class in `model.py`", str, "", "none"),
-    settings=None,
-)
-# fmt: on
-"""Every parameter. Each may also be given for all models: `--backend-config=pytorch,NAME=VALUE`."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The values of `PARAMETERS`; 0 and None leave the choice to the server or to PyTorch.
+    """The parameters of a model; 0 and None leave the choice to the server or to PyTorch."""
 
-    Attributes:
-        compile_options: Arguments of `torch.compile`, None where the module is not compiled.
-        class_name: Class of an eager module, "" for the only one.
-    """
+    # fmt: off
+    uses_inference_mode: bool = parameter("INFERENCE_MODE", "run in `torch.inference_mode`; `false`: only without "
+                                          "gradients", bool, True)
+    shares_weights: bool = parameter("ENABLE_WEIGHT_SHARING", "the instances of one device share one copy of the "
+                                     "weights; refused for TorchScript that sets its attributes", bool, False)
+    intra_op_threads: int = parameter("INTRA_OP_THREAD_COUNT", "threads of one operator", int, 0,
+                                      "the instance's share of the cores", ge=0, also="NUM_THREADS")
+    inter_op_threads: int = parameter("INTER_OP_THREAD_COUNT", "threads across operators, for the whole server: the "
+                                      "first model decides", int, 0, "1", ge=0, also="NUM_INTEROP_THREADS")
+    is_optimized: bool = parameter("DISABLE_OPTIMIZED_EXECUTION", "do not optimise TorchScript while it runs", INVERTED,
+                                   True, "`false`")
+    jit_executor: bool | None = parameter("ENABLE_JIT_EXECUTOR", "TorchScript's profiling executor, for the whole "
+                                          "server", bool, None, "PyTorch's")
+    jit_profiling: bool | None = parameter("ENABLE_JIT_PROFILING", "whether it profiles, for the whole server", bool,
+                                           None, "PyTorch's")
+    compile_options: Mapping[str, object] | None = parameter(
+        COMPILE, 'compile with `torch.compile`; JSON of its arguments: `{}`, `{"dynamic": true, "mode": '
+        '"max-autotune"}`; `{"disable": true}` does not', _compile_options, None, "none")
+    uses_cudnn: bool = parameter("DISABLE_CUDNN", "no cuDNN, for the whole server", INVERTED, True, "`false`")
+    cleans_cache: bool = parameter("ENABLE_CACHE_CLEANING", "return cached GPU memory after every batch; slow", bool,
+                                   False)
+    precision: DataType | None = parameter(  # noqa: RUF009 # it returns a field
+        "PRECISION", "`bf16` or `fp16`: convert weights and floating-point inputs, and convert outputs back "
+        "(TorchScript, `model.py`)", PRECISIONS, None, "`fp32`")
+    is_channels_last: bool = parameter("CHANNELS_LAST", "use the channels-last layout for weights and inputs of four "
+                                       "dimensions (TorchScript, `model.py`)", bool, False)
+    unpickles: bool = parameter("ALLOW_UNPICKLING", "files may run code while they are read", bool, False)
+    class_name: str = parameter("MODULE_CLASS", "the class in `model.py`", str, "", "none")
+    # fmt: on
 
-    is_optimized: bool = True
-    uses_inference_mode: bool = True
-    uses_cudnn: bool = True
-    shares_weights: bool = False
-    cleans_cache: bool = False
-    jit_executor: bool | None = None
-    jit_profiling: bool | None = None
-    intra_op_threads: int = 0
-    inter_op_threads: int = 0
-    compile_options: Mapping[str, object] | None = None
-    is_channels_last: bool = False
-    precision: DataType | None = None
-    unpickles: bool = False
-    class_name: str = ""
+
+PARAMETERS = Params("pytorch", *declared_by(RunPlan), settings=None)
+"""Every parameter. Each may also be given for all models: `--backend-config=pytorch,NAME=VALUE`."""
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[RunPlan, list[Problem]]:
     values = PARAMETERS.values(config, settings)
-    plan = RunPlan(
-        is_optimized=not values["DISABLE_OPTIMIZED_EXECUTION"],
-        uses_inference_mode=values["INFERENCE_MODE"],
-        uses_cudnn=not values["DISABLE_CUDNN"],
-        shares_weights=values["ENABLE_WEIGHT_SHARING"],
-        cleans_cache=values["ENABLE_CACHE_CLEANING"],
-        jit_executor=values["ENABLE_JIT_EXECUTOR"],
-        jit_profiling=values["ENABLE_JIT_PROFILING"],
-        intra_op_threads=values["INTRA_OP_THREAD_COUNT"],
-        inter_op_threads=values["INTER_OP_THREAD_COUNT"],
-        compile_options=values[COMPILE],
-        is_channels_last=values["CHANNELS_LAST"],
-        precision=values["PRECISION"],
-        unpickles=values["ALLOW_UNPICKLING"],
-        class_name=values["MODULE_CLASS"],
-    )
-    return plan, values.problems
+    return values.into(RunPlan), values.problems
 
 
 TORCH: dict[DataType, torch.dtype] = {

@@ -24,7 +24,7 @@ from charonia.core.dtypes import BY_NAME
 from charonia.core.errors import invalid, unsupported
 from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import ArrayBackend, named_path, no_file
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import Param, Params, declared_by, parameter
 from charonia.server.backends.workers.model import EXECUTE_SECONDS, START_SECONDS, PythonModel
 from charonia.server.backends.workers.process import Environment, ask_worker
 from charonia.server.backends.workers.services import ServerServices
@@ -41,24 +41,6 @@ SESSION_SHARE = "MAX_SESSION_SHARE_COUNT"
 SOFT_PLACEMENT = "allow-soft-placement"
 VERSION = "version"
 
-# fmt: off
-PARAMETERS = Params(
-    "tensorflow",
-    Param(SIGNATURE, "name of the signature", str, "", "`serving_default`, or the only one"),
-    Param(GRAPH_TAG, "tag of the graph; of several graphs that have it, the one with the fewest other tags counts", str,
-          "", "`serve`"),
-    Param(INTRA, "threads within an operator, for each instance", int, 0, "the thread budget", ge=0),
-    Param(INTER, "threads across operators, for each instance; 0: none, they run one after the other", int, 0, "0",
-          ge=0),
-    Param(INIT_OPS, 'file in the folder of the version or the model: `{"init_ops": ["name of an operation"]}`, run '
-          "after the model is loaded", str, ""),
-    Param(SESSION_THREADS, "accepted: each session has its own threads in any case", bool),
-    Param(SESSION_SHARE, "no effect, with a line in the log: instances are processes, and share no session", int, ge=1),
-    Param(SOFT_PLACEMENT, kind=bool, default=True, is_setting_only=True),
-    Param(VERSION, kind={"2": 2}, default=2, is_setting_only=True),
-    others=(START_SECONDS, EXECUTE_SECONDS),
-)
-# fmt: on
 GPU_MEMORY = ("gpu-memory-fraction", "allow-gpu-memory-growth")
 """Settings that have no effect: models run on the CPU."""
 
@@ -71,31 +53,40 @@ CALLER = -1
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowPlan:
-    """The values of `PARAMETERS`.
+    """The parameters of a model.
 
     Attributes:
         inter_threads: Threads across operators, or `CALLER`.
         soft_placement: Whether an operator runs on another device where its own is not there.
     """
 
-    tag: str = ""
-    signature: str = ""
-    intra_threads: int = 0
-    inter_threads: int = CALLER
-    init_ops_file: str = ""
-    soft_placement: bool = True
+    # fmt: off
+    tag: str = parameter(GRAPH_TAG, "tag of the graph; of several graphs that have it, the one with the fewest other "
+                         "tags counts", str, "", "`serve`")
+    signature: str = parameter(SIGNATURE, "name of the signature", str, "", "`serving_default`, or the only one")
+    intra_threads: int = parameter(INTRA, "threads within an operator, for each instance", int, 0, "the thread budget",
+                                   ge=0)
+    inter_threads: int = parameter(INTER, "threads across operators, for each instance; 0: none, they run one after "
+                                   "the other", int, 0, "0", ge=0)
+    init_ops_file: str = parameter(INIT_OPS, 'file in the folder of the version or the model: `{"init_ops": ["name of '
+                                   'an operation"]}`, run after the model is loaded', str, "")
+    soft_placement: bool = parameter(SOFT_PLACEMENT, kind=bool, default=True, is_setting_only=True)
+    # fmt: on
+
+
+PARAMETERS = Params(
+    "tensorflow",
+    *declared_by(TensorFlowPlan),
+    Param(SESSION_THREADS, "accepted: each session has its own threads in any case", bool),
+    Param(SESSION_SHARE, "no effect, with a line in the log: instances are processes, and share no session", int, ge=1),
+    Param(VERSION, kind={"2": 2}, default=2, is_setting_only=True),
+    others=(START_SECONDS, EXECUTE_SECONDS),
+)
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TensorFlowPlan, list[Problem]]:
     values = PARAMETERS.values(config, settings)
-    plan = TensorFlowPlan(
-        tag=values[GRAPH_TAG],
-        signature=values[SIGNATURE],
-        intra_threads=values[INTRA],
-        inter_threads=values[INTER] or CALLER,
-        init_ops_file=values[INIT_OPS],
-        soft_placement=values[SOFT_PLACEMENT],
-    )
+    plan = values.into(TensorFlowPlan, inter_threads=values[INTER] or CALLER)
     return plan, [*values.problems, *_unsupported(config)]
 
 

@@ -9,18 +9,10 @@ from dataclasses import dataclass
 from charonia.config.kinds import InstanceKind, ModelPriority
 from charonia.config.model import Cuda, GraphLowerBound, GraphShape, GraphSpec, InstanceGroup, ModelConfig, Optimization
 from charonia.config.problems import Problem
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import Param, Params, declared_by, parameter
 
 ALLOCATION = "execution_context_allocation_strategy"
 _COMPATIBLE, _POOL = "version-compatible", "memory-pool-byte-size"
-
-PARAMETERS = Params(
-    "tensorrt",
-    Param(ALLOCATION, kind={name: name for name in ("STATIC", "ON_PROFILE_CHANGE")}),
-    Param("enable_multi_device", kind=bool),
-    Param(_COMPATIBLE, kind=bool, default=False, is_setting_only=True),
-    Param(_POOL, kind=int, default=0, ge=0, is_setting_only=True),
-)
 
 STREAM_PRIORITIES = {
     ModelPriority.PRIORITY_DEFAULT: 0,
@@ -45,10 +37,18 @@ class PlanOptions:
     """
 
     plugins: tuple[str, ...] = ()
-    runs_host_code: bool = False
+    runs_host_code: bool = parameter(_COMPATIBLE, kind=bool, default=False, is_setting_only=True)
     priority: int = 0
     has_graphs: bool = False
-    pool_bytes: int = 0
+    pool_bytes: int = parameter(_POOL, kind=int, default=0, ge=0, is_setting_only=True)
+
+
+PARAMETERS = Params(
+    "tensorrt",
+    *declared_by(PlanOptions),
+    Param(ALLOCATION, kind={name: name for name in ("STATIC", "ON_PROFILE_CHANGE")}),
+    Param("enable_multi_device", kind=bool),
+)
 
 
 def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[PlanOptions, list[Problem]]:
@@ -56,12 +56,11 @@ def read_options(config: ModelConfig, settings: Mapping[str, str]) -> tuple[Plan
     values = PARAMETERS.values(config, settings)
     if values["enable_multi_device"]:
         values.fail("enable_multi_device", "an engine over several GPUs is not available")
-    return PlanOptions(
+    return values.into(
+        PlanOptions,
         plugins=tuple(path for path in settings.get("plugins", "").split(";") if path),
-        runs_host_code=values[_COMPATIBLE],
         priority=STREAM_PRIORITIES[(config.optimization or Optimization()).priority],
         has_graphs=_cuda(config).graphs,
-        pool_bytes=values[_POOL],
     ), [*values.problems, *_problems(config)]
 
 

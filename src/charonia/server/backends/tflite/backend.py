@@ -25,27 +25,24 @@ from charonia.server.backends.array_backend import (
     load_error,
     plain_error,
 )
-from charonia.server.backends.parameters import Param, Params
+from charonia.server.backends.parameters import Params, declared_by, parameter
 from charonia.server.machine.memory import release_freed_memory
 
 _THREADS = "tflite_num_threads"
 
-# fmt: off
-PARAMETERS = Params(
-    "tflite",
-    Param(_THREADS, "threads of an instance", int, 0, "the instance's share of the cores", ge=0),
-    Param("SIGNATURE", "the signature that is served", str, "", "the only one, or `serving_default`"),
-    settings=(_THREADS,),
-)
-# fmt: on
-
 
 @dataclass(frozen=True, slots=True)
 class TflitePlan:
-    """The values of `PARAMETERS`; 0 threads are the instance's share of the thread budget."""
+    """The parameters of a model; 0 threads are the instance's share of the thread budget."""
 
-    threads: int = 0
-    signature: str = ""
+    # fmt: off
+    threads: int = parameter(_THREADS, "threads of an instance", int, 0, "the instance's share of the cores", ge=0)
+    signature: str = parameter("SIGNATURE", "the signature that is served", str, "",
+                               "the only one, or `serving_default`")
+    # fmt: on
+
+
+PARAMETERS = Params("tflite", *declared_by(TflitePlan), settings=(_THREADS,))
 
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TflitePlan, list[Problem]]:
@@ -58,7 +55,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[TfliteP
         if "num_threads" in each.parameters:
             given[_THREADS] = (f"{place}.parameters['num_threads']", each.parameters["num_threads"])
     values = PARAMETERS.values(config, settings, given)
-    return TflitePlan(values[_THREADS], values["SIGNATURE"]), [*problems, *values.problems]
+    return values.into(TflitePlan), [*problems, *values.problems]
 
 
 SERVING_DEFAULT = "serving_default"
