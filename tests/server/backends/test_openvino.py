@@ -375,7 +375,7 @@ def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCapture
         load(files, replace(complete(files).config, parameters={"NUM_STREAM": "1"}))
 
     assert (
-        "OpenVINO has no parameter 'NUM_STREAM' for CPU, it has no effect; did you mean 'NUM_STREAMS'?" in caplog.text
+        "openvino backend has no parameter 'NUM_STREAM', it has no effect; did you mean 'NUM_STREAMS'?" in caplog.text
     )
 
 

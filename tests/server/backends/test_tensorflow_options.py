@@ -14,9 +14,9 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.server.backends.tensorflow.backend import (
     CALLER,
+    DescribedModel,
     TensorFlowPlan,
     read_plan,
-    read_signature,
     remarks,
     signature_problems,
 )
@@ -105,7 +105,7 @@ def test_a_setting_for_gpus_and_an_unknown_parameter_are_warned_of() -> None:
 
 
 def test_a_rank_that_the_model_does_not_tell_is_that_of_the_configuration() -> None:
-    saved = read_signature("m", ANSWER)
+    saved = DescribedModel.of("m", ANSWER)
     given = ModelConfig(
         name="m",
         max_batch_size=4,
@@ -118,13 +118,15 @@ def test_a_rank_that_the_model_does_not_tell_is_that_of_the_configuration() -> N
 
 def test_a_tensor_that_cannot_be_sent_is_refused_only_if_it_is_served() -> None:
     with pytest.raises(ServingError, match="output 'Y' has no rank in the model"):
-        read_signature("m", ANSWER).for_config(ModelConfig(name="m"))
+        DescribedModel.of("m", ANSWER).for_config(ModelConfig(name="m"))
     with pytest.raises(ServingError, match="output 'Z' is bfloat16, a datatype that requests cannot have"):
-        read_signature("m", ANSWER).for_config(ModelConfig(name="m", output=(ModelOutput("Z", DataType.FP32, (2,)),)))
+        DescribedModel.of("m", ANSWER).for_config(
+            ModelConfig(name="m", output=(ModelOutput("Z", DataType.FP32, (2,)),))
+        )
 
 
 def test_a_refusal_of_the_worker_is_an_error_with_its_hint() -> None:
     with pytest.raises(ServingError) as caught:
-        read_signature("m", {"refused": "it is broken", "hint": "mend it"})
+        DescribedModel.of("m", {"refused": "it is broken", "hint": "mend it"})
 
     assert str(caught.value) == "model 'm': it is broken (hint: mend it)"

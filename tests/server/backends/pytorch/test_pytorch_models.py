@@ -513,7 +513,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"", "it is empty"),
+            (b"", "the file is empty"),
             (b"hello", "not a zip archive, but begins with b'hello'"),
             (b"PK\x03\x04 and more", "begins with the start of one: the file is incomplete"),
             (pickle.dumps({}), "a pickle"),
@@ -523,7 +523,7 @@ class TestRefusals:
     def test_a_file_of_another_kind_is_named(self, tmp_path: Path, content: bytes, message: str) -> None:
         (torch_models.folder_of(tmp_path / "m") / "model.pt").write_bytes(content)
 
-        assert message in refusal(tmp_path / "m", config_of(PERCEPTRON)).message
+        assert message in str(refusal(tmp_path / "m", config_of(PERCEPTRON)))
 
     def test_an_archive_of_something_else_is_named(self, tmp_path: Path) -> None:
         with zipfile.ZipFile(torch_models.folder_of(tmp_path / "m") / "model.pt", "w") as archive:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,17 +112,6 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[OpenVin
         global_properties={name: given[name] for name in GLOBAL_PROPERTIES if name in given},
     )
     return plan, values.problems
-
-
-def ineffective_parameters(config: ModelConfig, plan: OpenVinoPlan, properties: Collection[str]) -> Iterator[str]:
-    """Yield a warning for each parameter that is not a property of the device.
-
-    Args:
-        properties: The properties of the device that can be set.
-    """
-    for key, near in PARAMETERS.unknown(config, properties):
-        hint = f"; did you mean '{near}'?" if near else ""
-        yield f"model '{config.name}': OpenVINO has no parameter '{key}' for {plan.device}, it has no effect{hint}"
 
 
 _TYPES = {f"{d.numpy.kind}{8 * d.byte_size}": d for d in BY_NUMPY.values()} | {
@@ -242,7 +231,7 @@ def compile_network(core: Any, network: Network, config: ModelConfig, plan: Open
             settable = _settable(core, name)
             known |= settable
             core.set_property(name, {key: text for key, text in wanted.items() if key in settable})
-        for sentence in ineffective_parameters(config, plan, known):
+        for sentence in PARAMETERS.remarks(config, known):
             _log.warning(sentence)
         asked = {key: text for key, text in plan.properties.items() if key in own}
         return core.compile_model(network.model, plan.device, asked)

@@ -41,7 +41,7 @@ import time
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -148,14 +148,18 @@ def requirements_key(path: Path) -> str:
     Raises:
         ServingError: It cannot be read, or refers to too much.
     """
-    digest = hashlib.sha256()
-    for part in (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform()):
-        digest.update(part.encode() + b"\0")
+    digest = _new_digest()
     try:
         _digest_requirements(digest, path, set())
     except OSError as error:
         raise invalid(f"'{path}' cannot be read: {error}") from error
     return "requirements-" + digest.hexdigest()[:KEY_LETTERS]
+
+
+def _new_digest(*parts: str) -> "hashlib._Hash":
+    """Return a digest of the interpreter, the platform and more."""
+    own = (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform())
+    return hashlib.sha256(b"".join(part.encode() + b"\0" for part in (*own, *parts)))
 
 
 def _digest_requirements(digest: "hashlib._Hash", path: Path, seen: set[Path]) -> None:
@@ -208,10 +212,7 @@ NEEDED_BY_FUNCTIONS = (*NEEDED, "pydantic")
 
 def inline_key(wanted: InlineMetadata) -> str:
     """Return the key of the environment for inline metadata: it depends on that, and on interpreter and platform."""
-    digest = hashlib.sha256()
-    own = (_RECIPE, sys.version, sys.base_prefix, sysconfig.get_platform())
-    for part in (*own, wanted.requires_python, *sorted(wanted.dependencies)):
-        digest.update(part.encode() + b"\0")
+    digest = _new_digest(wanted.requires_python, *sorted(wanted.dependencies))
     return "inline-" + digest.hexdigest()[:KEY_LETTERS]
 
 
@@ -388,13 +389,11 @@ class EnvironmentCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.expanduser()
 
-    async def archive_key(self, path: Path) -> str:
-        try:
-            return await asyncio.to_thread(_archive_key, path)
-        except OSError as error:
-            raise invalid(f"the archive '{path}' cannot be read: {error.strerror}") from error
+    async def get(self, key: str, build: Callable[[Path], Awaitable[None]], *, what: str) -> Environment:
+        """Return the environment with a key, which is built and tried if it is not there."""
+        return _in_folder(await self._folder_of(key, build, what), what)
 
-    async def get(self, key: str, build: Callable[[Path], Awaitable[None]], *, what: str) -> Path:
+    async def _folder_of(self, key: str, build: Callable[[Path], Awaitable[None]], what: str) -> Path:
         place = self._folder / key
         found = _complete(place)
         if found is not None:
@@ -417,6 +416,7 @@ class EnvironmentCache:
         try:
             async with asyncio.timeout(BUILD_S_MAX):
                 await build(folder)
+                await _probe(_in_folder(folder, what))
         except BaseException as error:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             if isinstance(error, TimeoutError):
@@ -484,10 +484,8 @@ async def environment_of_file(source: Path, settings: BackendSettings) -> Enviro
             )
         finally:
             requirements.unlink()
-        await _probe(_in_folder(folder, source.name))
 
-    folder = await _cache(settings).get(inline_key(wanted), build, what=f"'{source.name}'")
-    return _in_folder(folder, source.name)
+    return await _cache(settings).get(inline_key(wanted), build, what=f"'{source.name}'")
 
 
 def read_inline(source: Path) -> InlineMetadata | None:
@@ -520,14 +518,11 @@ async def _prepared(path: Path, files: ModelFiles, settings: BackendSettings) ->
             f"parameter {ENVIRONMENT}: there is no folder or archive '{path}'",
             hint=f"relative paths begin at the model's folder, for which {MODEL_DIRECTORY} stands too",
         )
-
-    async def build(folder: Path) -> None:
-        await unpack_archive(path, folder)
-        await _probe(_in_folder(folder, f"parameter {ENVIRONMENT}: the archive '{path}'"))
-
-    cache = _cache(settings)
-    key = await cache.archive_key(path)
-    return _in_folder(await cache.get(key, build, what=f"the archive '{path}'"), str(path))
+    try:
+        key = await asyncio.to_thread(_archive_key, path)
+    except OSError as error:
+        raise invalid(f"the archive '{path}' cannot be read: {error.strerror}") from error
+    return await _cache(settings).get(key, lambda folder: unpack_archive(path, folder), what=f"the archive '{path}'")
 
 
 async def _built(requirements: Path, model: str, settings: BackendSettings) -> Environment:
@@ -535,14 +530,9 @@ async def _built(requirements: Path, model: str, settings: BackendSettings) -> E
     if builder == "none":
         _log.info("%s of model '%s' is ignored: %s is none", REQUIREMENTS, model, BUILDER)
         return SERVER_ENVIRONMENT
-
-    async def build(folder: Path) -> None:
-        await build_requirements(requirements, folder, builder)
-        await _probe(_in_folder(folder, REQUIREMENTS))
-
     key = await asyncio.to_thread(requirements_key, requirements)
-    folder = await _cache(settings).get(key, build, what=f"{REQUIREMENTS} of model '{model}'")
-    return _in_folder(folder, REQUIREMENTS)
+    build = partial(build_requirements, requirements, builder=builder)
+    return await _cache(settings).get(key, build, what=f"{REQUIREMENTS} of model '{model}'")
 
 
 def _builder(settings: BackendSettings) -> str:

@@ -21,7 +21,7 @@ from charonia.core.tensor import Array, DeviceTensor, Tensor
 from charonia.server.backends.api import BatchSink, Outputs, Result
 from charonia.server.backends.batch import ModelShapes
 from charonia.server.backends.python.worker.errors import describe, traced
-from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall
+from charonia.server.backends.python.worker.host import Inbox, ModelBatch, ModelCall, value_of
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import GpuTensor, received
 from charonia.server.backends.python.worker.tensor import Tensor as ModelTensor
@@ -504,10 +504,7 @@ def _tell(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *argumen
 
 def _value(answer: Inbox[tuple[Any, ...]]) -> Any:
     answer.wait()
-    outcome = answer.items.popleft()
-    if outcome[0] == "error":
-        raise TritonModelException(str(outcome[2]))
-    return outcome[1]
+    return value_of(answer.items.popleft())
 
 
 def _ignore(_: tuple[object, ...]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from charonia.archives import open_zip, read_entry
 from charonia.core.errors import invalid
+from charonia.server.backends.array_backend import broken_file_hint
 
 
 class FileKind(Enum):
@@ -32,7 +33,8 @@ def file_kind(path: Path) -> FileKind:
     if names is None:
         raise invalid(
             f"{path.name} is not a PyTorch model: it is not a zip archive, but begins with {_beginning(path)}",
-            hint="save it with torch.jit.save, torch.export.save or torch._inductor.aoti_compile_and_package",
+            hint=broken_file_hint(path)
+            or "save it with torch.jit.save, torch.export.save or torch._inductor.aoti_compile_and_package",
         )
     if "constants.pkl" in names:
         return FileKind.TORCHSCRIPT
@@ -106,12 +108,8 @@ def _payloads(content: bytes) -> list[dict[str, object]]:
 def _beginning(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(_PREFIX_BYTES)
-    if not start:
-        return "nothing: it is empty"
     if start.startswith(b"\x80") and start[1:2] <= bytes([pickle.HIGHEST_PROTOCOL]):
         return "a pickle (a checkpoint in the format before PyTorch 1.6)"
-    if start.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer: the file itself was not fetched"
     if start.startswith(b"PK\x03\x04"):
         return "the start of one: the file is incomplete"
     return repr(start[:16])

@@ -132,30 +132,25 @@ def graph_problem(config: ModelConfig) -> tuple[str, str]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """An input or output.
+@dataclass(frozen=True)
+class DescribedModel:
+    """A model on the disk, as a worker describes it.
 
     Attributes:
-        name: Its name in the signature.
-        dtype: Datatype as TensorFlow writes it.
-        shape: Its full shape, -1 for a variable dimension; None where the model tells no rank.
+        answer: The `folder` of its SavedModel, the `tags` of the graph, the `signature` by name, and `inputs` and
+            `outputs`: `name`, `dtype` as TensorFlow writes it, and `dims`, None where the model tells no rank.
+        folder: The SavedModel that was made of a Keras file, None for one that was given.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...] | None
+    answer: Mapping[str, Any]
+    folder: tempfile.TemporaryDirectory[str] | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class SavedSignature:
-    """A signature of a SavedModel."""
-
-    folder: str
-    tags: tuple[str, ...]
-    name: str
-    inputs: tuple[SavedTensor, ...]
-    outputs: tuple[SavedTensor, ...]
+    @classmethod
+    def of(cls, model: str, answer: Mapping[str, Any], folder: Any = None) -> "DescribedModel":
+        """Return what a worker has described. Raises ServingError: INVALID_ARG, the model cannot be served."""
+        if "refused" in answer:
+            raise invalid(f"model '{model}': {answer['refused']}", hint=answer["hint"])
+        return cls(answer, folder)
 
     def for_config(self, config: ModelConfig) -> Signature:
         """Return the signature for a configuration, which decides the shapes that the model leaves open.
@@ -164,42 +159,27 @@ class SavedSignature:
             ServingError: A tensor has a datatype that requests cannot have, or no rank, and the configuration has not
                 got it.
         """
+        asked = {output.name for output in config.output}
         return Signature(
-            tuple(_known(config, "input", tensor, config.input) for tensor in self.inputs),
+            tuple(_known(config, "input", tensor, config.input) for tensor in self.answer["inputs"]),
             tuple(
                 _known(config, "output", tensor, config.output)
-                for tensor in self.outputs
-                if not config.output or any(output.name == tensor.name for output in config.output)
+                for tensor in self.answer["outputs"]
+                if not asked or tensor["name"] in asked
             ),
         )
 
-
-def read_signature(model: str, answer: Mapping[str, Any]) -> SavedSignature:
-    """Return the signature that a worker describes. Raises ServingError: INVALID_ARG, the model cannot be served."""
-    if "refused" in answer:
-        raise invalid(f"model '{model}': {answer['refused']}", hint=answer["hint"])
-
-    def tensors(given: Sequence[Mapping[str, Any]]) -> tuple[SavedTensor, ...]:
-        return tuple(
-            SavedTensor(each["name"], each["dtype"], None if each["dims"] is None else tuple(each["dims"]))
-            for each in given
-        )
-
-    return SavedSignature(
-        answer["folder"],
-        tuple(answer["tags"]),
-        answer["signature"],
-        tensors(answer["inputs"]),
-        tensors(answer["outputs"]),
-    )
+    def close(self) -> None:
+        if self.folder is not None:
+            self.folder.cleanup()
 
 
-def signature_problems(config: ModelConfig, saved: SavedSignature) -> Iterator[Problem]:
+def signature_problems(config: ModelConfig, saved: DescribedModel) -> Iterator[Problem]:
     """Yield each difference between a complete configuration and the model that matters."""
     signature = saved.for_config(config)
+    names = {tensor["name"] for tensor in saved.answer["outputs"]}
     if not config.output:
-        yield Problem("output", f"none is configured; the model provides {', '.join(t.name for t in saved.outputs)}")
-    names = {tensor.name for tensor in saved.outputs}
+        yield Problem("output", f"none is configured; the model provides {', '.join(sorted(names))}")
     for index, output in enumerate(config.output):
         if output.name not in names:
             message = f"unexpected inference output '{output.name}', allowed outputs are: {', '.join(sorted(names))}"
@@ -208,46 +188,33 @@ def signature_problems(config: ModelConfig, saved: SavedSignature) -> Iterator[P
 
 
 def _known(
-    config: ModelConfig, kind: str, tensor: SavedTensor, configured: Sequence[ModelInput | ModelOutput]
+    config: ModelConfig, kind: str, tensor: Mapping[str, Any], configured: Sequence[ModelInput | ModelOutput]
 ) -> SignatureTensor:
-    datatype = BY_NAME.get(tensor.dtype) if tensor.dtype != "bfloat16" else None  # which workers have no array for
+    name = tensor["name"]
+    datatype = (
+        BY_NAME.get(tensor["dtype"]) if tensor["dtype"] != "bfloat16" else None
+    )  # which workers have no array for
     if datatype is None:
         raise unsupported(
-            f"model '{config.name}': {kind} '{tensor.name}' is {tensor.dtype}, a datatype that requests cannot have",
+            f"model '{config.name}': {kind} '{name}' is {tensor['dtype']}, a datatype that requests cannot have",
             hint="cast it in the model: export a signature with tf.cast, for example to float32",
         )
-    shape = tensor.shape
+    shape = tensor["dims"]
     if shape is None:
-        given = next((each for each in configured if each.name == tensor.name), None)
+        given = next((each for each in configured if each.name == name), None)
         if given is None:
             raise invalid(
-                f"model '{config.name}': {kind} '{tensor.name}' has no rank in the model: its shape must be configured",
-                hint=f'config.pbtxt: {kind} [ {{ name: "{tensor.name}" data_type: {datatype.config} dims: [ ... ] }} ]',
+                f"model '{config.name}': {kind} '{name}' has no rank in the model: its shape must be configured",
+                hint=f'config.pbtxt: {kind} [ {{ name: "{name}" data_type: {datatype.config} dims: [ ... ] }} ]',
             )
         shape = (-1, *given.inner_dims) if config.max_batch_size > 0 else given.inner_dims
-    return SignatureTensor(tensor.name, datatype, shape)
+    return SignatureTensor(name, datatype, tuple(shape))
 
 
 DEFAULT_FOLDER = "model.savedmodel"
 KERAS = ".keras"
 
 _SCRIPT = Path(__file__).parent / "worker" / "model.py"
-
-
-@dataclass(frozen=True)
-class DescribedModel:
-    """A model on the disk, as it is served.
-
-    Attributes:
-        folder: The SavedModel that was made of a Keras file, None for one that was given.
-    """
-
-    signature: SavedSignature
-    folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def close(self) -> None:
-        if self.folder is not None:
-            self.folder.cleanup()
 
 
 class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
@@ -291,8 +258,8 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
     async def inspect(
         self, files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan
     ) -> tuple[Signature, Sequence[str]]:
-        saved = (await self._describe(self.path(files, config), config, plan, keeps=True)).signature
-        note = f"signature: '{saved.name}' of the graph with the tags {list(saved.tags)}"
+        saved = await self._describe(self.path(files, config), config, plan, keeps=True)
+        note = f"signature: '{saved.answer['signature']}' of the graph with the tags {saved.answer['tags']}"
         return saved.for_config(config), [note]
 
     async def open(
@@ -303,7 +270,7 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
         source = await self._describe(path, config, plan, keeps=False)
         seen = seen_by_model(config)
         try:
-            check_problems(config.name, signature_problems(seen, source.signature))
+            check_problems(config.name, signature_problems(seen, source))
             if self._template is not None:
                 await self._template.acquire()
         except BaseException:
@@ -314,7 +281,7 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
             seen,
             self._environment,
             ServerServices.of(config.name, files.version, settings),
-            _session(seen, plan, source.signature, init_ops),
+            _session(seen, plan, source.answer, init_ops),
             source,
             self._template,
         )
@@ -341,7 +308,7 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
                 "signature": plan.signature,
             }
             try:
-                source = DescribedModel(read_signature(config.name, await self._ask(config.name, question)), folder)
+                source = DescribedModel.of(config.name, await self._ask(config.name, question), folder)
             except BaseException:
                 if folder is not None:
                     folder.cleanup()
@@ -431,14 +398,12 @@ def _init_ops(files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan) -> l
 
 
 def _session(
-    config: ModelConfig, plan: TensorFlowPlan, signature: SavedSignature, init_ops: list[str]
+    config: ModelConfig, plan: TensorFlowPlan, answer: Mapping[str, Any], init_ops: list[str]
 ) -> dict[str, object]:
     """Return what a worker needs to know of the session, besides its number of threads where the plan has none."""
     intra = {"intra": plan.intra_threads} if plan.intra_threads else {}
     return {
-        "folder": signature.folder,
-        "tags": signature.tags,
-        "signature": signature.name,
+        **{key: answer[key] for key in ("folder", "tags", "signature")},
         "outputs": [output.name for output in config.output],
         "inter": plan.inter_threads,
         "soft_placement": plan.soft_placement,

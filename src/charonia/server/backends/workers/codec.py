@@ -172,30 +172,6 @@ def request_fields(request: InferRequest, output_names: tuple[str, ...]) -> tupl
     )
 
 
-def decode_request(
-    model: tuple[str, str],
-    fields: tuple[Any, ...],
-    tensors: Iterable[tuple[Any, ...]],
-    message: Incoming,
-    references: RegionReferences,
-    kind: type[InferRequest] = InferRequest,
-) -> InferRequest:
-    """Return a request that the worker makes of another model.
-
-    Args:
-        model: Name and version of that model.
-        fields: As in `request_fields`.
-        tensors: Its inputs as the worker described them.
-        references: As for `decode_results`.
-        kind: `DeviceRequest` if outputs may stay on the GPU.
-
-    Raises:
-        ChannelError: The message does not hold what its header says.
-        ServingError: A tensor is not what its header says.
-    """
-    return made_request(model, fields, _found(tensors, message, references), kind)
-
-
 def made_request(
     model: tuple[str, str],
     fields: tuple[Any, ...],
@@ -239,7 +215,7 @@ def decode_results(
         if code >= 0:
             decoded.append(decode_error(code, result[1]))
             continue
-        decoded.append(Outputs(_found(result[1], message, references), result[2] or None))
+        decoded.append(Outputs(found_tensors(result[1], message, references), result[2] or None))
     return decoded
 
 
@@ -292,7 +268,8 @@ def _placed_on_device(tensor: DeviceTensor, outgoing: Outgoing, on_gpu: bool) ->
         return (name, wire, (), encode_error(error))
 
 
-def _found(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: RegionReferences) -> list[Tensor]:
+def found_tensors(tensors: Iterable[tuple[Any, ...]], message: Incoming, references: RegionReferences) -> list[Tensor]:
+    """Return the tensors of a message as the worker described them. Errors as in `decode_results`."""
     return [
         found(described, message, references.release)
         if type(described[3]) is bytes or len(described[3]) == PLACE_LENGTH

@@ -21,7 +21,7 @@ from charonia.core.response import Outcome, Reply, Ticket
 from charonia.core.trace import Trace
 from charonia.server.backends.api import BackendSettings, BatchSink, BusyPolling, Models, Result
 from charonia.server.backends.batch import ModelShapes
-from charonia.server.backends.workers.codec import decode_request, encode_error, encode_outcome
+from charonia.server.backends.workers.codec import encode_error, encode_outcome, found_tensors, made_request
 from charonia.server.backends.workers.process import WorkerLink
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.regions import ChannelError
@@ -488,7 +488,7 @@ class WorkerServices(ModelServices):
     def _call(self, message: Incoming, link: WorkerLink, is_ready: bool) -> None:
         _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, freed = message.header
         kind = DeviceRequest if on_gpu else InferRequest
-        request = decode_request((model, version), fields, tensors, message, link, kind)
+        request = made_request((model, version), fields, found_tensors(tensors, message, link), kind)
         link.note(released, freed)
 
         def reply(outcome: Outcome, final: bool) -> None:

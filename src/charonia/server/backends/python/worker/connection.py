@@ -32,7 +32,7 @@ from ....channel.cuda_ipc import GpuArray, imported_array
 from ....channel.datatypes import TritonModelException
 from ....channel.regions import ChannelError, Mappings, RegionPool
 from .errors import TritonError
-from .host import Inbox, ModelBatch
+from .host import Inbox, ModelBatch, value_of
 from .tensor import GpuTensor, received
 
 if TYPE_CHECKING:
@@ -552,10 +552,7 @@ class WorkerConnection:
         self._answers[number] = answer
         self.writer.send(header)
         self.reader.wait(answer)
-        outcome = answer.items.popleft()
-        if outcome[0] == "error":
-            raise TritonModelException(str(outcome[2]))
-        return outcome[1]
+        return value_of(answer.items.popleft())
 
     def _ended(self, reason: str) -> None:
         """Nothing more can be read: fail all open calls and requests."""

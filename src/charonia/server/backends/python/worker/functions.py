@@ -123,11 +123,12 @@ class FunctionModel:
         if self._made is not None:
             self._made.release()
 
+    def _arguments(self, request: InferenceRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._function.arguments(self._function.read(_tensors(request), request.parameters()), 0)
+
     def _single(self, request: InferenceRequest) -> InferenceResponse:
         try:
-            positional, named = self._function.arguments(
-                self._function.read(_tensors(request), request.parameters()), 0
-            )
+            positional, named = self._arguments(request)
             returned = self._call(*positional, **named)
             accept = self._function.accepted(request.parameters())
             return _response(self._function.write(returned, accept=accept), self._function.parameters(returned))
@@ -137,9 +138,7 @@ class FunctionModel:
     def _stream(self, request: InferenceRequest) -> None:
         sender = request.get_response_sender()
         try:
-            positional, named = self._function.arguments(
-                self._function.read(_tensors(request), request.parameters()), 0
-            )
+            positional, named = self._arguments(request)
             items = self._call(*positional, **named)
             for item in items:
                 if sender.is_cancelled():
@@ -186,9 +185,7 @@ class FunctionModel:
         sender = request.get_response_sender()
         is_stream = self._function.signature.is_stream
         try:
-            positional, named = self._function.arguments(
-                self._function.read(_tensors(request), request.parameters()), 0
-            )
+            positional, named = self._arguments(request)
             returned = self._call(*positional, **named)
             if is_stream:
                 async for item in returned:

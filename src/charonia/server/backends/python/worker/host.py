@@ -146,6 +146,13 @@ class Inbox(Generic[Item]):
                 lock.acquire()
 
 
+def value_of(outcome: tuple[Any, ...]) -> Any:
+    """Return the value of `("ok", value)`. Raises TritonModelException for `("error", number of the code, text)`."""
+    if outcome[0] == "error":
+        raise TritonModelException(str(outcome[2]))
+    return outcome[1]
+
+
 class ModelCall:
     """A request that the model makes.
 

@@ -112,11 +112,8 @@ def signature_of(function: Callable[..., Any], name: str, *, is_batched: bool) -
     record = None
     inputs = []
     if len(parameters) == 1:
-        only = (
-            _item(hints.get(parameters[0].name), parameters[0].name, name)
-            if is_batched
-            else hints.get(parameters[0].name)
-        )
+        only = hints.get(parameters[0].name)
+        only = _item(only) if is_batched else only
         record = only if is_record(only) else None
     if record is not None:
         schemas = _field_schemas(record)
@@ -151,7 +148,7 @@ def _outputs(returned: Any, name: str, is_batched: bool) -> tuple[list[Port], st
         make = _batch_kind if is_batched else _kind
         kinds = [make(each, f"{OUTPUT}{at}", name) for at, each in enumerate(typing.get_args(returned))]
         return [Port(f"{OUTPUT}{at}", kind) for at, kind in enumerate(kinds)], "tuple"
-    item = _item(returned, OUTPUT, name) if is_batched else returned
+    item = _item(returned) if is_batched else returned
     if is_record(item):
         ports = [Port(field, _kind(hint, field, name)) for field, hint, _ in fields_of(item)]
         return ports, "record"
@@ -171,7 +168,7 @@ def _missing(name: str, what: str) -> str:
     return f"model '{name}': {what} has no type; annotate it, or give an example of all inputs: @model(example={{...}})"
 
 
-def _item(annotation: Any, what: str, name: str) -> Any:
+def _item(annotation: Any) -> Any:
     annotation = expanded(annotation)
     if typing.get_origin(annotation) is list:
         return typing.get_args(annotation)[0]
@@ -181,7 +178,7 @@ def _item(annotation: Any, what: str, name: str) -> Any:
 def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
     """Return the kind of one item of a batch: of a list, or of an array whose first dimension is the batch."""
     annotation = expanded(annotation)
-    item = _item(annotation, what, name)
+    item = _item(annotation)
     if item is not None:
         return _kind(item, what, name)
     kind = _kind(annotation, what, name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ...language.worker import text_stream
 from ...language.worker.members import (
     ABOVE_0,
     FLAG,
@@ -259,11 +260,8 @@ class TritonAnswer:
 
 
 def usage_of(output: Any) -> dict[str, int]:
-    return {
-        "prompt_tokens": len(output.prompt_token_ids),
-        "completion_tokens": sum(len(choice.token_ids) for choice in output.outputs),
-        "cached_tokens": int(getattr(output, "cached_tokens", 0) or 0),
-    }
+    made = sum(len(choice.token_ids) for choice in output.outputs)
+    return text_stream.usage_of(len(output.prompt_token_ids), made, int(getattr(output, "cached_tokens", 0) or 0))
 
 
 def _measured(metrics: Any) -> dict[str, Any]:
