@@ -622,7 +622,7 @@ async def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path:
             Code.UNSUPPORTED,
             "EXECUTION_ENV_PATH cannot be met with EXECUTION_MODE thread",
         ),
-        ({"EXECUTE_TIMEOUT_SECONDS": "1"}, Code.UNSUPPORTED, "a thread that hangs cannot be ended"),
+        ({"EXECUTE_TIMEOUT_SECONDS": "1"}, Code.UNSUPPORTED, "EXECUTE_TIMEOUT_SECONDS cannot be met with"),
     ],
 )
 def test_what_a_thread_cannot_have_is_refused(

@@ -6,12 +6,12 @@ Of a file with several pictures, the first one counts. Color profiles are ignore
 import io
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import PIL
@@ -180,11 +180,8 @@ _SIMD = {
 _SUPPORT = {Filter.BILINEAR: 1.0, Filter.BICUBIC: 2.0, Filter.LANCZOS: 3.0, Filter.BOX: 0.5}
 
 
-class Resize(Protocol):
-    """A way to resize."""
-
-    def __call__(self, image: Image.Image, framing: Framing) -> Image.Image:
-        """Return the part of the resized image that is in the output."""
+Resize = Callable[[Image.Image, Framing], Image.Image]
+"""A way to resize: returns the part of the resized image that is in the output."""
 
 
 def chosen_resize(plan: ImagePlan) -> Resize:

@@ -225,28 +225,17 @@ async def _environment(
     """Return the environment of a model's processes, None where it runs in threads of the server."""
     if PARAMETERS.checked(config)[MODE] == PROCESS:
         return await environment_of(files, config, settings, backend_dir, source)
-    for parameter, reason in (
-        (ENVIRONMENT, "a thread of the server has the server's packages"),
-        (EXECUTE_SECONDS, "a thread that hangs cannot be ended"),
-        (SHARE_MEMORY, "threads share it anyway"),
-    ):
-        if parameter in config.parameters:
-            raise unsupported(
-                f"model '{config.name}': parameter {parameter} cannot be met with {MODE} {THREAD}: {reason}",
-                hint=f"leave one of the two out; {MODE} {PROCESS} is the default",
-            )
-    if settings.values.get(BUILDER) != "none" and requirements_of(files, backend_dir) is not None:
+    given = [each for each in (ENVIRONMENT, EXECUTE_SECONDS, SHARE_MEMORY) if each in config.parameters]
+    lacks = [f"parameter {each}" for each in given]
+    if settings.values.get(BUILDER) != "none":
+        inline = await asyncio.to_thread(read_inline, source)
+        lacks += [REQUIREMENTS] if requirements_of(files, backend_dir) is not None else []
+        lacks += [f"the dependencies in {source.name}"] if inline is not None and inline.dependencies else []
+    if lacks:
         raise unsupported(
-            f"model '{config.name}': {REQUIREMENTS} cannot be met with {MODE} {THREAD}: a thread of the server has the "
-            "server's packages",
-            hint=f"install them where the server runs and remove the file, or set {MODE} to {PROCESS}",
-        )
-    inline = await asyncio.to_thread(read_inline, source)
-    if settings.values.get(BUILDER) != "none" and inline is not None and inline.dependencies:
-        raise unsupported(
-            f"model '{config.name}': the dependencies in {source.name} cannot be met with {MODE} {THREAD}: a thread of "
-            "the server has the server's packages",
-            hint=f"install them where the server runs and remove the block, or set {MODE} to {PROCESS}",
+            f"model '{config.name}': {lacks[0]} cannot be met with {MODE} {THREAD}: a thread has the packages and the "
+            "memory of the server, and cannot be ended",
+            hint=f"leave one of the two out, or add packages to the server's Python; {MODE} {PROCESS} is the default",
         )
     return None
 

@@ -141,78 +141,6 @@ class Shape:
         return f"Shape{self.dims}"
 
 
-class Definition:
-    """One model of a service file.
-
-    Attributes:
-        max_batch_size: Largest batch, 0 for a target that takes one request at a time.
-        max_delay_ms: Longest time that a request waits for others of its batch.
-        max_queue_size: Most requests that wait, 0 for the server's own limit.
-        timeout_ms: Longest time that a request waits, 0 for any.
-        allow_nan: Whether NaN and infinity may be returned.
-        instances: Number of instances, 0 for what the server says.
-        concurrency: Limit of requests that an instance of an async function works on.
-        example: An example request, None for none: values by input, or the batch that an object gets.
-        method: Method of an object to call, "" for the target itself.
-        is_object: Whether `target` is a ready object rather than a function or class.
-        route: HTTP method and path of its own, "" for none.
-        own_process: Whether it shares no process with other functions of its file.
-        share_memory: Whether its instances are forked from a process that has imported the file.
-    """
-
-    def __init__(
-        self,
-        target: Any,
-        *,
-        name: str = "",
-        max_batch_size: int = 0,
-        max_delay_ms: float = 0,
-        max_queue_size: int = 0,
-        timeout_ms: float = 0,
-        instances: int = 0,
-        concurrency: int = CONCURRENCY,
-        allow_nan: bool = True,
-        example: Any = None,
-        method: str = "",
-        is_object: bool = False,
-        path: str = "",
-        http_method: str = "POST",
-        own_process: bool = False,
-        share_memory: bool = False,
-    ) -> None:
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"name of a model: expected text without '/', got {name!r}")
-        for what, value, lowest in (
-            ("max_batch_size", max_batch_size, 0),
-            ("instances", instances, 0),
-            ("max_queue_size", max_queue_size, 0),
-            ("concurrency", concurrency, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-                raise ValueError(f"model '{name}': {what}: expected an integer of at least {lowest}, got {value!r}")
-        if max_delay_ms < 0 or (max_delay_ms and not max_batch_size):
-            raise ValueError(f"model '{name}': max_delay_ms: expected at least 0, and max_batch_size with it")
-        if not timeout_ms >= 0:
-            raise ValueError(f"model '{name}': timeout_ms: expected at least 0, got {timeout_ms!r}")
-        if path and http_method not in METHODS:
-            raise ValueError(f"model '{name}': method: expected one of {', '.join(METHODS)}, got {http_method!r}")
-        self.route = f"{http_method} {path}" if path else ""
-        self.own_process = own_process
-        self.share_memory = share_memory
-        self.target = target
-        self.name = name
-        self.max_batch_size = max_batch_size
-        self.max_delay_ms = max_delay_ms
-        self.max_queue_size = max_queue_size
-        self.timeout_ms = timeout_ms
-        self.allow_nan = allow_nan
-        self.instances = instances
-        self.concurrency = concurrency
-        self.example = example
-        self.method = method
-        self.is_object = is_object
-
-
 class Options(TypedDict, total=False):
     """What `model` and `serve` take besides the function or object.
 
@@ -247,6 +175,62 @@ class Options(TypedDict, total=False):
     path: str
     own_process: bool
     share_memory: bool
+
+
+class Definition:
+    """One model of a service file: what its `Options` say, and more.
+
+    Attributes:
+        example: An example request, None for none: values by input, or the batch that an object gets.
+        method: Method of an object to call, "" for the target itself.
+        is_object: Whether `target` is a ready object rather than a function or class.
+        route: HTTP method and path of its own, "" for none.
+    """
+
+    name = ""
+    max_batch_size = 0
+    max_delay_ms: float = 0
+    max_queue_size = 0
+    timeout_ms: float = 0
+    instances = 0
+    concurrency = CONCURRENCY
+    allow_nan = True
+    path = ""
+    own_process = False
+    share_memory = False
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        example: Any = None,
+        method: str = "",
+        is_object: bool = False,
+        http_method: str = "POST",
+        **options: Unpack[Options],
+    ) -> None:
+        name = options.get("name")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"name of a model: expected text without '/', got {name!r}")
+        for option in options:
+            if option not in Options.__annotations__:
+                raise TypeError(f"model '{name}': there is no option '{option}'")
+        vars(self).update(options)
+        for what, lowest in (("max_batch_size", 0), ("instances", 0), ("max_queue_size", 0), ("concurrency", 1)):
+            value = getattr(self, what)
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise ValueError(f"model '{name}': {what}: expected an integer of at least {lowest}, got {value!r}")
+        if self.max_delay_ms < 0 or (self.max_delay_ms and not self.max_batch_size):
+            raise ValueError(f"model '{name}': max_delay_ms: expected at least 0, and max_batch_size with it")
+        if not self.timeout_ms >= 0:
+            raise ValueError(f"model '{name}': timeout_ms: expected at least 0, got {self.timeout_ms!r}")
+        if self.path and http_method not in METHODS:
+            raise ValueError(f"model '{name}': method: expected one of {', '.join(METHODS)}, got {http_method!r}")
+        self.route = f"{http_method} {self.path}" if self.path else ""
+        self.target = target
+        self.example = example
+        self.method = method
+        self.is_object = is_object
 
 
 @overload
