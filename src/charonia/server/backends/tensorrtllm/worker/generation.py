@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...language.worker import text_stream
 from ...language.worker.members import (
     ABOVE_0,
     FLAG,
@@ -27,6 +26,7 @@ from ...language.worker.members import (
     read_members,
 )
 from ...language.worker.text_stream import CHAT, COMPLETIONS, returned
+from ...language.worker.text_stream import usage_of as counted
 
 if TYPE_CHECKING:
     from typing import Any
@@ -261,7 +261,7 @@ class TritonAnswer:
 
 def usage_of(output: Any) -> dict[str, int]:
     made = sum(len(choice.token_ids) for choice in output.outputs)
-    return text_stream.usage_of(len(output.prompt_token_ids), made, int(getattr(output, "cached_tokens", 0) or 0))
+    return counted(len(output.prompt_token_ids), made, int(getattr(output, "cached_tokens", 0) or 0))
 
 
 def _measured(metrics: Any) -> dict[str, Any]:
