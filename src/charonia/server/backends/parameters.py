@@ -9,16 +9,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import SERVER_PARAMETERS
 from charonia.config.problems import Problem, check_problems, short
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Options = TypeVar("Options", bound="DataclassInstance")
+Options = TypeVar("Options")
 
 _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -102,7 +99,7 @@ def parameter(name: str, help: str = "", kind: Kind = str, default: Any = None, 
     return field(default=default, metadata={_PARAMETER: declared})
 
 
-def declared_by(options: "type[DataclassInstance]") -> Iterator[Param]:
+def declared_by(options: Any) -> Iterator[Param]:
     """Yield the parameters whose values are fields of a class of options."""
     return (each.metadata[_PARAMETER] for each in fields(options) if _PARAMETER in each.metadata)
 
@@ -130,7 +127,8 @@ class Values:
 
     def into(self, options: type[Options], **others: Any) -> Options:
         """Return options: the values of the parameters that their fields are, and others."""
-        own = {f.name: self[f.metadata[_PARAMETER].name] for f in fields(options) if _PARAMETER in f.metadata}
+        declared: Any = options
+        own = {f.name: self[f.metadata[_PARAMETER].name] for f in fields(declared) if _PARAMETER in f.metadata}
         return options(**{**own, **others})
 
     def _read(self, parameter: Param) -> Any:
