@@ -24,7 +24,8 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs
-from charonia.server.backends.tensorflow.backend import TensorFlowBackend, TensorFlowModel
+from charonia.server.backends.tensorflow.backend import TensorFlowBackend
+from charonia.server.backends.workers.model import PythonModel
 from charonia.testing.backend_suite import PLACEMENT, BackendCase, BackendSuite, arrays, run_batch
 
 pytestmark = [
@@ -88,7 +89,7 @@ class TestConformance(BackendSuite):
 @asynccontextmanager
 async def loaded(
     backend: TensorFlowBackend, files: ModelFiles, config: ModelConfig | None = None, **settings: str
-) -> AsyncIterator[tuple[TensorFlowModel, Callable[[InferRequest], Awaitable[dict[str, Array]]]]]:
+) -> AsyncIterator[tuple[PythonModel, Callable[[InferRequest], Awaitable[dict[str, Array]]]]]:
     """Complete and load a model with one instance; yield it, and what runs one request."""
     given = BackendSettings(settings)
     config = config or ModelConfig(name="m", backend="tensorflow")

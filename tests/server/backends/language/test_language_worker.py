@@ -19,8 +19,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
-from charonia.server.backends.language.backend import LanguageBackend, LanguageModel
+from charonia.server.backends.language.backend import LanguageBackend
 from charonia.server.backends.workers.instance import PythonInstance
+from charonia.server.backends.workers.model import PythonModel
 from charonia.server.machine.private_folder import PREFIX
 
 ENGINE = """
@@ -134,7 +135,7 @@ class StreamSink:
 
 
 class Bench:
-    def __init__(self, model: LanguageModel, instance: PythonInstance) -> None:
+    def __init__(self, model: PythonModel, instance: PythonInstance) -> None:
         self.model = model
         self.instance = instance
 

@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -59,13 +60,20 @@ class LanguageBackend(ABC):
     async def complete(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> Completion:
         return Completion(*complete_language(config, self.kind, self.routes, self.more_inputs, self.more_outputs))
 
-    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> "LanguageModel":
+    async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> PythonModel:
         check_problems(config.name, language_problems(config, self.more_inputs, self.more_outputs))
         environment = await self._environment(files, config, settings)
         options = orjson.dumps(dict(await self.options(files, config, settings))).decode()
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
         server = ServerServices.of(config.name, files.version, settings)
-        return LanguageModel(files, config, environment, server, {"engine": str(self.engine), "options": options})
+        sockets = PrivateFolder()
+
+        def arguments(placement: Placement) -> dict[str, str]:
+            own = {"threads": str(placement.threads), "folder": str(sockets.path)}
+            return {"engine": str(self.engine), "options": options, **own}
+
+        closing = partial(asyncio.to_thread, sockets.remove)
+        return PythonModel(files, config, _MODEL, environment, server, arguments, closing=closing)
 
     async def aclose(self) -> None:  # noqa: B027 # some have something to do
         """Do nothing: models share nothing."""
@@ -93,31 +101,3 @@ def version_text(files: ModelFiles, config: ModelConfig, name: str, hint: str) -
         raise invalid(f"model '{config.name}' version {files.version} has no file {name}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"model '{config.name}': {name} cannot be read: {error}") from None
-
-
-class LanguageModel(PythonModel):
-    """A loaded version.
-
-    Args:
-        engine: The engine's file and its options, for `initialize`.
-    """
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        config: ModelConfig,
-        environment: Environment,
-        server: ServerServices,
-        engine: Mapping[str, str],
-    ) -> None:
-        self._folder = PrivateFolder()
-
-        def arguments(placement: Placement) -> dict[str, str]:
-            return {**engine, "threads": str(placement.threads), "folder": str(self._folder.path)}
-
-        super().__init__(files, config, _MODEL, environment, server, arguments)
-
-    async def aclose(self) -> None:
-        """Remove the folder of its sockets."""
-        await super().aclose()
-        await asyncio.to_thread(self._folder.remove)

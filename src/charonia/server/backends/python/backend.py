@@ -125,7 +125,8 @@ class PythonBackend:
         await asyncio.to_thread(is_usable)  # starting the driver takes a while; the result is cached
         if PARAMETERS.checked(config)[SHARE_MEMORY]:
             template = await _template(files, config, path, environment)
-            return PythonModel(files, config, path, replace(environment, template=template), server, template=template)
+            forked = replace(environment, template=template)
+            return PythonModel(files, config, path, forked, server, closing=template.aclose)
         shared = self._processes if config.parameters.get(SHARED) == "true" and sys.platform == "linux" else None
         return PythonModel(files, config, path, environment, server, processes=shared)
 

@@ -217,7 +217,7 @@ KERAS = ".keras"
 _SCRIPT = Path(__file__).parent / "worker" / "model.py"
 
 
-class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
+class TensorFlowBackend(ArrayBackend[TensorFlowPlan, PythonModel]):
     """The `tensorflow` backend."""
 
     name = "tensorflow"
@@ -264,7 +264,7 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
 
     async def open(
         self, files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan, settings: BackendSettings
-    ) -> "TensorFlowModel":
+    ) -> PythonModel:
         path = self.path(files, config)
         init_ops = _init_ops(files, config, plan)
         source = await self._describe(path, config, plan, keeps=False)
@@ -276,15 +276,18 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
         except BaseException:
             source.close()
             raise
-        return TensorFlowModel(
-            files,
-            seen,
-            self._environment,
-            ServerServices.of(config.name, files.version, settings),
-            _session(seen, plan, source.answer, init_ops),
-            source,
-            self._template,
-        )
+        session = _session(seen, plan, source.answer, init_ops)
+
+        def arguments(placement: Placement) -> dict[str, str]:
+            return {"tensorflow": orjson.dumps({"intra": placement.threads, **session}).decode()}
+
+        async def closing() -> None:
+            if self._template is not None:
+                self._template.release()
+            await asyncio.to_thread(source.close)
+
+        server = ServerServices.of(config.name, files.version, settings)
+        return PythonModel(files, seen, _SCRIPT, self._environment, server, arguments, closing=closing)
 
     async def aclose(self) -> None:
         """End the process that has imported TensorFlow."""
@@ -336,38 +339,6 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, "TensorFlowModel"]):
                 self._template.release()
         described: Mapping[str, object] = orjson.loads(answer)
         return described
-
-
-class TensorFlowModel(PythonModel):
-    """A loaded version.
-
-    Args:
-        template: What its workers are forked from, acquired for it; None where each imports TensorFlow itself.
-    """
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        config: ModelConfig,
-        environment: Environment,
-        server: ServerServices,
-        session: Mapping[str, object],
-        source: DescribedModel,
-        template: WorkerTemplate | None,
-    ) -> None:
-        def arguments(placement: Placement) -> dict[str, str]:
-            return {"tensorflow": orjson.dumps({"intra": placement.threads, **session}).decode()}
-
-        super().__init__(files, config, _SCRIPT, environment, server, arguments)
-        self._source = source
-        self._imported = template
-
-    async def aclose(self) -> None:
-        """Let the template go, and remove the SavedModel of a Keras file."""
-        await super().aclose()
-        if self._imported is not None:
-            self._imported.release()
-        await asyncio.to_thread(self._source.close)
 
 
 def _state(path: Path) -> tuple[int, int]:

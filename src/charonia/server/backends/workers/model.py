@@ -1,7 +1,7 @@
 """A version of a model whose instances are worker processes."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import orjson
@@ -17,7 +17,6 @@ from charonia.server.backends.parameters import Param, Params
 from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.backends.workers.process import Environment, SharedProcess, SharedProcesses, Start, WorkerProcess
 from charonia.server.backends.workers.services import ServerServices
-from charonia.server.backends.workers.template import WorkerTemplate
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.cuda_driver import is_usable
 
@@ -53,6 +52,7 @@ class PythonModel:
 
     Args:
         arguments: Returns arguments of `initialize` for an instance, in addition to those of every model.
+        closing: Releases what belongs to the version, once its instances are closed.
         processes: Processes for several models of a file, None where each instance has its own.
     """
 
@@ -65,10 +65,10 @@ class PythonModel:
         server: ServerServices,
         arguments: Callable[[Placement], Mapping[str, str]] = lambda _: {},
         *,
+        closing: Callable[[], Awaitable[None]] | None = None,
         processes: SharedProcesses | None = None,
-        template: WorkerTemplate | None = None,
     ) -> None:
-        self._template = template
+        self._closing = closing
         self._processes = processes
         self._arguments = arguments
         self._files = files
@@ -81,7 +81,7 @@ class PythonModel:
 
     async def create_instance(self, placement: Placement) -> AsyncInstance:
         """Start a worker and initialize the model in it."""
-        if self._template is not None and placement.kind is InstanceKind.KIND_GPU:
+        if self._environment.template is not None and placement.kind is InstanceKind.KIND_GPU:
             raise unsupported(
                 f"model '{self._config.name}': parameter {SHARE_MEMORY} cannot be met on a GPU, which forks cannot use",
                 hint="instances on CPUs (KIND_CPU), or leave it out",
@@ -148,11 +148,10 @@ class PythonModel:
         return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))
 
     async def aclose(self) -> None:
-        """End the process that instances were forked from; they are closed."""
+        """Release what belongs to the version; its instances are closed."""
         self._instances.clear()
-        if self._template is not None:
-            self._template.release()
-            await self._template.aclose()
+        if self._closing is not None:
+            await self._closing()
 
 
 def what_to_load(
