@@ -60,11 +60,14 @@ def test_a_slow_network_costs_time_only(behind: Database, network: FaultyNetwork
     assert ask(behind) == 1
 
 
-def test_a_connection_that_is_cut_in_an_answer_costs_its_transaction(behind: Database, network: FaultyNetwork) -> None:
+@pytest.mark.parametrize("fault", ["cut", "silent"])
+def test_a_connection_that_breaks_in_an_answer_costs_its_transaction(
+    behind: Database, network: FaultyNetwork, fault: str
+) -> None:
     def change() -> None:
         with behind.transaction() as session:
             session.execute(text("DELETE FROM alembic_version"))
-            network.to_client = broken(5000)["cut"]
+            network.to_client = broken(5000)[fault]
             session.execute(text("SELECT repeat('x', 100000)"))
 
     with pytest.raises(ServingError) as raised:
@@ -90,21 +93,6 @@ def test_a_call_behind_a_silent_connection_ends_and_those_after_it_are_refused_i
 
     assert set(messages) == {"the database does not answer"}
     assert len(network.clients) == attempts
-
-
-def test_a_transaction_that_is_open_when_the_connection_becomes_silent_ends(
-    behind: Database, network: FaultyNetwork
-) -> None:
-    def change() -> None:
-        with behind.transaction() as session:
-            session.execute(text("SELECT 1"))
-            be_silent(network)
-            session.execute(text("SELECT 2"))
-
-    with pytest.raises(ServingError) as raised:
-        change()
-
-    assert raised.value.code is Code.UNAVAILABLE
 
 
 def test_a_database_that_answers_again_is_used_again(
