@@ -364,18 +364,17 @@ def make_platform(settings: PlatformSettings) -> Platform:
     lease.on_taken.append(lambda: isolation.sweep(local.temporary_folders()))
     deployments = Deployments(database, targets, workloads, lease)
     hosts = AllowedHosts(settings.store_hosts)
+    versions = VersionTasks(
+        *(database, artifacts, uploads, data / "environments", hosts, isolation),
+        workloads.secrets,
+        settings.trusted_backends,
+        deployments.changes.give,
+    )
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
         measurements.PERF: measurements.perf_handler(targets, database, isolation),
         measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
-        **version_handlers(
-            VersionTasks(
-                *(database, artifacts, uploads, data / "environments", hosts, isolation),
-                workloads.secrets,
-                settings.trusted_backends,
-                deployments.changes.give,
-            )
-        ),
+        **version_handlers(versions),
     }
     tasks = TaskRunner(database, data / "tasks", handlers, lease)
     return Platform(
@@ -394,7 +393,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
             has_turn=lease.is_held,
         ),
         lease,
-        Polls(database, artifacts, uploads, workloads.secrets, hosts, isolation, lease.is_held),
+        Polls(versions, lease.is_held),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
     )

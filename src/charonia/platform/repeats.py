@@ -6,13 +6,10 @@ answer is lost counts as well. Answers can hold secrets, so they are encrypted w
 """
 
 import hashlib
-import json
 import logging
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from joserfc import jwe
-from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
 from sqlalchemy import delete, select, update
 from starlette.concurrency import run_in_threadpool
@@ -23,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from charonia.core.errors import ServingError, conflict, invalid
 from charonia.platform.database.connection import Database, KeyedCall, current_call
 from charonia.platform.database.tables import CallRow
+from charonia.platform.people.access import seal, unseal
 
 HEADER = "Idempotency-Key"
 
@@ -146,15 +144,9 @@ def _sealing_key(call: KeyedCall) -> OctKey:
 
 
 def _sealed(call: KeyedCall, answer: FirstAnswer) -> str:
-    plain = json.dumps({"status": answer.status, "kind": answer.kind, "body": answer.body.decode("latin-1")})
-    return jwe.encrypt_compact({"alg": "dir", "enc": "A256GCM"}, plain.encode(), _sealing_key(call))
+    return seal({**answer._asdict(), "body": answer.body.decode("latin-1")}, _sealing_key(call))
 
 
 def _opened(call: KeyedCall, text: str) -> FirstAnswer | None:
-    if not text:
-        return None
-    try:
-        found: dict[str, Any] = json.loads(jwe.decrypt_compact(text, _sealing_key(call)).plaintext or b"")
-    except (JoseError, ValueError):
-        return None
-    return FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1"))
+    found = unseal(text, _sealing_key(call))
+    return FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1")) if found else None

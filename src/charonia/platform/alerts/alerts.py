@@ -23,7 +23,7 @@ from charonia.core.errors import ServingError, conflict, invalid, not_found, una
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import RepeatedStep
-from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, TaskRow
+from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, ProjectRow, TaskRow
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.models.sources import ANY, AllowedHosts
 from charonia.platform.people import audit, projects
@@ -167,9 +167,7 @@ class Alerts:
         """Delete an alert and its events."""
         with self._database.transaction() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-            row = session.scalar(select(AlertRow).where(AlertRow.project_id == found.id, AlertRow.name == name))
-            if row is None:
-                raise not_found(f"project '{project}' has no alert '{name}'")
+            row = _named(session, found, name)
             session.execute(delete(AlertEventRow).where(AlertEventRow.alert_id == row.id))
             session.delete(row)
             audit.note(session, who, "alert.remove", f"{project}/{name}", project_id=found.id)
@@ -178,13 +176,7 @@ class Alerts:
         """Send a message to the webhook of an alert that says that it is a test. Raises ServingError if that fails."""
         with self._database.transaction() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-            rule = session.scalar(
-                select(AlertRow)
-                .where(AlertRow.project_id == found.id, AlertRow.name == name)
-                .options(joinedload(AlertRow.project))
-            )
-            if rule is None:
-                raise not_found(f"project '{project}' has no alert '{name}'")
+            rule = _named(session, found, name)
             url, token = self._target(session, rule)
             event = AlertEventRow(alert=rule, subject="test", message="This is a test.", created=now())
             body = self._body(event, "test")
@@ -366,6 +358,14 @@ class Alerts:
             "subject": event.subject, "message": event.message, "since": event.created, "url": page,
         }  # fmt: skip
         return json.dumps(content).encode()
+
+
+def _named(session: Session, project: ProjectRow, name: str) -> AlertRow:
+    query = select(AlertRow).where(AlertRow.project_id == project.id, AlertRow.name == name)
+    row = session.scalar(query.options(joinedload(AlertRow.project)))
+    if row is None:
+        raise not_found(f"project '{project.name}' has no alert '{name}'")
+    return row
 
 
 def open_count(session: Session, project_id: int) -> int:

@@ -91,18 +91,18 @@ def show_form(visit: OnPage, model: Text = "", way: Annotated[Text, Query(alias=
 @router.post("/add")
 def add(visit: OnPage, sent: Sent) -> Response:
     """Add a version from an address, a Git repository, a folder or MLflow."""
-    way, source, name, notes, tracking_uri, secret = (
-        text_of(sent, field) for field in ("from", "source", "name", "notes", "tracking_uri", "secret")
-    )
+    way, source = text_of(sent, "from"), text_of(sent, "source")
     if way == "store" and is_git(source):
         way = "git"
-    given = {"name": name, "notes": notes, "source": source, "tracking_uri": tracking_uri, "secret": secret}
+    given = {name: text_of(sent, name) for name in _FORM.keys() - {"fixed"}}
     form = {**_FORM, **given}
     try:
-        wanted = name or name_of(source, way)
+        wanted, server = given["name"] or name_of(source, way), given["tracking_uri"]
         with visit.platform.database.transaction() as session:
-            place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=tracking_uri, secret=secret)
-            added = arrival.add(session, visit.platform.uploads, visit.who, visit.project, wanted, place, notes)
+            place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=server, secret=given["secret"])
+            added = arrival.add(
+                session, visit.platform.uploads, visit.who, visit.project, wanted, place, given["notes"]
+            )
     except ServingError as error:
         field = "name" if error.message.startswith("model:") else "source"
         return _form(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import not_found
@@ -181,27 +181,14 @@ class DeploymentReads:
         self, who: Principal, project: str, name: str, *, limit: int = 50, offset: int = 0
     ) -> tuple[Sequence[RevisionView], int]:
         """Return the revisions of a deployment, latest first, and their total number."""
-        with self._database.reading() as session:
-            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
-            query = (
-                select(RevisionRow)
-                .where(RevisionRow.deployment_id == row.id, RevisionRow.number <= row.latest - offset)
-                .order_by(RevisionRow.number.desc())
-                .limit(limit + 1)
-            )
-            found = session.scalars(query).all()
-        return [revision_view(one, former) for one, former in zip(found, [*found[1:], None], strict=False)][
-            :limit
-        ], row.latest
+        row, found = self._revisions(who, project, name, limit=limit + 1, offset=offset)
+        pairs = zip(found, [*found[1:], None], strict=False)
+        return [revision_view(one, former) for one, former in pairs][:limit], row.latest
 
     def revision(self, who: Principal, project: str, name: str, number: int) -> RevisionView:
         """Return a revision of a deployment."""
-        with self._database.reading() as session:
-            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
-            query = select(RevisionRow).where(
-                RevisionRow.deployment_id == row.id, RevisionRow.number.in_((number, number - 1))
-            )
-            found = {one.number: one for one in session.scalars(query)}
+        _, rows = self._revisions(who, project, name, RevisionRow.number.in_((number, number - 1)))
+        found = {one.number: one for one in rows}
         if number not in found:
             raise not_found(f"deployment '{name}' has no revision {number}")
         return revision_view(found[number], found.get(number - 1))
@@ -219,19 +206,24 @@ class DeploymentReads:
 
     def marks(self, who: Principal, project: str, name: str, since_s: float) -> Sequence[tuple[float, int]]:
         """Return times and numbers of the revisions that were created after a time, the last `MARKS_MAX`."""
-        with self._database.reading() as session:
-            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
-            query = select(RevisionRow.created, RevisionRow.number).where(
-                RevisionRow.deployment_id == row.id, RevisionRow.created > since_s
-            )
-            found = session.execute(query.order_by(RevisionRow.number.desc()).limit(MARKS_MAX))
-            return [(time_s, number) for time_s, number in found]
+        _, found = self._revisions(who, project, name, RevisionRow.created > since_s, limit=MARKS_MAX)
+        return [(one.created, one.number) for one in found]
 
     def is_quiet(self, who: Principal, project: str, name: str) -> bool:
         """Whether a deployment has had no request in the time that figures are kept."""
         row, _ = self._found(who, project, name)
         recent = self._collector.since(row.id, 0.0)
         return not any(point.all.requests_per_s for point in recent) and not self._collector.history.was_busy(row.id)
+
+    def _revisions(
+        self, who: Principal, project: str, name: str, *chosen: ColumnElement[bool], limit: int = 2, offset: int = 0
+    ) -> tuple[DeploymentRow, Sequence[RevisionRow]]:
+        """Return a deployment, and revisions of it, latest first."""
+        with self._database.reading() as session:
+            row, _ = find(session, who, project, name, ProjectRole.VIEWER)
+            query = select(RevisionRow).where(RevisionRow.deployment_id == row.id, *chosen)
+            found = session.scalars(query.order_by(RevisionRow.number.desc()).limit(limit).offset(offset)).all()
+            return row, found
 
     def _found(self, who: Principal, project: str, name: str) -> tuple[DeploymentRow, RevisionRow]:
         with self._database.reading() as session:

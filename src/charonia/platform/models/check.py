@@ -69,14 +69,6 @@ class CheckRun:
     repository: Path
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOutput:
-    """The result of a command."""
-
-    status: int
-    output: list[str]
-
-
 def charonia(
     check: CheckRun,
     arguments: Sequence[str],
@@ -84,8 +76,8 @@ def charonia(
     timeout_s: float = CHECK_S_MAX,
     memory_bytes: int = 0,
     enough: Callable[[str], bool] | None = None,
-) -> CheckOutput:
-    """Run a command of Charonia.
+) -> tuple[int, list[str]]:
+    """Run a command of Charonia, and return its exit status and its output.
 
     Args:
         memory_bytes: Memory limit of each process, 0 for none.
@@ -110,7 +102,7 @@ def charonia(
         on_line=keep,
         enough=enough,
     )
-    return CheckOutput(status, output)
+    return status, output
 
 
 LOAD_S_MAX = 120.0
@@ -126,44 +118,36 @@ _SAYS = "charonia config: "
 _PREFIX = re.compile(r"load failed for model '[^']*': version \d+ is at UNAVAILABLE state: ")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTrial:
-    """The result of a trial.
-
-    Attributes:
-        text: Whether it loads, or why it was not tried.
-        problem: Why it does not load, "" if it does.
-    """
-
-    text: str
-    problem: str = ""
-
-
-def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> LoadTrial:
+def try_to_load(check: CheckRun, config: Mapping[str, Any]) -> tuple[str, str]:
     """Load the model of a repository, without a GPU.
 
     Args:
         check: The check, whose repository has just this model.
+
+    Returns:
+        Whether it loads, or why it was not tried; and why it does not load, "" if it does.
     """
     reason = obstacle(config)
     if reason:
-        return LoadTrial(f"not tried: {reason}")
+        return f"not tried: {reason}", ""
     memory = int(MEMORY_SHARE_MAX * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     arguments = ["serve", f"--model-repository={check.repository}", "--host=127.0.0.1", "--port=0"]
     arguments += ["--allow-grpc=false", "--allow-metrics=false"]
     started = time.monotonic()
     try:
-        ran = charonia(check, arguments, timeout_s=LOAD_S_MAX, memory_bytes=memory, enough=lambda line: _READY in line)
+        status, lines = charonia(
+            check, arguments, timeout_s=LOAD_S_MAX, memory_bytes=memory, enough=lambda line: _READY in line
+        )
     except ServingError as error:
         if error.code is not Code.INTERNAL:
             raise
         problem = f"it was not ready after {LOAD_S_MAX:.0f} s"
     else:
-        if ran.status == 0:
-            return LoadTrial(f"yes, in {time.monotonic() - started:.1f} s")
-        problem = why_not_loaded(ran.output, ran.status).replace(f"{check.repository}/", "")
+        if status == 0:
+            return f"yes, in {time.monotonic() - started:.1f} s", ""
+        problem = why_not_loaded(lines, status).replace(f"{check.repository}/", "")
     limits = f"{LOAD_S_MAX:.0f} s, {memory >> 20} MiB"
-    return LoadTrial("no", f"it does not load on this machine (limits: {limits}): {problem[:PROBLEM_CHARS_MAX]}")
+    return "no", f"it does not load on this machine (limits: {limits}): {problem[:PROBLEM_CHARS_MAX]}"
 
 
 def obstacle(config: Mapping[str, Any]) -> str:
@@ -241,15 +225,15 @@ def full_check(
         check = CheckRun(run, python, isolation, room, repository)
         isolation.show(repository)
         store.materialise(files, repository / name, check=run.check)
-        lines = charonia(check, ["config", "--json", str(repository / name)])
-        config, notes = read_config(lines.output, str(repository / name))
+        status, lines = charonia(check, ["config", "--json", str(repository / name)])
+        config, notes = read_config(lines, str(repository / name))
         if config is None:
-            raise _refusal(lines, name, str(repository / name))
-        doctor = charonia(check, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
-        warnings = read_warnings(doctor.output)
-        load = try_to_load(check, config)
-    if load.problem:
-        warnings.append(load.problem)
+            raise _refusal(status, lines, name, str(repository / name))
+        _, doctor = charonia(check, ["doctor", "--json", "--models-only", "--model-repository", str(repository)])
+        warnings = read_warnings(doctor)
+        load, problem = try_to_load(check, config)
+    if problem:
+        warnings.append(problem)
     return {
         "is_checked": True,
         "checked_with": python.name,
@@ -260,7 +244,7 @@ def full_check(
         "outputs": _tensors(config.get("output", [])),
         "max_batch_size": config.get("max_batch_size", 0),
         "warnings": warnings,
-        "load": load.text,
+        "load": load,
     }
 
 
@@ -339,10 +323,10 @@ def _code(
     return code_in(name, files, config, weights, trusted) + found
 
 
-def _refusal(ran: CheckOutput, name: str, folder: str) -> ServingError:
-    if ran.status < 0:
-        return invalid(f"the process that read '{name}' was ended by signal {-ran.status}", hint="its file is damaged")
-    text = [line.replace(f"{folder}/", "").replace(folder, name) for line in ran.output]
+def _refusal(status: int, lines: Sequence[str], name: str, folder: str) -> ServingError:
+    if status < 0:
+        return invalid(f"the process that read '{name}' was ended by signal {-status}", hint="its file is damaged")
+    text = [line.replace(f"{folder}/", "").replace(folder, name) for line in lines]
     start = max((number for number, line in enumerate(text) if line.startswith(_SAYS)), default=0)
     said = (line.removeprefix(_SAYS).removeprefix(f"{name}: ").removeprefix("  ") for line in text[start:])
     problems = [line for line in said if line.strip()]

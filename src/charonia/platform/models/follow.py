@@ -18,13 +18,11 @@ from sqlalchemy import String, cast, select
 from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import RefusalKind, ServingError, invalid, not_found
-from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
-from charonia.platform.database.connection import Database
 from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow
-from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import arrival, registry
+from charonia.platform.models.arrival import VersionTasks
 from charonia.platform.models.git import latest_commit, parse_git
 from charonia.platform.models.records import ADD, AddedVersion
 from charonia.platform.models.sources import ANY, AllowedHosts, VersionSource
@@ -215,25 +213,12 @@ class Polls:
     """Polls the branches of models.
 
     Args:
+        work: What carries out the tasks of the registry.
         has_turn: Whether this platform polls now.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        store: ArtifactStore,
-        uploads: UploadFolder,
-        secrets: ProjectSecrets,
-        hosts: AllowedHosts,
-        isolation: Isolation,
-        has_turn: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._database = database
-        self._store = store
-        self._uploads = uploads
-        self._secrets = secrets
-        self._hosts = hosts
-        self._isolation = isolation
+    def __init__(self, work: VersionTasks, has_turn: Callable[[], bool] = lambda: True) -> None:
+        self._work = work
         self.loop = RepeatedStep("polls of branches", lambda: self.step(time.time()), LOOK_S, has_turn)
 
     def step(self, now_s: float) -> None:
@@ -242,7 +227,7 @@ class Polls:
         for number in due:
             if self.loop.is_closing:
                 return
-            with self._database.transaction() as session:
+            with self._work.database.transaction() as session:
                 row = session.scalar(_following().where(ModelRow.id == number).with_for_update(of=ModelRow))
                 if row is None or not _is_due(Follow(**row.follows["follow"]), now_s):
                     continue
@@ -252,29 +237,29 @@ class Polls:
             self._poll(number, follow, project_id, project, by)
 
     def _all(self) -> Sequence[tuple[int, Follow]]:
-        with self._database.reading() as session:
+        with self._work.database.reading() as session:
             return [(row.id, Follow(**row.follows["follow"])) for row in session.scalars(_following())]
 
     def _poll(self, number: int, follow: Follow, project_id: int, project: str, by: str) -> None:
         """Add a version if the commit has changed, and record a failure."""
         try:
             address = parse_git(follow.place)
-            with self._database.reading() as session:
+            with self._work.database.reading() as session:
                 who = keys.standing_deployer(session, by, follow.author, project)
                 may_name_any = permits(who.demand, ProjectRole.ADMIN)
-                AllowedHosts((ANY,) if may_name_any else self._hosts.entries).check(address.url)
-                secret = self._secrets.value(session, project_id, follow.secret) if follow.secret else ""
-            with self._store.local.scratch() as folder:
-                commit = latest_commit(address, secret, folder, self._isolation)
-            with self._database.transaction() as session:
+                AllowedHosts((ANY,) if may_name_any else self._work.hosts.entries).check(address.url)
+                secret = self._work.secrets.value(session, project_id, follow.secret) if follow.secret else ""
+            with self._work.store.local.scratch() as folder:
+                commit = latest_commit(address, secret, folder, self._work.isolation)
+            with self._work.database.transaction() as session:
                 row = session.scalar(_following().where(ModelRow.id == number).with_for_update(of=ModelRow))
                 if row is None or row.follows["follow"]["place"] != follow.place:
                     return
                 if commit != follow.commit:
-                    _add(session, self._uploads, row.project, row, f"commit {commit[:12]}", commit=commit)
+                    _add(session, self._work.uploads, row.project, row, f"commit {commit[:12]}", commit=commit)
                 _record(row, commit=commit, problem="")
         except ServingError as error:
-            with self._database.transaction() as session:
+            with self._work.database.transaction() as session:
                 row = session.scalar(_following().where(ModelRow.id == number))
                 if row is not None:
                     _record(row, problem=error.message)

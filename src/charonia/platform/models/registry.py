@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
-from charonia.core.errors import ServingError, conflict, invalid, not_found
+from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.artifacts.manifest import Manifest, from_json
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import (
@@ -200,8 +200,7 @@ def model(session: Session, who: Principal, project: str, name: str) -> ModelRec
 
 def version(session: Session, who: Principal, project: str, name: str, number: int) -> VersionRecord:
     """Return a version of a model."""
-    owner = find(session, projects.find(session, who, project), name)
-    row = find_version(session, owner, number)
+    owner, row = _own_version(session, who, project, name, number)
     task = newest_task(session, owner.project_id, owner.name, number)
     (state,) = _settled(session, owner, [_summary(row)])
     report = VersionReport.from_json(row.report | ({"problem": state.problem} if state.problem else {}))
@@ -276,11 +275,7 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     users = names(uses(session, found.id, name))
     if users:
         raise conflict(f"model '{name}' is deployed by {', '.join(users)}", hint="remove it there first")
-    busy = session.scalar(
-        _tasks(row.project_id, row.name, "%").where(TaskRow.state.in_(("waiting", "running"))).limit(1)
-    )
-    if busy is not None:
-        raise _on_its_way(busy)
+    _demand_idle(session, row)
     session.delete(row)
     collect_later(session, found.id)
     audit.note(session, who, "model.delete", f"{project}/{name}", project_id=found.id)
@@ -288,47 +283,39 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
 
 def annotate(session: Session, who: Principal, project: str, name: str, number: int, notes: str) -> None:
     """Set the notes of a version."""
-    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-    find_version(session, find(session, found, name), number).notes = notes
-    audit.note(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=found.id)
+    owner, row = _own_version(session, who, project, name, number, ProjectRole.DEPLOYER)
+    row.notes = notes
+    audit.note(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=owner.project_id)
 
 
 def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
     """Delete a version; its number is not reused."""
-    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-    owner = find(session, found, name)
-    row = find_version(session, owner, number)
+    owner, row = _own_version(session, who, project, name, number, ProjectRole.DEPLOYER)
     newest = _newest_ready(session, owner)
-    users = names(use for use in uses(session, found.id, name) if use.has(number, newest))
+    users = names(use for use in uses(session, owner.project_id, name) if use.has(number, newest))
     if users:
         raise conflict(
             f"version {number} of '{name}' is deployed by {', '.join(users)}",
             hint="give these deployments another version first",
         )
-    task = newest_task(session, owner.project_id, owner.name, number)
-    if task is not None and task.state in ("waiting", "running"):
-        raise _on_its_way(task)
+    _demand_idle(session, owner, number)
     session.delete(row)
-    collect_later(session, found.id)
-    audit.note(session, who, "version.delete", f"{project}/{name}/{number}", project_id=found.id)
+    collect_later(session, owner.project_id)
+    audit.note(session, who, "version.delete", f"{project}/{name}/{number}", project_id=owner.project_id)
 
 
 def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
     """Check a version again, with the current environments."""
-    found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-    owner = find(session, found, name)
-    row = find_version(session, owner, number)
+    owner, row = _own_version(session, who, project, name, number, ProjectRole.DEPLOYER)
     if row.runs_code:
         who.demand_code(project)
-    task = newest_task(session, owner.project_id, owner.name, number)
-    if task is not None and task.state in ("waiting", "running"):
-        raise _on_its_way(task)
+    _demand_idle(session, owner, number)
     if not row.digest:
         raise invalid(f"version {number} of '{name}' has no files: they have not arrived", hint="add it again")
     row.state, row.reason = CHECKING, ""
     arguments = {"version": row.id, "may_run_code": permits(who.demand_code, project)}
-    added = queue.add(session, CHECK, found.id, f"{name}/{number}", arguments, who.name)
-    audit.note(session, who, "version.check", f"{project}/{name}/{number}", project_id=found.id)
+    added = queue.add(session, CHECK, owner.project_id, f"{name}/{number}", arguments, who.name)
+    audit.note(session, who, "version.check", f"{project}/{name}/{number}", project_id=owner.project_id)
     return AddedVersion(name, number, added.id)
 
 
@@ -348,8 +335,15 @@ def find_version(session: Session, owner: ModelRow, number: int) -> VersionRow:
     return row
 
 
+def _own_version(
+    session: Session, who: Principal, project: str, name: str, number: int, role: ProjectRole = ProjectRole.VIEWER
+) -> tuple[ModelRow, VersionRow]:
+    owner = find(session, projects.find(session, who, project, role), name)
+    return owner, find_version(session, owner, number)
+
+
 def newest_task(session: Session, project_id: int, name: str, number: int) -> TaskRow | None:
-    return session.scalar(_tasks(project_id, name, str(number)).order_by(TaskRow.id.desc()).limit(1))
+    return session.scalar(_tasks(project_id, name, number).order_by(TaskRow.id.desc()).limit(1))
 
 
 def collect_later(session: Session, project_id: int) -> None:
@@ -376,11 +370,13 @@ def drop_attempt(session: Session, row: VersionRow) -> None:
         session.delete(owner)
 
 
-def _tasks(project_id: int, name: str, number: str) -> Select[TaskRow]:
+def _tasks(project_id: int, name: str, number: int) -> Select[TaskRow]:
+    """Return the query for the tasks about a version, or about any for 0."""
     query = select(TaskRow).where(TaskRow.project_id == project_id, TaskRow.kind.in_((ADD, CHECK)))
-    if number == "%":
-        return query.where(TaskRow.subject.startswith(f"{name}/", autoescape=True))
-    return query.where(TaskRow.subject == f"{name}/{number}")
+    subject = (
+        TaskRow.subject == f"{name}/{number}" if number else TaskRow.subject.startswith(f"{name}/", autoescape=True)
+    )
+    return query.where(subject)
 
 
 def row_of(session: Session, project_id: int, name: str) -> ModelRow | None:
@@ -448,8 +444,12 @@ def _apply(row: ModelRow, details: DetailsBody) -> list[str]:
     return list(given)
 
 
-def _on_its_way(task: TaskRow) -> ServingError:
-    return conflict(f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it")
+def _demand_idle(session: Session, owner: ModelRow, number: int = 0) -> None:
+    """Check that no task is about a version of a model, or about any for 0."""
+    tasks = _tasks(owner.project_id, owner.name, number)
+    task = session.scalar(tasks.where(TaskRow.state.in_(("waiting", "running"))).limit(1))
+    if task is not None:
+        raise conflict(f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it")
 
 
 TAGS_MAX = 50

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -139,72 +139,8 @@ Seen = Callable[[int], None]
 """Receives the number of bytes that have arrived; an exception cancels the work."""
 
 
-class ArrivingFiles(Protocol):
-    """The files of a future version."""
-
-    def sizes(self) -> Mapping[str, int]:
-        """Return the size of each file by its path.
-
-        Raises:
-            ServingError: UNAVAILABLE when they cannot be read; INVALID_ARG for invalid paths, or too many.
-        """
-        ...
-
-    def read(self, path: str, limit: int) -> bytes:
-        """Return the first bytes of a file.
-
-        Raises:
-            ServingError: UNAVAILABLE when it cannot be read.
-        """
-        ...
-
-    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        """Put a file into the store.
-
-        Raises:
-            ServingError: UNAVAILABLE when it cannot be read or stored; INTERNAL for a damaged disk.
-            StorageFullError: There is no room for it.
-        """
-        ...
-
-    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Return the path of a file on this machine, fetching it if necessary. Raises as `keep`."""
-        ...
-
-
-class LocalFiles:
-    """Files of this machine.
-
-    Args:
-        files: The path of each, by path in the version.
-        is_own: Whether they belong to the platform, which never changes them.
-    """
-
-    def __init__(self, files: Mapping[str, Path], *, is_own: bool = True) -> None:
-        self._files = files
-        self._is_own = is_own
-
-    def sizes(self) -> Mapping[str, int]:
-        return {path: os.path.getsize(file) for path, file in self._files.items()}
-
-    def read(self, path: str, limit: int) -> bytes:
-        with disk_faults("import", self._files[path]), self._files[path].open("rb") as file:
-            return file.read(limit)
-
-    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
-        if self._is_own:
-            blob = store.adopt(self._files[path], what=f"file '{path}'")
-            seen(blob.size)
-            return blob
-        with disk_faults("import", self._files[path]), self._files[path].open("rb") as file:
-            return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
-
-    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        return self._files[path]
-
-
-class RemoteFiles:
-    """Files below an address of an object store.
+class ArrivingFiles:
+    """The files of a future version, below an address of an object store.
 
     Args:
         only: The only file to read, None for all.
@@ -216,6 +152,11 @@ class RemoteFiles:
         self._files: dict[str, RemoteFile] = {}
 
     def sizes(self) -> Mapping[str, int]:
+        """Return the size of each file by its path.
+
+        Raises:
+            ServingError: UNAVAILABLE when they cannot be read; INVALID_ARG for invalid paths, or too many.
+        """
         self._files = {}
         for file in self._store.files() if self._only is None else (self._only,):
             if file.path.endswith("/") or not file.path:  # a marker of a folder
@@ -228,15 +169,22 @@ class RemoteFiles:
         return {path: file.size for path, file in self._files.items()}
 
     def read(self, path: str, limit: int) -> bytes:
+        """Return the first bytes of a file. Raises ServingError: UNAVAILABLE when it cannot be read."""
         file = self._files[path]
         end = min(limit, file.size)
         return b"".join(map(bytes, self._store.read(file, 0, end))) if end else b""
 
     def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        """Put a file into the store.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot be read or stored; INTERNAL for a damaged disk.
+            StorageFullError: There is no room for it.
+        """
         return store.add(self._pieces(path, seen), what=f"file '{path}'")
 
     def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
-        """Fetch a file as content that no version has yet. See `ArrivingFiles`."""
+        """Return the path of a file on this machine, fetched as content that no version has yet. Raises as `keep`."""
         return store.local.path(store.local.add(self._pieces(path, seen), what=f"file '{path}'").sha256)
 
     def _pieces(self, path: str, seen: Seen) -> Iterator[bytes]:
@@ -247,6 +195,37 @@ class RemoteFiles:
             yield bytes(piece)
         if size != file.size:
             raise unavailable(f"'{self._store.uri}': '{path}' came incomplete: {size} of {file.size} bytes")
+
+
+class LocalFiles(ArrivingFiles):
+    """Files of this machine.
+
+    Args:
+        files: The path of each, by path in the version.
+        is_own: Whether they belong to the platform, which never changes them.
+    """
+
+    def __init__(self, files: Mapping[str, Path], *, is_own: bool = True) -> None:
+        self._paths = files
+        self._is_own = is_own
+
+    def sizes(self) -> Mapping[str, int]:
+        return {path: os.path.getsize(file) for path, file in self._paths.items()}
+
+    def read(self, path: str, limit: int) -> bytes:
+        with disk_faults("import", self._paths[path]), self._paths[path].open("rb") as file:
+            return file.read(limit)
+
+    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+        if self._is_own:
+            blob = store.adopt(self._paths[path], what=f"file '{path}'")
+            seen(blob.size)
+            return blob
+        with disk_faults("import", self._paths[path]), self._paths[path].open("rb") as file:
+            return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
+
+    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+        return self._paths[path]
 
 
 @contextmanager
@@ -554,7 +533,7 @@ def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hos
     """Return the files at an address from MLflow; without `uploads`, none of this machine."""
     scheme = uri.partition(":")[0]
     if scheme == PROXIED:
-        return RemoteFiles(ProxiedArtifacts(server, uri))
+        return ArrivingFiles(ProxiedArtifacts(server, uri))
     if is_store(uri) and scheme != "file":
         return _at(uri, hosts)
     path = uri.removeprefix("file://") if scheme == "file" else uri
@@ -587,5 +566,5 @@ def _at(address: str, hosts: AllowedHosts, sections: Sections | None = None) -> 
     store = open_store(place, sections=sections, check=hosts.check)
     if isinstance(store, ObjectStore) and place.prefix and next(iter(store.files()), None) is None:
         around, found = store.around()
-        return RemoteFiles(around, only=found)
-    return RemoteFiles(store)
+        return ArrivingFiles(around, only=found)
+    return ArrivingFiles(store)

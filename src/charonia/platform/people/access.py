@@ -5,11 +5,16 @@ and NOT_FOUND for projects and objects that do not exist. Docstrings only list o
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
+
+from joserfc import jwe
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
 
 from charonia.core.errors import RefusalKind
 
@@ -23,6 +28,19 @@ def new_secret(prefix: str = "") -> str:
 def digest_of(secret: str) -> str:
     """Return the stored form of a secret. Secrets are long and random, so a plain hash is enough."""
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def seal(value: Mapping[str, Any], key: OctKey) -> str:
+    """Return a value encrypted with a key of 256 bits."""
+    return jwe.encrypt_compact({"alg": "dir", "enc": "A256GCM"}, json.dumps(value).encode(), key)
+
+
+def unseal(text: str, key: OctKey) -> dict[str, Any]:
+    """Return the value that was encrypted, {} if it was not with this key."""
+    try:
+        return dict(json.loads(jwe.decrypt_compact(text, key).plaintext or b""))
+    except (JoseError, ValueError):
+        return {}
 
 
 class ProjectRole(IntEnum):

@@ -1,14 +1,11 @@
 """Secrets of a project: values that calls and revisions use by name, encrypted in the database, never shown again."""
 
 import base64
-import json
 import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from joserfc import jwe
-from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
@@ -18,7 +15,7 @@ from charonia.platform.data_folder import write_private
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import SecretRow
 from charonia.platform.people import audit, projects
-from charonia.platform.people.access import Principal, ProjectRole
+from charonia.platform.people.access import Principal, ProjectRole, seal, unseal
 
 KEY_FILE = "secrets.key"
 """In the data folder: the key with which all secrets are encrypted. Without it, they cannot be read."""
@@ -57,7 +54,8 @@ class ProjectSecrets:
                 raise unavailable(f"project '{project}' has {count} secrets", hint="delete some of them")
             row = SecretRow(project_id=found.id, name=name)
             session.add(row)
-        row.value, row.author, row.created = self._sealed(found.id, name, value), who.name, now()
+        plain = {"of": [found.id, name], "value": value}  # a row that is copied elsewhere is not valid
+        row.value, row.author, row.created = seal(plain, self._oct()), who.name, now()
         audit.note(session, who, "secret.put", f"{project}/{name}", project_id=found.id)
 
     def remove(self, session: Session, who: Principal, project: str, name: str) -> None:
@@ -78,17 +76,10 @@ class ProjectSecrets:
         row = session.scalar(_named(project_id, name))
         if row is None:
             raise not_found(f"secret '{name}' does not exist in this project", hint="create it first")
-        try:
-            found = json.loads(jwe.decrypt_compact(row.value, self._oct()).plaintext or b"")
-        except (JoseError, ValueError):
-            found = {}
+        found = unseal(row.value, self._oct())
         if found.get("of") != [project_id, name]:
             raise internal(f"secret '{name}' cannot be decrypted with '{self._path}'", hint="enter its value again")
         return str(found["value"])
-
-    def _sealed(self, project_id: int, name: str, value: str) -> str:
-        plain = json.dumps({"of": [project_id, name], "value": value})  # a row that is copied elsewhere is not valid
-        return jwe.encrypt_compact({"alg": "dir", "enc": "A256GCM"}, plain.encode(), self._oct())
 
     def _oct(self) -> OctKey:
         if self._key is None:

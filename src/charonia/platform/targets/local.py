@@ -40,15 +40,10 @@ from charonia.platform.targets.local_server import (
 )
 from charonia.platform.targets.rollout import (
     RUNNING,
-    CancelServer,
-    EndServer,
-    ForgetServer,
+    ActKind,
     ReplicaPhase,
-    RetuneServer,
     RolloutGoal,
     ServerState,
-    StartServer,
-    UpgradeServer,
     answering,
     given_up,
     judged,
@@ -375,18 +370,18 @@ class LocalTarget:
         made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
         for act in next_acts(goal, servers, made):
             server = self._server(folder, act.number)
-            match act:
-                case StartServer(_, beside):
-                    self._start(folder, server, goal.revision, beside)
-                case UpgradeServer():
+            match act.kind:
+                case ActKind.START:
+                    self._start(folder, server, goal.revision, act.beside)
+                case ActKind.UPGRADE:
                     server.upgrade(goal.revision)
-                case RetuneServer():
+                case ActKind.RETUNE:
                     self._retune(folder, server, goal)
-                case CancelServer():
+                case ActKind.CANCEL:
                     server.cancel()
-                case EndServer():
+                case ActKind.END:
                     server.end()
-                case ForgetServer():
+                case ActKind.FORGET:
                     server.remove()
         for one in servers:  # kill servers that are overdue
             if one.phase is ReplicaPhase.ENDING:

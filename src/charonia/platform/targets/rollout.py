@@ -9,6 +9,7 @@ back-off, beside the remaining ones; if none remains, the reconciler decides.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 UNWELL_S_MAX = 20.0
 """A server that has not answered for this long is replaced instead of upgraded."""
@@ -84,50 +85,28 @@ class ServerState:
     since_start_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StartServer:
-    """Start a server on its own sockets, or beside another one (0 for none)."""
+class ActKind(Enum):
+    """What is done with a server."""
 
+    START = "start"
+    """On its own sockets, or beside another one."""
+    UPGRADE = "upgrade"
+    """In place, to the revision."""
+    RETUNE = "retune"
+    """Change its traffic split: the revisions do not differ otherwise."""
+    END = "end"
+    FORGET = "forget"
+    """Remove the leftovers of an unwanted server that has exited."""
+    CANCEL = "cancel"
+    """Cancel an unwanted revision in it."""
+
+
+class ServerAct(NamedTuple):
+    """An action on a server; `beside` is the one that it is started beside, 0 for none."""
+
+    kind: ActKind
     number: int
     beside: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UpgradeServer:
-    """Upgrade a server in place to the revision."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class RetuneServer:
-    """Change the traffic split of a server: the revisions do not differ otherwise."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndServer:
-    """Tell a server to stop."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetServer:
-    """Remove the leftovers of an unwanted server that has exited."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelServer:
-    """Cancel an unwanted revision in a server."""
-
-    number: int
-
-
-Act = CancelServer | StartServer | UpgradeServer | RetuneServer | EndServer | ForgetServer
 
 
 def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
@@ -149,7 +128,7 @@ def given_up(goal: RolloutGoal, reason: str) -> RolloutGoal:
     return RolloutGoal(goal.before, goal.count if goal.before else 0, goal.before, failed=failed, reason=reason)
 
 
-def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> list[Act]:
+def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> list[ServerAct]:
     """Return what to do now.
 
     Args:
@@ -158,14 +137,14 @@ def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> l
         made: Digest of the content of the goal's revision.
     """
     kept, surplus = _chosen(goal, servers)
-    acts: list[Act] = [CancelServer(one.number) for one in servers if _strays(one, goal)]
+    acts: list[ServerAct] = [ServerAct(ActKind.CANCEL, one.number) for one in servers if _strays(one, goal)]
     for one in surplus:
         if _strays(one, goal):
             continue
         if one.phase is ReplicaPhase.GONE:
-            acts.append(ForgetServer(one.number))
+            acts.append(ServerAct(ActKind.FORGET, one.number))
         elif one.phase is not ReplicaPhase.ENDING:
-            acts.append(EndServer(one.number))
+            acts.append(ServerAct(ActKind.END, one.number))
     return acts + (_upgrades(goal, kept, made) or _starts(goal, kept, servers))
 
 
@@ -195,7 +174,7 @@ def _chosen(goal: RolloutGoal, servers: Sequence[ServerState]) -> tuple[list[Ser
     return kept, [one for one in by_worth if one not in kept]
 
 
-def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list[Act]:
+def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list[ServerAct]:
     """Return the next act on a server of another revision; none while an upgrade is under way."""
     if any(one.phase in (ReplicaPhase.MOVING, ReplicaPhase.FINISHING) for one in kept):
         return []
@@ -204,11 +183,13 @@ def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list
         return []  # it has just moved: it has to be ready before the next one
     for one in others:
         if one.is_ready and not (one.failure and one.applying == goal.revision):
-            return [RetuneServer(one.number) if one.made == made else UpgradeServer(one.number)]
-    return [EndServer(one.number) for one in others if one.unwell_s >= UNWELL_S_MAX or one.failure]
+            return [
+                ServerAct(ActKind.RETUNE, one.number) if one.made == made else ServerAct(ActKind.UPGRADE, one.number)
+            ]
+    return [ServerAct(ActKind.END, one.number) for one in others if one.unwell_s >= UNWELL_S_MAX or one.failure]
 
 
-def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[Act]:
+def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[ServerAct]:
     if not goal.revision or any(one.phase in RUNNING and one.revision != goal.revision for one in kept):
         return []  # the revision has to prove itself where there is one to go back to
     taken = {one.number for one in servers}
@@ -221,6 +202,6 @@ def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[Se
             return []
         if gone and gone[0].since_start_s < back_off_s(gone[0].starts):
             return []
-        return [StartServer(gone[0].number if gone else free[0])]
+        return [ServerAct(ActKind.START, gone[0].number if gone else free[0])]
     due = [one.number for one in gone if one.since_start_s >= back_off_s(one.starts)]
-    return [StartServer(number, up[0]) for number in (*due, *free[:missing])]
+    return [ServerAct(ActKind.START, number, up[0]) for number in (*due, *free[:missing])]

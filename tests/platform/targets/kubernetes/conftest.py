@@ -16,7 +16,7 @@ from charonia.platform.targets.api import PlacedModel, Workload, key_file
 from charonia.platform.targets.kserve.opened import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import ServiceAddresses, keys_name, object_name
-from charonia.platform.targets.kubernetes.repositories import repository_folder
+from charonia.platform.targets.kubernetes.repositories import ModelRepositories, repository_folder
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "default/reader"
@@ -24,7 +24,7 @@ OBJECT = object_name(NAME)
 
 
 @dataclass
-class MemoryRepositories:
+class MemoryRepositories(ModelRepositories):
     """Repositories that are records. See `ModelRepositories`."""
 
     published: list[str] = field(default_factory=list)

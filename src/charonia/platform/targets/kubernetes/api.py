@@ -89,7 +89,13 @@ class Cluster:
 
     def get(self, wanted: Reference) -> Plain | None:
         """Return an object, None where there is none."""
-        return self.run(self._get(wanted))
+        path = f"{self._path(wanted.kind)}/{wanted.name}"
+        try:
+            return self.run(self._asked("GET", path, [], None, str(wanted)))
+        except ServingError as error:
+            if error.code is Code.NOT_FOUND:
+                return None
+            raise
 
     def list(self, kind: ObjectKind, *, labels: str = "", fields: str = "") -> Sequence[Plain]:
         """Return the objects of a kind in the namespace. See `get`."""
@@ -138,7 +144,8 @@ class Cluster:
         query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(2**20))]
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
         try:
-            return self.run(self._text(path, [*query, *([("previous", "true")] if previous else [])], f"Pod '{pod}'"))
+            query += [("previous", "true")] if previous else []
+            return self.run(self._answer("GET", path, query, None, f"Pod '{pod}'")).decode(errors="replace")
         except ServingError as error:
             if error.code in (Code.NOT_FOUND, Code.INVALID_ARG):  # it has not started, or its log is not kept
                 return ""
@@ -158,18 +165,6 @@ class Cluster:
             token = page["metadata"].get("continue", "")
             if not token:
                 return found
-
-    async def _get(self, wanted: Reference) -> Plain | None:
-        path = f"{self._path(wanted.kind)}/{wanted.name}"
-        try:
-            return await self._asked("GET", path, [], None, str(wanted))
-        except ServingError as error:
-            if error.code is Code.NOT_FOUND:
-                return None
-            raise
-
-    async def _text(self, path: str, query: Sequence[tuple[str, str]], what: str) -> str:
-        return (await self._answer("GET", path, query, None, what)).decode(errors="replace")
 
     async def _asked(
         self, method: str, path: str, query: Sequence[tuple[str, str]], body: object, what: str, kind: str = ""

@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import Blob, served_path
@@ -29,36 +28,8 @@ _CONFIG = "config.pbtxt"
 _DIGEST_CHARS = 16
 
 
-class ModelRepositories(Protocol):
-    """Where pods find the models of revisions."""
-
-    def problem(self) -> str:
-        """Return why pods cannot read it, "" if they can."""
-        ...
-
-    def address(self, workload: Workload) -> str:
-        """Return the repository of a workload for its servers."""
-        ...
-
-    def publish(self, workload: Workload) -> None:
-        """Store the files of all models there, without their configurations. Existing files are left alone.
-
-        Raises:
-            ServingError: UNAVAILABLE when it cannot be written.
-        """
-        ...
-
-    def configure(self, address: str, configs: Mapping[str, str]) -> None:
-        """Put the configurations of models into a repository. Raises as `publish`."""
-        ...
-
-    def forget(self, deployment: str, kept: Collection[str]) -> None:
-        """Remove all repositories of a deployment except these. Raises as `publish`."""
-        ...
-
-
-class StoreRepositories:
-    """Repositories in an object store.
+class ModelRepositories:
+    """Where pods find the models of revisions: in an object store.
 
     Args:
         store: The artifact store, which is one.
@@ -70,13 +41,19 @@ class StoreRepositories:
         self._remote = store.remote
 
     def problem(self) -> str:
+        """Return why pods cannot read it, "" if they can."""
         return ""
 
     def address(self, workload: Workload) -> str:
+        """Return the repository of a workload for its servers."""
         return f"{self._remote.uri}/{repository_folder(workload)}"
 
     def publish(self, workload: Workload) -> None:
-        """Let the store copy the files of all models. See `ModelRepositories`."""
+        """Store the files of all models there, without their configurations. Existing files are left alone.
+
+        Raises:
+            ServingError: UNAVAILABLE when it cannot be written.
+        """
         folder = repository_folder(workload)
         present = {file.path: file.size for file in self._remote.files(f"{folder}/")}
         for path, blob in repository_files(workload).items():
@@ -90,11 +67,13 @@ class StoreRepositories:
                 self._remote.copy(remote_key(blob), f"{folder}/{path}")
 
     def configure(self, address: str, configs: Mapping[str, str]) -> None:
+        """Put the configurations of models into a repository. Raises as `publish`."""
         folder = address.removeprefix(f"{self._remote.uri}/")
         for model, text in configs.items():
             self._remote.put(f"{folder}/{model}/{_CONFIG}", text.encode())
 
     def forget(self, deployment: str, kept: Collection[str]) -> None:
+        """Remove all repositories of a deployment except these. Raises as `publish`."""
         folder = f"{FOLDER}/{deployment}/"
         inside = tuple(address.removeprefix(f"{self._remote.uri}/") + "/" for address in kept)
         gone = [file.path for file in self._remote.files(folder) if not file.path.startswith(inside or "/")]
@@ -102,7 +81,7 @@ class StoreRepositories:
             self._remote.delete(gone[start : start + DELETED_TOGETHER])
 
 
-class ClaimRepositories:
+class ClaimRepositories(ModelRepositories):
     """Repositories in the folder of the artifact store, on a volume that pods mount.
 
     Args:
@@ -160,7 +139,7 @@ def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
         claim: The PersistentVolumeClaim that it is on, "" for none.
     """
     if store.remote is not None and not claim:
-        return StoreRepositories(store)
+        return ModelRepositories(store)
     return ClaimRepositories(store.local.folder, is_mounted=bool(claim))
 
 
