@@ -27,7 +27,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.scenario import Scenario, draw
+from tests.simulation.scenario import THEMES, Operation, Scenario, draw
 from tests.simulation.world import World
 
 if IS_SIMULATED:
@@ -35,6 +35,9 @@ if IS_SIMULATED:
 
 RUNS_MAX = 60
 """Runs in which a failing scenario is made smaller."""
+
+INJECTED = ("cut", "harm_worker", "disk", "shutdown", "kill_engine", "kill_front_end", "upgrade")
+"""Operations that `--every-step` injects."""
 
 EVENTS = 25
 """Events shown of a failure."""
@@ -54,6 +57,7 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
                 "recent": list(world.recent),
                 "history": "\n".join(world.history) + "\n",
                 "simulated_s": world.now_s(),
+                "steps": world.steps,
                 "requests": len(world.requests),
             }
         except BaseException:
@@ -104,6 +108,23 @@ def show(scenario: Scenario, folder: Path, *, minimise: bool) -> None:
     print("last events:", *found["recent"][-EVENTS:], sep="\n  ")
 
 
+def every_step(scenario: Scenario, given: argparse.Namespace, folder: Path) -> int:
+    """Repeat a scenario; inject an operation before a later callback each time."""
+    step = runs = 0
+    cpu_s, steps = 0.0, 1
+    while step < steps:
+        values = {"down_s": 0.5, "pick": step + 1}
+        found = run(replace(scenario, injected=Operation(step, 0.0, given.every_step, "", values)), folder)
+        steps, runs, cpu_s = steps if step else found["steps"], runs + 1, cpu_s + found["cpu_s"]
+        if found["problems"]:
+            print(*(f"  problem {text}" for text in found["problems"][:8]), *found["recent"][-EVENTS:], sep="\n")
+            print(f"failed: seed {scenario.seed}, {given.every_step} before step {step} of {steps}")
+            return 1
+        step += given.stride
+    print(f"seed {scenario.seed}: {given.every_step} before {runs} of {steps} steps, {cpu_s:.1f} s of CPU")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the first scenario")
@@ -115,6 +136,11 @@ def main() -> int:
     parser.add_argument("--length", type=float, default=0.0, help="seconds with requests of a scenario; 0: drawn")
     parser.add_argument("--rate", type=float, default=0.0, help="requests per second; 0: drawn")
     parser.add_argument("--shape", default="", choices=("", "one", "apart"), help="processes of the server")
+    parser.add_argument("--theme", choices=THEMES, help="what happens most; drawn unless given")
+    parser.add_argument(
+        "--every-step", choices=INJECTED, help="inject this before each callback of the event loop in turn"
+    )
+    parser.add_argument("--stride", type=int, default=1, help="leave out steps: every Nth only")
     parser.add_argument("--quick", action="store_true", help="show failures as they are, without making them smaller")
     parser.add_argument("--history", help="file for the histories")
     parser.add_argument("--fault", help="name of a fault to put back (faults.py)")
@@ -140,8 +166,10 @@ def main() -> int:
     simulated_s = cpu_s = 0.0
     count = requests = 0
     digest = sha256()
+    if given.every_step:
+        return every_step(draw(given.seed, given.length, given.rate, given.shape, given.theme), given, folder)
     while count < given.scenarios or (not given.scenarios and cpu_s < limit_s):
-        scenario = draw(given.seed + count, given.length, given.rate, given.shape)
+        scenario = draw(given.seed + count, given.length, given.rate, given.shape, given.theme)
         found = run(scenario, folder)
         count, requests = count + 1, requests + found["requests"]
         simulated_s, cpu_s = simulated_s + found["simulated_s"], cpu_s + found["cpu_s"]

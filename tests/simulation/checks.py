@@ -7,13 +7,14 @@ from tests.simulation.machine import SECOND_NS, START_NS
 from tests.simulation.models import RAISES, REFUSED
 
 if TYPE_CHECKING:
-    from tests.simulation.world import Request, World
+    from tests.simulation.world import Request, Traffic, World
 
 
 def check_history(world: "World") -> None:
     """Check every request, then what they were counted as."""
     raised: dict[str, list[Request]] = {}
     _check_order(world)
+    _check_traffic(world)
     for request in world.requests:
         if request.operation.values.get("fault") == RAISES:
             raised.setdefault(request.model.name, []).append(request)
@@ -30,6 +31,56 @@ def check_history(world: "World") -> None:
             reason = _unexplained(world, request, raised)
             if reason:
                 world.problems.append(f"request {request.number} {reason}: {request.outcome}: {request.operation}")
+
+
+def _check_traffic(world: "World") -> None:
+    """Check that the versions get their shares, and how canary plans end."""
+    if world.scenario.options["control"] not in ("explicit", "poll") or world.outages or world.harmed:
+        return
+    for change in world.traffics:
+        of_model = [each for each in world.traffics if each.model == change.model and each is not change]
+        if change.kind != "weights" or change.status != "ok" or any(each.end_s > change.begin_s for each in of_model):
+            continue  # only the first change of all is alone
+        end_s = min((each.begin_s for each in of_model), default=world.leaving_s)
+        near = [
+            each
+            for each in world.requests
+            if each.model.name == change.model and not each.operation.values.get("version")
+            if each.end_s > change.begin_s and each.begin_s < end_s
+        ]
+        inside = [
+            each for each in near if each.begin_s > change.end_s and each.end_s < end_s and each.outcome.status == "ok"
+        ]
+        expected, found = change.share * len(inside), sum(each.version == 1 for each in inside)
+        if abs(found - expected) > SHARE_ERROR + len(near) - len(inside):
+            world.problems.append(
+                f"{found} of {len(inside)} requests went to version 1 of {change.model}, {expected:.0f} were expected"
+            )
+    for name, traffic in world.plans.items():
+        accepted = [each for each in world.traffics if each.model == name and each.status == "ok"]
+        kinds = [each.kind for each in accepted]
+        if traffic["canary"] is None or any(_overlap(one, other) for one in accepted for other in accepted):
+            continue
+        plans = [number for number, kind in enumerate(kinds) if "canary" in kind]
+        state, actions = traffic["canary"]["state"], kinds[plans[-1] + 1 :] if plans else []
+        expected_states = {"abort": {"aborted"}, "promote": {"finished"}, "pause": {"paused"}}.get(
+            actions[0] if actions else "", {"running"} if plans and kinds[plans[-1]] == "long canary" else {"finished"}
+        )
+        # An action may come after the end; errors and versions that are loaded again roll a plan back.
+        is_changed = any(each.model == name for each in world.changes)
+        has_errors = any(each.model.name == name and each.outcome.status != "ok" for each in world.requests)
+        expected_states |= {"rolled_back"} if is_changed or has_errors else set()
+        expected_states |= {"finished"} if actions else set()
+        if not plans or state not in expected_states:
+            world.problems.append(f"the canary plan of {name} is {state} after {kinds}: {traffic['canary']}")
+        share = sum(each["share"] for each in traffic["versions"] if each["version"] == "2")
+        wanted = {"finished": 1.0, "rolled_back": 0.0}.get(state)
+        if wanted is not None and share != wanted and kinds[-1] != "weights":
+            world.problems.append(f"version 2 of {name} gets {share} of the requests after a plan that is {state}")
+
+
+def _overlap(one: "Traffic", other: "Traffic") -> bool:
+    return one is not other and one.begin_s <= other.end_s and other.begin_s <= one.end_s
 
 
 def _check_order(world: "World") -> None:
@@ -57,7 +108,9 @@ def _check_times(world: "World", request: "Request") -> None:
     start_s = (world.record.started_ns.get(request.number, 0) - START_NS) / SECOND_NS
     took_s, status = request.end_s - request.begin_s, request.outcome.status
     is_seen = request.model.role not in ("cached", "ensemble") and not values.get("reads_slowly")
-    if is_seen and status != "ok" and request.end_s + LATE_S < start_s:
+    cost = re.search(r'"cost_us" value { string_value: "(\d+)', request.model.pbtxt)
+    batch_s = 40 * int(cost[1]) / 1e6 if cost else 0.0  # it may be in a batch that waits behind another one
+    if is_seen and status != "ok" and request.end_s + LATE_S + batch_s < start_s < world.stopped_s:  # then all exits
         world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its end: {request.outcome}")
     limit_s = values.get("deadline_ms", 1e9) / 1000 + LATE_S
     if took_s > limit_s and not values.get("reads_slowly"):
@@ -69,7 +122,7 @@ def _check_times(world: "World", request: "Request") -> None:
         is_inside = away.begin_s < request.begin_s and request.end_s < away.end_s and away.model == request.model.name
         others = [each for each in world.changes if each.model == away.model and each.begin_s != away.begin_s]
         is_alone = sum(each.begin_s < away.end_s and each.end_s > away.begin_s for each in others) == 1
-        if is_inside and status == "ok" and is_alone and world.scenario.options["control"] == "explicit":
+        if is_inside and status == away.kind == "ok" and is_alone and world.scenario.options["control"] == "explicit":
             world.problems.append(
                 f"request {request.number} was answered by a model that was unloaded: {request.operation}"
             )
@@ -114,6 +167,12 @@ def _check_answer(world: "World", request: "Request", executed: int) -> None:
 LATE_S = 0.5
 """Time in which news travels and the event loop may be held up."""
 
+CROSSING_S = 0.02
+"""Time of a request that meets the end of its connection on the way."""
+
+SHARE_ERROR = 4
+"""Requests by which the share of a version may differ: points are spread evenly."""
+
 FINISH_S = 10.0
 """Time that an engine has for its requests after an upgrade."""
 
@@ -146,6 +205,9 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     if request.outcome.status in ("broken", "refused"):
         if request.was_cut or is_leaving or (is_outage and any("front" in each.model for each in world.outages)):
             return ""
+        is_http = values["protocol"] in ("json", "binary")
+        if is_http and _overlaps(world.outages, request) and request.end_s - request.begin_s < CROSSING_S:
+            return ""  # it crossed the end of a connection that was idle
         return "ended with its connection"
     if is_leaving or is_engine_away:
         return ""

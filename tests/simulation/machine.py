@@ -68,6 +68,7 @@ class Machine:
     Attributes:
         now_ns: Monotonic time.
         wall_ns: Difference between wall clock and monotonic time; it may jump.
+        early_ns: Time by which the timers of models end too early; negative: too late.
         chance: Delays of threads and sockets.
         dead: Names of killed processes.
     """
@@ -78,6 +79,7 @@ class Machine:
     def reset(self, seed: int) -> None:
         self.now_ns, self.wall_ns = START_NS, EPOCH_NS
         self.chance = random.Random(f"machine {seed}")
+        self.early_ns = self.chance.choice((0, 500_000, -2_000_000))
         self.entropy = random.Random(f"entropy {seed}")
         self.dead: set[str] = set()
         self.graveyard: list[object] = []
@@ -107,20 +109,36 @@ def _disk(event: str, arguments: tuple[Any, ...]) -> None:
             raise OSError(number, os.strerror(number), path)
 
 
+def _late_s() -> float:
+    """Return how late a process may run that has something to read: sometimes others have its core."""
+    return 0.2 if MACHINE.chance.random() < 0.02 else 3e-3
+
+
+class _OneByOne(deque[Any]):
+    """What is ready in the event loop: one callback for each round."""
+
+    def __len__(self) -> int:
+        return min(super().__len__(), 1)
+
+
 class _Selector(selectors.PollSelector):
     """Never waits: time passes instead. What can be read is reported after a delay, lowest descriptor first."""
 
     def __init__(self) -> None:
         super().__init__()
         self._due: dict[int, int] = {}
+        self.between: Callable[[], None] | None = None  # called between two callbacks
         self._still = (0, 0)  # time, and rounds of the loop in which it has not passed
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         machine, ready = MACHINE, []
+        if self.between is not None:
+            self.between()
+            timeout = 0 if timeout == 0 or asyncio.get_running_loop()._ready else timeout  # type: ignore[attr-defined]
         if len(self.get_map()) > 1:  # beside the loop's own
             found = sorted(super().select(0), key=lambda each: each[0].fd)
             due = self._due = {
-                key.fd: self._due.get(key.fd) or machine.now_ns + int(machine.delay_s(5e-6, 3e-3) * SECOND_NS)
+                key.fd: self._due.get(key.fd) or machine.now_ns + int(machine.delay_s(5e-6, _late_s()) * SECOND_NS)
                 for key, _ in found
             }
             ready = [each for each in found if due[each[0].fd] <= machine.now_ns]
@@ -150,6 +168,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector())
         self._clock_resolution = MACHINE.chance.choice((1e-9, 1e-9, 1e-3))  # timers end so much too early
         self.network: Any = None
+        self.steps = 0  # callbacks since `at_step`
         self.process_of: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
@@ -157,8 +176,25 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.process_of[task] = PROCESS.get() if context is None else context.get(PROCESS)
         return task
 
+    def at_step(self, step: int, action: Callable[[], object]) -> None:
+        """From now on, run one callback in each round, and an action before the one with this number."""
+        self._ready = _OneByOne(self._ready)  # type: ignore[has-type]
+
+        def between() -> None:
+            self.steps += 1
+            if self.steps == step:
+                action()
+                self._ready.rotate(1)  # it begins at once
+
+        self._selector.between = between  # type: ignore[attr-defined]
+
     def time(self) -> float:
         return MACHINE.now_ns / SECOND_NS
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        if getattr(callback, "__name__", "") == "_tick":  # of a model
+            delay = max(delay - MACHINE.early_ns / SECOND_NS, 0.0)
+        return super().call_later(delay, callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override] # any callback
         self, callback: Any, *args: Any, context: Any = None

@@ -54,7 +54,7 @@ class Process:
         context = contextvars.copy_context()
         context.run(PROCESS.set, self.process)
         Process.all[name] = self
-        delay_s = MACHINE.delay_s(0.01, Process.starts_s)
+        delay_s = 0.01 + Process.starts_s * MACHINE.chance.random()
         self.loop.call_later(delay_s, self._start, name, folder, further, context=context)
 
     async def wait(self) -> int:

@@ -47,12 +47,19 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """A scenario.
+
+    Attributes:
+        injected: What happens before the callback of the event loop with its number, counted from the first request.
+    """
+
     seed: int
     shape: str
     seconds: float
     models: tuple[Model, ...]
     operations: tuple[Operation, ...]
     options: dict[str, Any]
+    injected: Operation | None = None
 
 
 def _tensors(batched: bool, dims: str = "[4]") -> str:
@@ -68,14 +75,26 @@ _CONTROLS = """
 """
 
 
-THEMES = ("", "", "slow", "restarts", "cached", "ordered")
-"""Situations of scenarios: queues behind slow models, ends of processes, the cache, the order of answers."""
+THEMES = {
+    "": ("plain", "plain", "cached", "sequence", "decoupled"),
+    "slow": ("plain", "plain", "cached", "sequence", "decoupled"),
+    "restarts": ("plain", "sequence", "sequence", "decoupled"),
+    "cached": ("cached",),
+    "ordered": ("plain", "plain", "decoupled"),
+    "timers": ("plain", "plain", "cached"),
+    "sequences": ("sequence",),
+    "demand": ("plain", "plain", "sequence"),
+    "canaries": ("plain",),
+}
+"""Situations and the roles of their models: anything, queues behind slow models, ends of processes, the cache, order of
+answers, timeouts, more sequences than slots, loads on demand, and canary plans."""
 
 
 def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
     name = f"{role}{number}"
     batch = chance.choice((0, 1, 4, 8)) if role in ("plain", "cached") else chance.choice((1, 4))
-    is_slow = theme == "slow" or (theme in ("restarts", "cached") and chance.random() < 0.5)
+    batch = 1 if theme == "sequences" else batch
+    is_slow = theme == "slow" or (theme in ("restarts", "cached", "timers") and chance.random() < 0.5)
     cost_us = round(10 ** (chance.uniform(4.3, 5.3) if is_slow else chance.uniform(1, 4.3)))
     kind = "elsewhere"
     if role in ("plain", "cached", "sequence"):
@@ -85,10 +104,11 @@ def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
     lines.append(f'parameters {{ key: "kind" value {{ string_value: "{kind}" }} }}')
     lines.append(f"instance_group {{ count: {chance.randint(1, 3)} kind: KIND_CPU }}")
     queue_max = 0
-    if role in ("plain", "cached", "decoupled") and batch and chance.random() < 0.7:
+    is_timed = theme == "timers"
+    if role in ("plain", "cached", "decoupled") and batch and (is_timed or chance.random() < 0.7):
         queue_max = chance.choice((0, 0, 4, 30))
-        timeout_us = chance.choice((0, 0, 20_000, 200_000))
-        delay_us = chance.choice((0, 100, 3_000, 30_000))
+        timeout_us = chance.choice((1_000, 5_000, 20_000) if is_timed else (0, 0, 20_000, 200_000))
+        delay_us = chance.choice((0, 100, 3_000, 30_000, 1_000_000) if is_timed else (0, 100, 3_000, 30_000))
         policy = f"max_queue_size: {queue_max} default_timeout_microseconds: {timeout_us} allow_timeout_override: true"
         preferred = f"preferred_batch_size: [{batch}]" if batch > 1 and chance.random() < 0.4 else ""
         is_ordered = chance.random() < (0.9 if theme == "ordered" else 0.3) and role != "cached"
@@ -109,7 +129,8 @@ def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
             f"sequence_batching {{ max_sequence_idle_microseconds: {chance.choice((1_000_000, 5_000_000))} "
             f"{strategy} {_CONTROLS} }}"
         )
-    versions = (1, 2) if role == "plain" and chance.random() < 0.4 and theme != "ordered" else (1,)
+    share = {"demand": 0.8, "canaries": 0.8, "ordered": 0.0}.get(theme, 0.4)
+    versions = (1, 2) if role == "plain" and chance.random() < share else (1,)
     if len(versions) > 1:
         lines.append("version_policy { all { } }")
     return Model(name, role, "\n".join(lines) + "\n", versions, queue_max)
@@ -125,6 +146,8 @@ def _ensemble(number: int, first: Model, second: Model) -> Model:
     return Model(f"ensemble{number}", "ensemble", text)
 
 
+OTHER_CONTROLS = ("auto", "idle", "poll")
+
 SHARES = {
     "fault": 0.03, "leaves_ms": 0.08, "deadline_ms": 0.1, "timeout_us": 0.05, "rows": 0.05, "reads_slowly": 0.02,
     "version": 0.3, "stops_after": 0.05, "pipelined": 0.2, "shared": 0.5, "region": 0.1,
@@ -132,19 +155,20 @@ SHARES = {
 """Share of the requests with each property; a scenario leaves some out, and has more of others."""
 
 
-def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") -> Scenario:
-    """Return the scenario of a seed, which draws the length, the rate and the shape that are not given.
+def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", theme: str | None = None) -> Scenario:
+    """Return the scenario of a seed, which draws the length, the rate, the shape and the theme that are not given.
 
     Most are short, have few models and much of a few kinds of operations: two events meet more often in them.
     """
     chance = random.Random(f"scenario {seed}")
-    theme = chance.choice(THEMES)
+    drawn = chance.choice(("", *THEMES))
+    theme = drawn if theme is None else theme
     seconds = seconds or chance.choice((4.0, 8.0) if theme == "restarts" else (1.0, 2.0, 2.0, 4.0, 8.0))
-    rate = rate or chance.choice((10.0, 30.0) if theme in ("slow", "restarts") else (30.0, 100.0, 300.0))
+    is_rare = theme in ("slow", "restarts", "sequences")
+    rate = rate or chance.choice((10.0, 30.0) if is_rare else (30.0, 100.0, 300.0))
     shares = {name: min(share * chance.choice((0, 1, 1, 8)), 0.8) for name, share in SHARES.items()}
     count = chance.choice((1, 1, 2, 3, 8))
-    kinds = {"cached": ("cached",), "ordered": ("plain", "plain", "decoupled")}
-    roles = chance.choices(kinds.get(theme, ("plain", "plain", "cached", "sequence", "decoupled")), k=count)
+    roles = chance.choices(THEMES[theme], k=count)
     models = [_model(chance, number, role, theme) for number, role in enumerate(roles)]
     unbatched = [m for m in models if m.role == "plain" and "max_batch_size: 0" in m.pbtxt and len(m.versions) == 1]
     if len(unbatched) > 1:
@@ -157,14 +181,15 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
     controlled = [model for model in models if model.role != "ensemble"]
     controls = {"load": 0.15, "unload": 0.03, "statistics": 0.1, "traffic": 0.05, "canary": 0.03, "index": 0.1}
     for kind, per_s in controls.items():
-        for _ in range(_poisson(chance, per_s * seconds * chance.choice((0, 1, 10)))):
+        most = (5, 10) if theme == "canaries" and kind in ("traffic", "canary") else (0, 1, 10)
+        for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
             model = chance.choice(controlled)
             values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
             if kind == "canary":
                 action = chance.choice(("", "", "abort", "promote", "pause"))
                 values = {"shadow": chance.random() < 0.5, "action": action}
             if kind == "unload":
-                values = {"back_s": round(chance.uniform(0.01, 2), 3)}
+                values = {"back_s": round(chance.uniform(0.01, 8 if theme == "restarts" else 2), 3)}
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
     faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.15), ("disk", 0.05)]
     if shares["region"]:
@@ -172,32 +197,41 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "") ->
     if any('"worker"' in model.pbtxt for model in models):
         faults += [("harm_worker", 0.1)]
     if shape == "apart":
-        faults += [("kill_engine", 0.03), ("kill_front_end", 0.03), ("upgrade", 0.03)]
+        ends = ("kill_engine", "kill_front_end", "upgrade")
+        frequent = chance.choice((ends, ends[:1], ends[2:], ends[:2], ends[1:])) if theme == "restarts" else ()
+        faults += [(kind, 0.03) for kind in frequent or ends]
     for kind, per_s in faults:
-        most = (3, 8) if theme == "restarts" and kind in ("kill_engine", "upgrade") else (0, 1, 10)
+        most = (3, 8) if theme == "restarts" and kind in frequent else (0, 1, 10)
+        most = (10,) if theme == "sequences" and kind == "harm_worker" else most
         for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
             model = chance.choice(models)
             if kind == "burst":
                 start_s = chance.uniform(0, seconds)
-                protocol = "stream" if model.role == "decoupled" else chance.choice(("grpc", "stream", "json"))
+                protocols = ("grpc",) if model.role == "sequence" else ("grpc", "stream", "json")
+                protocol = chance.choice(protocols)
                 shared = {"protocol": protocol, "shared": len(operations)} if chance.random() < shares["shared"] else {}
-                for _ in range(chance.randint(5, 15) if theme == "slow" else chance.randint(20, 60)):
-                    operation = _request(chance, shares, len(operations), start_s, model)
+                pause_s = chance.choice((0.0, 0.0, 0.001, 0.02))
+                for index in range(chance.randint(5, 15) if theme == "slow" else chance.randint(20, 60)):
+                    operation = _request(chance, shares, len(operations), start_s + index * pause_s, model)
                     operation.values.update(shared if model.role != "decoupled" else {})
                     if operation.values["protocol"] != "grpc":
                         for each in ("leaves_ms", "deadline_ms", "pipelined") if shared else ("deadline_ms",):
                             operation.values.pop(each, None)
                     operations.append(operation)
                 continue
-            operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, "", values))
+            at_s = chance.uniform(0, seconds)
+            anchors = [each.at_s for each in operations if each.kind not in ("request", "cut")]
+            if anchors and chance.random() < 0.5:  # soon after something else
+                at_s = chance.choice(anchors) + chance.expovariate(5)
+            operations.append(Operation(len(operations), at_s, kind, "", values))
     operations.sort(key=lambda each: (each.at_s, each.number))
     options: dict[str, Any] = {
         "exit_timeout_secs": chance.choice((1, 5)),
         "cache_bytes": chance.choice((0, 4096, 1 << 20)),
-        "front_ends": chance.randint(1, 3),
+        "front_ends": chance.choice((1, 1, 2, 3)),
         "exits_busy": chance.random() < 0.5,
-        "control": chance.choice(("explicit", "explicit", "auto", "idle", "poll")),
+        "control": chance.choice(("auto", "idle") if theme == "demand" else ("explicit", "explicit", *OTHER_CONTROLS)),
         "theme": theme,
         "starts_s": chance.choice((0.5, 0.5, 15.0)) if theme == "restarts" else 0.5,
         "memory_mb": chance.choice((2, 3, 100)),
@@ -241,7 +275,7 @@ def _request(
     if "priority_levels" in model.pbtxt:
         values["priority"] = chance.choice((0, 1, 2))
     if model.role in ("plain", "cached") and has("rows"):
-        values["rows"] = chance.choice((2, 4, 9))
+        values["rows"] = chance.choice((2, 4, 8, 9))
     if model.role == "cached":
         values["repeat"] = chance.randrange(3 if "default_timeout" in model.pbtxt or number % 2 else 50)
     if model.role != "decoupled" and values["protocol"] != "stream" and has("region"):

@@ -32,6 +32,17 @@ def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_p
     assert histories[0] == histories[1]
 
 
+@pytest.mark.parametrize(
+    ("shape", "injected"), [("one", "cut"), ("one", "shutdown"), ("apart", "kill_engine"), ("apart", "kill_front_end")]
+)
+def test_a_short_scenario_holds_at_every_step(shape: str, injected: str) -> None:
+    scenario = ["--seed", "3", "--length", "0.2", "--rate", "30", "--shape", shape, "--theme", ""]
+    command = ["-m", "tests.simulation", *scenario, "--every-step", injected, "--stride", "25"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_rollouts_converge_and_nothing_is_orphaned_while_two_platforms_are_killed() -> None:
     plane = simulate(seed=5, deployments=8, seconds=60.0)
 

@@ -35,6 +35,7 @@ from tests.simulation.workers import WORKERS
 from charonia.server import app
 from charonia.server.app import InferenceServer
 from charonia.server.front_ends.children import process_specs, write_options
+from charonia.server.front_ends.reconnect import HOLD_NS_MAX
 from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.restarts import State
@@ -56,7 +57,7 @@ WAIT_S = 20
 RECOVERY_S = 120.0
 """Time in which the guard brings processes back."""
 
-QUIET_S = 90.0
+QUIET_S = 300.0
 """Time after the last operation in which every request must have its outcome."""
 
 LATE_NS = 500_000_000
@@ -105,6 +106,19 @@ class Change:
     kind: str = "unload"
 
 
+@dataclass(slots=True)
+class Traffic(Change):
+    """A change of the traffic between versions.
+
+    Attributes:
+        kind: "weights", "canary", "long canary", or an action.
+        share: Of version 1.
+    """
+
+    share: float = 0.0
+    status: str = ""
+
+
 class World:
     """The simulated world of a scenario.
 
@@ -129,12 +143,14 @@ class World:
         self.problems: list[str] = []
         self.history: list[str] = []
         self.recent: deque[str] = deque(maxlen=60)
-        self.leaving_s = float("inf")
+        self.leaving_s = self.stopped_s = float("inf")
         self.models = {model.name: model for model in scenario.models}
         self.written = dict.fromkeys(self.models, 1)
         self.returned = dict.fromkeys(self.models, 1)
         self.unloaded: set[str] = set()
         self.shadowed: set[str] = set()
+        self.traffics: list[Traffic] = []
+        self.plans: dict[str, dict[str, Any]] = {}  # traffic in the end, by model
         self.counts: list[dict[str, Any]] = []
         self._folder = folder
         self._idle: dict[str, list[Any]] = {"http": [], "grpc": []}
@@ -145,6 +161,7 @@ class World:
         self._guard: Supervisor | None = None
         self._upgrades: Any = None
         self._is_stopping = False
+        self.steps = 0  # callbacks until all requests had their outcomes
 
     # The run.
 
@@ -206,15 +223,30 @@ class World:
         self.calm = self._left()
         self.event("ready")
         watching = self.spawn("clients", self._watch())
-        tasks = []
-        for operation in self.scenario.operations:
-            wait_s = self.started_s + operation.at_s - self.now_s()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin(operation: Operation) -> None:
             self.recent.append(str(operation))
             tasks.append(self.spawn("clients", getattr(self, operation.kind)(operation)))
-        if not self.scenario.options["exits_busy"]:
+
+        async def operate() -> None:
+            for operation in self.scenario.operations:
+                wait_s = self.started_s + operation.at_s - self.now_s()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                begin(operation)
+
+        operating = self.spawn("clients", operate())
+        if (injected := self.scenario.injected) is not None:
+            self.loop.at_step(
+                injected.number, operating.cancel if injected.kind == "shutdown" else lambda: begin(injected)
+            )
+        await asyncio.wait({operating})
+        if not operating.cancelled():
+            operating.result()
+        if not (self.scenario.options["exits_busy"] or operating.cancelled()):
             await self._finish(tasks)
+            self.steps = self.loop.steps
             await self._settle()
             await self._read_statistics()
             self._hang_up()
@@ -224,6 +256,7 @@ class World:
         watching.cancel()
         await self._shutdown()
         await self._finish(tasks)
+        self.steps = self.steps or self.loop.steps
         self._hang_up()
         await asyncio.sleep(CALM_S)
         self._check_ended()
@@ -344,7 +377,8 @@ class World:
             await asyncio.wait_for(self.spawn("guard" if self._guard is not None else "engine 1", stop()), limit_s + 60)
         except TimeoutError:
             self.problem("the shutdown hangs")
-        took_s = self.now_s() - begin_s
+        self.stopped_s = self.now_s()
+        took_s = self.stopped_s - begin_s
         self.event("stopped")
         if took_s > limit_s:
             self.problem(f"the shutdown took {took_s:.1f} s, the limits allow {limit_s:g} s")
@@ -398,6 +432,11 @@ class World:
                         return
                 if queue_max and (loaded.runner.pending or 0) > queue_max:
                     self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
+                    return
+            for front_end in self.front_ends:
+                held = front_end._engine.current.held
+                if held._held and MACHINE.now_ns > (held._reconnect._away_ns or MACHINE.now_ns) + HOLD_NS_MAX + LATE_NS:
+                    self.problem(f"a front end holds {len(held._held)} requests for too long")
                     return
 
     @property
@@ -706,8 +745,14 @@ class World:
         if len(model.versions) > 1:
             share = 10 + operation.number % 80
             document = {"weights": {"1": share, "2": 100 - share}}
-            outcome = await self._control("POST", f"/v2/models/{model.name}/traffic", document)
-            self.event(f"traffic {model.name} {outcome.status} {outcome.code}")
+            await self._change_traffic(model, "weights", document, share / 100)
+
+    async def _change_traffic(self, model: Model, kind: str, document: object, share: float = 0.0) -> None:
+        change = Traffic(model.name, self.now_s(), kind=kind, share=share)
+        self.traffics.append(change)
+        change.status = (await self._control("POST", f"/v2/models/{model.name}/traffic", document)).status
+        change.end_s = self.now_s()
+        self.event(f"{kind} {model.name} {change.status}")
 
     async def canary(self, operation: Operation) -> None:
         """A short plan for version 2, with copies to it, and what an operator does to it."""
@@ -715,23 +760,26 @@ class World:
         if len(model.versions) == 1:
             return
         plan = {"version": 2, "stable": 1, "steps": [20, 60, 100], "step_seconds": 1, "samples_min": 0}
+        plan |= {"p99_ratio_max": None} if operation.number % 4 else {}  # or it waits for many requests
         document: dict[str, Any] = {"canary": plan, "shadow": {"2": {"share": 0.5}} if values["shadow"] else None}
         if values["shadow"]:
             self.shadowed.add(model.name)
-        path = f"/v2/models/{model.name}/traffic"
-        outcome = await self._control("POST", path, document)
-        self.event(f"canary {model.name} {outcome.status} {outcome.code}")
+        await self._change_traffic(model, "canary" if operation.number % 4 else "long canary", document)
         await asyncio.sleep(1.5)
         if values["action"]:
-            outcome = await self._control("POST", path, {"action": values["action"]})
-            self.event(f"canary {values['action']} {model.name} {outcome.status} {outcome.code}")
-        outcome = await self._control("GET", path)
-        if outcome.status == "ok":
-            shares = json.loads(outcome.body).get("shares", {})
-            self.event(f"traffic {model.name} {shares}")
+            await self._change_traffic(model, values["action"], {"action": values["action"]})
+
+    async def _read_traffic(self) -> None:
+        """Read where requests go in the end."""
+        for name in sorted({each.model for each in self.traffics}):
+            outcome = await self._control("GET", f"/v2/models/{name}/traffic")
+            if outcome.status == "ok":
+                self.plans[name] = json.loads(outcome.body)
+                self.event(f"traffic {name} {self.plans[name]['canary'] and self.plans[name]['canary']['state']}")
 
     async def _read_statistics(self) -> None:
         await asyncio.sleep(5.0)  # requests whose clients have left
+        await self._read_traffic()
         outcome = await self._control("GET", "/v2/models/stats")
         if outcome.status == "ok":
             self.counts = json.loads(outcome.body)["model_stats"]
@@ -837,6 +885,7 @@ class World:
         """Wait until the guard has brought everything back."""
         assert self._guard is not None
         end_s, restarts = self.now_s() + RECOVERY_S, self._guard._restarts
+        await asyncio.sleep(0.1)  # it notices that a process has ended
         while not (restarts.may_upgrade and all(each.state is State.READY for each in restarts._children.values())):
             if self.now_s() > end_s:
                 states = {name: each.state.name for name, each in restarts._children.items()}

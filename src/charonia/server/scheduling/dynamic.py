@@ -322,9 +322,10 @@ class DynamicBatcher:
         self._queue.check_invariants()
         waits = bool(self._idle.by_instance and self._queue.entries)
         assert waits == (self._due_ns is not None), "a batch waits with a slot idle if and only if it has a due time"
+        assert waits == (self._batch is not None)
         if self._batch is not None:
+            assert self._due_ns == self._batch.oldest_ns + self._policy.delay_ns
             head = [entry for entry, _ in zip(self._queue, self._batch.ids, strict=False)]
-            assert waits
             assert [entry.id for entry in head] == self._batch.ids, "the batch is not at the head of the queue"
             assert self._batch.size == sum(entry.batch_size for entry in head)
         if self._loop is not None:
