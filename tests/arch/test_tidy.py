@@ -196,3 +196,14 @@ def test_the_project_speaks_of_itself_only() -> None:
     ]
 
     assert found == []
+
+
+def test_the_server_reads_the_time_where_the_simulation_replaces_it() -> None:
+    """`tests.simulation` replaces functions of the module `time`; these calls read the system's clock."""
+    other = re.compile(
+        r"\b(datetime\.(now|utcnow|today)|date\.today|threading\.Timer)\(|time\.(gmtime|localtime|ctime)\(\)"
+    )
+    server = ROOT / "src" / "charonia" / "server"
+    found = [str(path) for path in MODULES if path.is_relative_to(server) and other.search(path.read_text())]
+
+    assert not found

@@ -355,7 +355,7 @@ class _Files:
             self._private.remove()
 
     def _open(self) -> None:
-        now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        now = datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%dT%H%M%SZ")
         self._path = self.folder / f"requests-{now}-{os.getpid()}-{self._count}.jsonl"
         self._file = LogFile(str(self._path), mode=0o600)
         self._count += 1

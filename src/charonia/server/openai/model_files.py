@@ -11,6 +11,7 @@ Templates run in Jinja's sandbox, with what transformers gives them: `messages`,
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,7 +123,7 @@ def _compiled(model: str, text: str, settings: Mapping[str, Any]) -> Render:
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     names = {
         "raise_exception": refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
+        "strftime_now": lambda form: datetime.fromtimestamp(time.time()).strftime(form),
         "add_generation_prompt": True,
         **{token: _token(settings.get(token)) for token in ("bos_token", "eos_token", "unk_token", "pad_token")},
     }

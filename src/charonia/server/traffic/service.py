@@ -293,7 +293,7 @@ class TrafficService:
                 self._say(traffic, command.text)
 
     def _say(self, traffic: ModelTraffic[Runner], text: str) -> None:
-        traffic.history.append(Happening(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text))
+        traffic.history.append(Happening(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time())), text))
         _log.info("traffic of '%s': %s", traffic.model, text)
 
     def _apply(self, traffic: ModelTraffic[Runner]) -> None:
