@@ -110,7 +110,9 @@ def _check_times(world: "World", request: "Request") -> None:
     is_seen = request.model.role not in ("cached", "ensemble") and not values.get("reads_slowly")
     cost = re.search(r'"cost_us" value { string_value: "(\d+)', request.model.pbtxt)
     batch_s = 40 * int(cost[1]) / 1e6 if cost else 0.0  # it may be in a batch that waits behind another one
-    if is_seen and status != "ok" and request.end_s + LATE_S + batch_s < start_s < world.stopped_s:  # then all exits
+    is_waiting = '"worker"' in request.model.pbtxt and _overlaps(world.harmed, request)  # for a new process
+    is_late = request.end_s + LATE_S + batch_s < start_s < world.stopped_s  # then all exits
+    if is_seen and status != "ok" and is_late and not is_waiting:
         world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its end: {request.outcome}")
     limit_s = values.get("deadline_ms", 1e9) / 1000 + LATE_S
     if took_s > limit_s and not values.get("reads_slowly"):
