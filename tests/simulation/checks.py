@@ -226,9 +226,11 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         return "" if model.queue_max else "was refused by a queue without a limit"
     if "is overloaded" in text:
         return ""
-    if _overlaps(world.outages, request):  # an upgrade
-        if request.sums is not None and "sequence" in text:
+    if request.sums is not None and "sequence" in text:
+        begun_s = world.parts_of[request.operation.number][0].begin_s
+        if any(each.begin_s <= request.end_s and each.end_s + _SECONDS_AFTER >= begun_s for each in world.outages):
             return ""
+    if _overlaps(world.outages, request):  # an upgrade
         began_s = min(each.begin_s for each in world.outages if each.end_s + _SECONDS_AFTER >= request.begin_s)
         if re.search("the engine ended before|exit timeout expired|is shutting down", text):
             return "" if request.end_s - began_s >= FINISH_S else "was not finished"

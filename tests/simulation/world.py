@@ -413,7 +413,7 @@ class World:
     async def _watch(self) -> None:
         """Check the limits of queues all the time."""
         while True:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01 if self._busy else 0.1)
             engine = self.engine
             for loaded in engine._lifecycle.table.loaded() if engine is not None else ():
                 model = self.models[loaded.runner.config.name]
