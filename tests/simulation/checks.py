@@ -256,7 +256,8 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         is_broken = values.get("pipelined") and any(each.outcome.status in ("left", "error") for each in others[:-1])
         loads = [each for each in world.changes if each.model == model.name and each.end_s >= others[0].begin_s]
         is_broken = is_broken or sum(each.begin_s <= request.end_s for each in loads) > 1  # one after the other
-        return "" if is_idle or is_broken or _overlaps(unloads, request, model.name) else "lost its sequence"
+        is_unloaded = any(each in unloads and each.begin_s <= request.end_s for each in loads)
+        return "" if is_idle or is_broken or is_unloaded else "lost its sequence"
     return "failed"
 
 

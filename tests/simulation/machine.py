@@ -191,7 +191,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return MACHINE.now_ns / SECOND_NS
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_later(  # type: ignore[override] # any callback
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         if getattr(callback, "__name__", "") == "_tick":  # of a model
             delay = max(delay - MACHINE.early_ns / SECOND_NS, 0.0)
         return super().call_later(delay, callback, *args, context=context)
@@ -239,7 +241,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             return handle._context is not None and handle._context.get(PROCESS) == process
 
         MACHINE.graveyard += [task for task, owner in self.process_of.items() if owner == process and not task.done()]
-        ready = [handle for handle in self._ready if is_dead(handle)]  # type: ignore[attr-defined]
+        ready = [handle for handle in self._ready if is_dead(handle)]
         for handle in (*ready, *(each for each in self._scheduled if is_dead(each))):  # type: ignore[attr-defined]
             MACHINE.graveyard.append((handle, handle._callback, handle._args))
             handle.cancel()

@@ -181,8 +181,8 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     controlled = [model for model in models if model.role != "ensemble"]
     controls = {"load": 0.15, "unload": 0.03, "statistics": 0.1, "traffic": 0.05, "canary": 0.03, "index": 0.1}
     for kind, per_s in controls.items():
-        most = (5, 10) if theme == "canaries" and kind in ("traffic", "canary") else (0, 1, 10)
-        for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
+        often: tuple[int, ...] = (5, 10) if theme == "canaries" and kind in ("traffic", "canary") else (0, 1, 10)
+        for _ in range(_poisson(chance, per_s * seconds * chance.choice(often))):
             model = chance.choice(controlled)
             values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
             if kind == "canary":
@@ -196,12 +196,14 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
         faults += [("regions", 0.1)]
     if any('"worker"' in model.pbtxt for model in models):
         faults += [("harm_worker", 0.1)]
+    frequent: tuple[str, ...] = ()
     if shape == "apart":
         ends = ("kill_engine", "kill_front_end", "upgrade")
-        frequent = chance.choice((ends, ends[:1], ends[2:], ends[:2], ends[1:])) if theme == "restarts" else ()
+        if theme == "restarts":
+            frequent = chance.choice((ends, ends[:1], ends[2:], ends[:2], ends[1:]))
         faults += [(kind, 0.03) for kind in frequent or ends]
     for kind, per_s in faults:
-        most = (3, 8) if theme == "restarts" and kind in frequent else (0, 1, 10)
+        most: tuple[int, ...] = (3, 8) if kind in frequent else (0, 1, 10)
         most = (10,) if theme == "sequences" and kind == "harm_worker" else most
         for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
