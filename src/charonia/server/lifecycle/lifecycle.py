@@ -228,7 +228,7 @@ class Lifecycle:
             raise logged(PollError(name, unusable)) from unusable
         if files:
             self._requested.add(name)
-            folder = ModelFolder(name, Path(), Path())
+            folder = ModelFolder(name, Path())
             await asyncio.shield(self._begin(name, self._load(name, folder, override, files)))
             return
         keys = keys_of(name, found)
@@ -267,7 +267,7 @@ class Lifecycle:
         """
         self._require_explicit()
         left: set[str] = set()
-        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path(), Path())))):
+        for key in keys_of(name, Scan(models=dict.fromkeys(self.table.models, ModelFolder(name, Path())))):
             model = self.table.models[key]
             if loads := [self._loads[each] for each in self.ensembles.of_steps([name]) if each in self._loads]:
                 await asyncio.wait(loads)  # they would miss the model that they have loaded

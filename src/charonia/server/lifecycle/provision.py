@@ -179,7 +179,7 @@ class Provisioner:
         """
         if files:
             override = await asyncio.to_thread(write_override, files)
-            provided = Provided(replace(folder, path=override.path, repository=override.path), override=override)
+            provided = Provided(replace(folder, elsewhere=override.path, repository=override.path), override=override)
         else:
             provided = Provided(*await asyncio.to_thread(self._sources.fetch, folder))
         try:
@@ -194,5 +194,5 @@ class Provisioner:
             config, _ = read_config(provided.folder, config_name=self._config_name)
         run = prepare_agents(provided.folder, config, self._agents) if config is not None else None
         if run is not None:
-            provided.folder = replace(provided.folder, path=run.load())
+            provided.folder = replace(provided.folder, elsewhere=run.load())
             provided.agents = run

@@ -308,10 +308,9 @@ class StoreMirror:
             ServingError: UNAVAILABLE when the store cannot be read; `known` stays as it is.
         """
         listed, notes = _models(self._store.uri, self._store.files())
-        uri = self._store.uri
+        uri, root = self._store.uri, Path(self._store.uri)
         folders = tuple(
-            ModelFolder(name, Path(uri), Path(uri, name), model.fingerprint(), origin=uri)
-            for name, model in sorted(listed.items())
+            ModelFolder(name, root, None, model.fingerprint(), origin=uri) for name, model in sorted(listed.items())
         )
         self._listed, self._known, self.notes = listed, folders, tuple(notes)
         return folders
@@ -343,7 +342,7 @@ class StoreMirror:
                 f"files from '{self.uri}' cannot be stored in '{self._cache.folder}': {reason}",
                 hint="--model-store-cache names another folder",
             ) from error
-        return replace(folder, path=lease.path, fingerprint=fingerprint), lease
+        return replace(folder, elsewhere=lease.path, fingerprint=fingerprint), lease
 
     def _make(self, key: str, name: str, model: _Listed) -> Lease:
         wanted = {_digest(self.uri, name, f.path, str(f.size), f.tag): f for f in model.files}

@@ -104,9 +104,10 @@ class ModelFolder:
     """A model's folder at the time of a scan.
 
     Attributes:
-        name: Name of the model: the folder's.
+        name: Name of the model.
         repository: The repository that contains it.
-        path: The folder.
+        elsewhere: The folder, where it is not that of this name in the repository. A `Path` takes 400 bytes, and there
+            may be thousands of models.
         fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
         origin: URI of the store that contains the model, "" for a folder of this machine. The files of a store are at
             `path` only after they were fetched.
@@ -115,10 +116,15 @@ class ModelFolder:
 
     name: str
     repository: Path
-    path: Path
+    elsewhere: Path | None = None
     fingerprint: Fingerprint = ""
     origin: str = ""
     namespace: str = ""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.elsewhere or self.repository / self.name
 
     @property
     def key(self) -> str:
@@ -174,10 +180,9 @@ def scan(
     for repository in dict.fromkeys(Path(os.path.abspath(path)) for path in repositories):
         is_there = only and not only.startswith(".") and os.path.isdir(repository / only)
         for name in ([only] if is_there else []) if only else _model_names(repository, notes):
-            path = repository / name
-            content = fingerprint(path) if fingerprints else ""
+            content = fingerprint(repository / name) if fingerprints else ""
             namespace = str(repository) if has_namespaces else ""
-            folders.append(ModelFolder(name, repository, path, content, namespace=namespace))
+            folders.append(ModelFolder(name, repository, None, content, namespace=namespace))
     return gather(folders, notes)
 
 
@@ -205,7 +210,7 @@ def folder_at(path: str | Path) -> ModelFolder:
     absolute = Path(os.path.abspath(path))
     if not absolute.is_dir():
         raise not_found(f"model folder '{path}': {'not a folder' if absolute.exists() else 'no such folder'}")
-    return ModelFolder(absolute.name, absolute.parent, absolute, fingerprint(absolute))
+    return ModelFolder(absolute.name, absolute.parent, None, fingerprint(absolute))
 
 
 def _model_names(repository: Path, notes: list[str]) -> list[str]:
