@@ -201,7 +201,7 @@ class Elsewhere(_Instance):
         self._loop.call_later(self._work.begin_batch(requests), self._done)
 
     def _done(self) -> None:
-        requests, sink = self._queue.pop(0)
+        requests, sink = self._queue[0]  # until its answers are given, which may bring the next batch
         error = None
         for index, request in enumerate(requests):
             try:
@@ -217,6 +217,7 @@ class Elsewhere(_Instance):
                 sink.respond(index, answer, not self._is_decoupled)
             if self._is_decoupled:
                 sink.respond(index, None, True)
+        del self._queue[0]
         self._is_busy = False
         sink.finish(self._start_ns, time.monotonic_ns(), error)
         if self._queue and not self._is_busy:
