@@ -83,7 +83,6 @@ class Option:
     rank: int = 0
     unsupported: str = ""
     is_refused: bool = False
-    harmless: frozenset[str] = frozenset()
     in_file_only: bool = False
     instead: str = ""
 
@@ -124,9 +123,9 @@ def flag(
     return Option(names, field, read, "", help, collect, default=default, rank=rank)
 
 
-def refused(reason: str, *names: str, metavar: str = "VALUE", harmless: frozenset[str] = frozenset()) -> list[Option]:
+def refused(reason: str, *names: str, metavar: str = "VALUE") -> list[Option]:
     """Return options that are refused, with the reason."""
-    return [Option(n, "", str, metavar, "", unsupported=reason, is_refused=True, harmless=harmless) for n in names]
+    return [Option(n, "", str, metavar, "", unsupported=reason, is_refused=True) for n in names]
 
 
 def without_effect(reason: str, *names: str) -> list[Option]:
@@ -411,8 +410,6 @@ def _take(given: Given, option: Option, text: str | None, rest: deque[str], know
 def _is_usable(option: Option, texts: Sequence[Any], given: Given) -> bool:
     """Report an option that has no effect or is refused, and return whether to read its values."""
     for text in texts:
-        if str(text).strip().lower() in option.harmless:
-            continue
         if option.is_refused:
             shown = f"{option.name}={text}" if text else option.name
             given.problems.append(f"{shown}: {option.unsupported}")

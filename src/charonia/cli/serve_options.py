@@ -2,8 +2,7 @@
 
 Names and defaults are tritonserver's, and an option's default that of its field in `ServerOptions`. Start scripts use
 options that do not apply here: one that only tunes tritonserver's internals is accepted, with a warning; one that
-requests an unsupported behaviour is refused, unless its value turns it off. Options of other servers lead to their
-equivalents here.
+requests an unsupported behaviour is refused. Options of other servers lead to their equivalents here.
 """
 
 import os
@@ -767,6 +766,6 @@ defines models.
     elsewhere=ELSEWHERE,
     unlisted={
         "Accepted without effect, with the reason in the log": [o for o in UNSUPPORTED if not o.is_refused],
-        "Refused, unless the value says that the feature is off": [o for o in UNSUPPORTED if o.is_refused],
+        "Refused": [o for o in UNSUPPORTED if o.is_refused],
     },
 )

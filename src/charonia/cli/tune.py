@@ -183,7 +183,7 @@ SEARCH = (
 
 LOAD = (
     Option("--concurrency -c", "measure.concurrency", integers(1), "LIST", "Exactly these concurrencies", default=""),
-    Option("--request-rate", "measure.request_rate", numbers(0), "LIST", "Exactly these requests a second", default=""),
+    Option("--request-rate", "measure.request_rate", numbers, "LIST", "Exactly these requests a second", default=""),
     Option("--batch-sizes -b", "measure.batch_sizes", integers(1), "LIST", "Items of a request"),
     Option("--client-protocol", "measure.protocol", choice(WireProtocol), "http|grpc", "Protocol"),
     Option("--measurement-time", "measure.time_s", number(0, above=True), "SECONDS",

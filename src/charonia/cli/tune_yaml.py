@@ -156,7 +156,7 @@ SETTINGS_WITHOUT_EFFECT = {
 
 _LOADS: dict[str, Read] = {
     "concurrency": integers(1),
-    "request_rate": numbers(0),
+    "request_rate": numbers,
     "batch_sizes": integers(1),
 }
 _SECTIONS = ("parameters", "model_config_parameters", *_FIELDS, *SETTINGS_WITHOUT_EFFECT)

@@ -228,28 +228,16 @@ def names(value: object) -> tuple[str, ...]:
 def integers(low: int) -> Callable[[object], tuple[int, ...]]:
     """Return a reader of integers of at least `low`, in any form of a list; sorted, without duplicates."""
     single = integer(low)
-
-    def read(value: object) -> tuple[int, ...]:
-        found = [item for part in _parts(value) for item in _expanded(part, single)]
-        return tuple(sorted(set(found)))
-
-    return read
+    return lambda value: tuple(sorted({item for part in _parts(value) for item in _expanded(part, single)}))
 
 
-def numbers(low: float) -> Callable[[object], tuple[float, ...]]:
-    """Return a reader of numbers above `low`, in any form of a list; sorted, without duplicates.
-
-    Ranges contain integers.
-    """
-    single = number(low, above=True)
-
-    def read(value: object) -> tuple[float, ...]:
-        found: list[float] = []
-        for part in _parts(value):
-            found += _expanded(part, integer(max(1, math.ceil(low)))) if _is_range(part) else [single(part)]
-        return tuple(sorted(set(found)))
-
-    return read
+def numbers(value: object) -> tuple[float, ...]:
+    """Read numbers above 0, in any form of a list; sorted, without duplicates. Ranges contain integers."""
+    single = number(0, above=True)
+    found: set[float] = set()
+    for part in _parts(value):
+        found |= set(_expanded(part, integer(1))) if _is_range(part) else {single(part)}
+    return tuple(sorted(found))
 
 
 def pairs(value: object) -> tuple[tuple[str, str], ...]:

@@ -92,6 +92,12 @@ class Gpu:
     memory_used_bytes: float | None
     memory_total_bytes: float | None
 
+    @property
+    def memory_free_bytes(self) -> float | None:
+        """The memory that is free when the most is used; None if unknown."""
+        used, total = self.memory_used_bytes, self.memory_total_bytes
+        return None if used is None or total is None else total - used
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -60,7 +60,6 @@ class Journal:
         self.path = folder / FILE
         self._entries: dict[tuple[str, str], Entry] = {}
         self._file: IO[bytes] | None = None
-        self.bad_line_count = 0
 
     def __enter__(self) -> Self:
         """Open it and read its lines.
@@ -82,8 +81,9 @@ class Journal:
         except ServingError:
             self._close()
             raise
-        for entry in self._parsed(content):
-            self._entries[entry.scope, entry.key] = entry
+        for line in content.split(b"\n"):
+            if (entry := _entry(line)) is not None:
+                self._entries[entry.scope, entry.key] = entry
         return self
 
     def __exit__(
@@ -111,16 +111,6 @@ class Journal:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         self._entries[entry.scope, entry.key] = entry
-
-    def _parsed(self, content: bytes) -> Iterable[Entry]:
-        for line in content.split(b"\n"):
-            if not line.strip():
-                continue
-            entry = _entry(line)
-            if entry is None:
-                self.bad_line_count += 1
-            else:
-                yield entry
 
     def _close(self) -> None:
         if self._file is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import psutil
 
@@ -73,7 +74,7 @@ def metrics_of(result: LevelResult, percentile: float | None) -> dict[str, Estim
     if result.resources is not None:
         found[Metric.CPU_USED_RAM.value] = Estimate.exact(result.resources.rss_bytes / 1e6)
         found[Metric.CPU_AVAILABLE_RAM.value] = Estimate.exact(psutil.virtual_memory().available / 1e6)
-    return found | {metric.value: Estimate.exact(value) for metric, value in _gpu_metrics(result.gpus).items()}
+    return found | {metric.value: estimate for metric, estimate in _gpu_metrics(result.gpus)}
 
 
 def _token_metrics(result: LevelResult, figures: LanguageFigures) -> Iterator[tuple[Metric, Estimate]]:
@@ -90,26 +91,17 @@ def _token_metrics(result: LevelResult, figures: LanguageFigures) -> Iterator[tu
             yield slow, _percentile(times, 99.0)
 
 
-def _gpu_metrics(gpus: tuple[Gpu, ...]) -> dict[Metric, float]:
-    """Return the memory of all GPUs together, utilisation and power as their mean."""
-    found: dict[Metric, float] = {}
-    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
-    free = [
-        gpu.memory_total_bytes - gpu.memory_used_bytes
-        for gpu in gpus
-        if gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
-    ]
-    utilization = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-    power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
-    if used:
-        found[Metric.GPU_USED_MEMORY] = sum(used) / 1e6
-    if free:
-        found[Metric.GPU_FREE_MEMORY] = sum(free) / 1e6
-    if utilization:
-        found[Metric.GPU_UTILIZATION] = sum(utilization) / len(utilization) * 100
-    if power:
-        found[Metric.GPU_POWER_USAGE] = sum(power) / len(power)
-    return found
+def _gpu_metrics(gpus: tuple[Gpu, ...]) -> Iterator[tuple[Metric, Estimate]]:
+    """Yield the memory of all GPUs together, utilisation and power as their mean."""
+    for metric, factor, is_mean, of in (
+        (Metric.GPU_USED_MEMORY, 1e-6, False, attrgetter("memory_used_bytes")),
+        (Metric.GPU_FREE_MEMORY, 1e-6, False, attrgetter("memory_free_bytes")),
+        (Metric.GPU_UTILIZATION, 100.0, True, attrgetter("utilization")),
+        (Metric.GPU_POWER_USAGE, 1.0, True, attrgetter("power_watts")),
+    ):
+        known = [value for value in map(of, gpus) if value is not None]
+        if known:
+            yield metric, Estimate.exact(sum(known) * factor / (len(known) if is_mean else 1))
 
 
 def _problem(model: str, result: LevelResult) -> str:

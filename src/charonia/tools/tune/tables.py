@@ -203,12 +203,7 @@ _CELLS: Mapping[str, Cell] = {
 _GPU_CELLS: Mapping[str, Callable[[Gpu], str]] = {
     "gpu_uuid": lambda gpu: gpu.uuid,
     "gpu_used_memory": lambda gpu: _number(gpu.memory_used_bytes, 1e-6),
-    "gpu_free_memory": lambda gpu: _number(
-        None
-        if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None
-        else gpu.memory_total_bytes - gpu.memory_used_bytes,
-        1e-6,
-    ),
+    "gpu_free_memory": lambda gpu: _number(gpu.memory_free_bytes, 1e-6),
     "gpu_utilization": lambda gpu: _number(gpu.utilization, 100),
     "gpu_power_usage": lambda gpu: _number(gpu.power_watts, 1),
 }
