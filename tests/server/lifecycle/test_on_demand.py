@@ -245,7 +245,10 @@ async def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, pat
     await harness.lifecycle.drain()
 
 
-async def test_a_model_in_flight_is_waited_for_and_never_unloaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_loaded_meanwhile", [False, True])
+async def test_a_model_in_flight_is_waited_for_and_never_unloaded(
+    tmp_path: Path, patch: pytest.MonkeyPatch, *, is_loaded_meanwhile: bool
+) -> None:
     import threading
 
     harness = Harness(tmp_path, patch, budget=150)
@@ -260,6 +263,8 @@ async def test_a_model_in_flight_is_waited_for_and_never_unloaded(tmp_path: Path
     await asyncio.sleep(0.05)
     assert harness.ready() == {"a"}
     assert not busy.done()
+    if is_loaded_meanwhile:  # by a request, which the budget does not bind
+        await harness.engine.load_model("b")
 
     gate.set()
 

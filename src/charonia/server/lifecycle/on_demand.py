@@ -439,6 +439,7 @@ class OnDemandLoader:
         while True:
             async with self._deciding:
                 residents = self.residents()
+                residents.pop(key, None)  # a request has loaded it meanwhile
                 waits = {k for k in residents if k in held or name_of(k) in held}
                 least = make_room(residents, budget, needed, held=waits)
                 if least.verdict is Fit.NEVER:
