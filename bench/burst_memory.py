@@ -18,11 +18,15 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import numpy as np
 
+from bench.machine import machine
 from bench.servers import Server
+from charonia import compiled
 from charonia.server.machine.memory import QUIET_S
 
 CLIENTS = 256
@@ -112,8 +116,9 @@ def connections(address: str, first: bytes, count: int) -> Iterator[None]:
         holder.join()
 
 
-def idle(count: int, front_ends: int) -> None:
-    """Measure connections that have no request, and print."""
+def idle(count: int, front_ends: int, output: Path | None) -> None:
+    """Measure connections that have no request, print, and replace their row in the results file."""
+    row = {"connections": count, "front_ends": front_ends, "form": compiled.form, "date": f"{datetime.now(UTC):%F}"}
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limits = [f"--{protocol}-max-connections={count}" for protocol in REQUESTS]
@@ -129,11 +134,18 @@ def idle(count: int, front_ends: int) -> None:
                 rest = server.cpu_seconds()
                 time.sleep(IDLE_S)
                 rest = (server.cpu_seconds() - rest) / IDLE_S
+            row[f"{protocol}_bytes"] = round(each)
             print(
                 f"{protocol}, {front_ends} front ends: {each:.0f} bytes a connection; {count} opened in {took:.1f} s, "
                 f"{spent / count * 1e6:.0f} us of CPU time each; then {rest:.1%} of a core",
                 flush=True,
             )
+    if output is not None:
+        keys = ("connections", "front_ends", "form")
+        known = json.loads(output.read_text(encoding="utf-8"))["rows"] if output.exists() else []
+        rows = [each for each in known if any(each[key] != row[key] for key in keys)] + [row]
+        rows.sort(key=lambda each: [each[key] for key in keys])
+        output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -143,9 +155,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10, help="of each of the clients of a burst")
     parser.add_argument("--idle", type=int, default=0, help="connections without a request")
     parser.add_argument("--front-ends", type=int, default=0, help="with --idle")
+    parser.add_argument("--output", type=Path, help="with --idle, results file that gets the row")
     given = parser.parse_args()
     if given.idle:
-        idle(given.idle, given.front_ends)
+        idle(given.idle, given.front_ends, given.output)
         return
     with Server("charonia:image") as server:
         host, _, port = server.http.rpartition(":")

@@ -1,16 +1,18 @@
 """Measure again what README.md and docs/speed.md quote, and rewrite their tables.
 
 python -m bench.headline              # about 20 minutes; after make install-fast and bench/peers.sh
+python -m bench.headline --minutes 300       # every table
 python -m bench.headline --list       # what would run, and what cannot
 python -m bench.headline --only forms --rounds 5
 
 Each table stands above the command that measures it; the command finds the table. Only rows and the line "Measured on"
-are replaced, where the measurement has succeeded. Tables that need an environment or hours are named at the end.
+are replaced, where the measurement has succeeded. What could not be measured is named at the end, with the reason.
 """
 
 import argparse
 import itertools
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -29,6 +31,20 @@ from charonia import compiled
 PAGES = ("README.md", "docs/speed.md")
 MEASURED = "Measured on "
 LABELS = {"http": "HTTP", "grpc": "gRPC"}
+TITLES = {
+    "mlp": "perceptron",
+    "mlp_tuned": "perceptron, tuned",
+    "python_identity": "Python model",
+    "python_batched": "Python model, batching",
+    "python_string": "Python model, 1 string",
+    "python_strings": "Python model, 1,000 strings",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "classifier": "shorter side 256, crop 224, normalise",
+    "letterbox": "letterbox 640",
+}
+"""Names of models, networks and steps on the pages, where they differ."""
+
 FIGURES = {"infer/s": "rate_per_s", "p50 us": "p50_us", "p99 us": "p99_us", "server CPU us": "cpu_us"}
 """Name in a summary by the beginning of a column's head."""
 
@@ -48,10 +64,37 @@ class Table:
     commands: tuple[tuple[str, str], ...]
     rows: Renderer
 
+    def shown(self) -> list[str]:
+        """Return the commands as on the pages."""
+        return [f"python -m bench.{command}" for command, _ in self.commands]
+
 
 def number(value: float) -> str:
     """Return a figure with three digits, or whole."""
     return f"{value:.1f}" if value < 100 and value != round(value) else f"{value:,.0f}"
+
+
+def duration(microseconds: float) -> str:
+    """Return a time with its unit."""
+    shown = f"{microseconds:,.1f} us" if abs(microseconds) < 1000 else f"{microseconds / 1000:,.1f} ms"
+    return shown.replace("-", "\N{MINUS SIGN}")
+
+
+def titled(model: str) -> str:
+    """Return the name of a model on the pages."""
+    for written, shown in (
+        ("pp-ocrv4", "PP-OCRv4"),
+        ("minilm", "MiniLM"),
+        ("xgboost ", "XGBoost, "),
+        ("lightgbm ", "LightGBM, "),
+    ):
+        model = model.replace(written, shown)
+    return TITLES.get(model, model)
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """Return the median of ratios, with the least and the greatest."""
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 
 
 def label(point: dict[str, Any]) -> str:
@@ -63,17 +106,22 @@ def compared(head: list[str], records: list[Any]) -> Rows:
     """Return rows of `bench.compare` and `bench.ensemble`, as the columns of the head say."""
     rows = []
     for record in records:
+        processes = "2 front ends" if "--front-ends=2" in record["settings"].get("flag", ()) else "one process"
         for point in record["points"]:
             row, figure = [], ""
             for column in head:
                 started = next((name for start, name in FIGURES.items() if column.startswith(start)), "")
                 figure = started or figure
-                if column == "model":
-                    row.append(point["model"])
+                if column in ("model", "with 45 us"):
+                    row.append(titled(point["model"] if "model" in point else record["a"]["variant"].partition(":")[2]))
                 elif column == "protocol, in flight":
                     row.append(label(point))
                 elif column == "in flight":
                     row.append(str(point["concurrency"]))
+                elif column == "Charonia with":
+                    row.append(processes)
+                elif column.endswith(" ratio"):
+                    row.append(f"{point['summary'][FIGURES[f'{column.split()[0]} us']]['ratio']:.2f}")
                 elif column == "ratio":
                     found = point["summary"][figure]
                     row.append(f"{found['ratio']:.2f} [{found['ratio_min']:.2f}-{found['ratio_max']:.2f}]")
@@ -101,8 +149,7 @@ def forms(head: list[str], records: list[Any]) -> Rows:
     for name, pairs in records[0].items():
         if isinstance(pairs, list):
             model, protocol, encoding = name.partition(",")[0].split()
-            ratios = [pair["compiled_us"] / pair["pure_us"] for pair in pairs]
-            shown = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
+            shown = spread([pair["compiled_us"] / pair["pure_us"] for pair in pairs])
             times = [f"{statistics.median(pair[f'{form}_us'] for pair in pairs):.1f}" for form in ("pure", "compiled")]
             title = "perceptron (ONNX)" if model == "mlp" else model
             rows.append([f"{title}, {LABELS[protocol]}{', JSON' * (encoding == 'json')}", *times, shown])
@@ -140,11 +187,88 @@ def startup(head: list[str], records: list[Any]) -> Rows:
     """Return rows of `bench.startup`."""
     rows = []
     for row in records[0]["rows"]:
-        s = row["first_answer_s"]
-        shown = f"{statistics.median(s):.2f} [{min(s):.2f}-{max(s):.2f}]"
         name = "perceptron, ONNX" if row["model"] == "mlp" else row["model"]
-        rows.append([name, shown, f"{statistics.median(row['memory_mib']):.0f}"])
+        rows.append([name, spread(row["first_answer_s"]), f"{statistics.median(row['memory_mib']):.0f}"])
     return rows
+
+
+def frameworks(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.backends` and `bench.openvino`."""
+    rows = []
+    for row in records[0]["results"]:
+        times = [row[name] for name in ("backend_us", "bare_us", "openvino_us", "onnxruntime_us") if name in row]
+        added = [duration(row["added_us_per_request"])] if "added_us_per_request" in row else []
+        ratio = f"{row['ratio']:.2f} [{row['ratio_min']:.2f}-{row['ratio_max']:.2f}]"
+        first = [row["backend"]] if "backend" in row else []
+        rows.append([*first, titled(row["model"]), str(row["batch"]), *map(duration, times), *added, ratio])
+    return rows
+
+
+def beside_fastapi(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.tensorflow_service`."""
+    rows = []
+    for model, runs in records[0].items():
+        if model in ("mlp", "resnet50"):
+            both = list(zip(runs["fastapi"], runs["charonia"], strict=True))
+            rates, times = (
+                [statistics.median(each[key] for each in way) for way in zip(*both, strict=True)]
+                for key in ("rate_per_s", "p99_ms")
+            )
+            ratio = spread([b["rate_per_s"] / a["rate_per_s"] for a, b in both])
+            rows.append([titled(model), *map(number, rates), ratio, *map(number, times)])
+    return rows
+
+
+def images(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.image_backend`."""
+    rows = []
+    for point in records[0]["points"]:
+        rates, times = (
+            [number(statistics.median(pair[way][key] for pair in point["pairs"])) for way in (0, 1)]
+            for key in ("images_per_s", "cpu_ms")
+        )
+        title = f"{titled(point['recipe'])}; {point['photo'].replace('x', ' x ')}"
+        rows.append([title, *rates, spread(point["ratios"]), *times])
+    return rows
+
+
+def instances(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.instances`."""
+    keys = ("instances", "rate_per_s", "p50_us", "p99_us", "memory_mib")
+    return [[titled(row["model"]), *(f"{row[key]:,.0f}" for key in keys)] for row in records[0]["rows"]]
+
+
+def pictures(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.ocr`."""
+    rows = []
+    for point in records[0]["points"]:
+        found = point["summary"]
+        ratio = f"{found['ratio']:.2f} [{found['ratio_min']:.2f}-{found['ratio_max']:.2f}]"
+        rates = [f"{found[f'{way}_per_s']:.2f}" for way in ("pipeline", "steps")]
+        times = [f"{found[f'{way}_p50_ms']:,.0f}" for way in ("pipeline", "steps")]
+        rows.append([f"{point['picture']}, {point['pipeline'].split()[0]}", label(point), *rates, ratio, *times])
+    return rows
+
+
+def searches(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.tune_search`."""
+    rows = []
+    for record in records:
+        ours, theirs = record["found"]["charonia"], record["found"]["model-analyzer"]
+        most, batch, concurrency = record["settings"]["limits"]
+        load = f"{most} instances, batch {batch}, {concurrency} in flight"
+        counts = [str(each["measurements"]) for each in (ours, theirs)]
+        seconds = [number(each["seconds"]) for each in (ours, theirs)]
+        winners = record["winners"]
+        ratio = f"{winners['ratio']:.2f} [{winners['ratio_min']:.2f}-{winners['ratio_max']:.2f}]"
+        rows.append([load, *seconds, *counts, f"{ours['seconds'] / theirs['seconds']:.2f}", ratio])
+    return rows
+
+
+def idle_connections(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.burst_memory --idle`."""
+    keys = ("connections", "front_ends", "form", "http_bytes", "grpc_bytes")
+    return [[f"{row[key]:,}" if key != "form" else row[key] for key in keys] for row in records[0]["rows"]]
 
 
 def pair(a: str, b: str, options: str = "", note: str = "") -> tuple[str, str]:
@@ -155,6 +279,8 @@ def pair(a: str, b: str, options: str = "", note: str = "") -> tuple[str, str]:
 
 
 LIGHT = "--client wrk --seconds 1"
+NATIVE = f"{LIGHT} --rounds 3"
+ENSEMBLE = "--client wrk --concurrency 16 64 --rounds 3 --seconds 1"
 TABLES = (
     Table(
         (
@@ -168,7 +294,11 @@ TABLES = (
     Table((pair("charonia:image", "triton:python_image", "--concurrency 1 8"),), compared),
     Table((pair("charonia:python_identity", "triton:python_identity", "--concurrency 1 16"),), compared),
     Table(
-        (pair("charonia:python_batched", "triton:python_batched", f"--concurrency 16 {LIGHT}"),),
+        (
+            pair("charonia:python_batched", "triton:python_batched", f"{NATIVE} --concurrency 16 64"),
+            pair("charonia:python_string", "triton:python_string", f"{NATIVE} --concurrency 1 16"),
+            pair("charonia:python_strings", "triton:python_strings", f"{NATIVE} --concurrency 1 16"),
+        ),
         compared,
     ),
     Table((("ensemble --model mlp slow --client wrk --concurrency 16 --seconds 1", "ensemble.json"),), compared),
@@ -184,6 +314,42 @@ TABLES = (
     Table((("perf_client fixed:identity --rate 50000", "perf_client-rate.json"),), generators),
     Table((("startup", "startup.json"),), startup),
     Table((pair("charonia:mlp", "triton:mlp", "--protocol http --concurrency 1 16"),), compared),
+    Table(
+        tuple(
+            pair(f"charonia:{model}", f"triton:{model}", f"{NATIVE} --concurrency 16 64 256 --flag-a=--front-ends=2")
+            for model in ("identity", "mlp_tuned")
+        ),
+        compared,
+    ),
+    Table(
+        tuple(
+            (f"ensemble --against triton --model mlp mlp_tuned {ENSEMBLE}{flag}", f"native-ensemble-{name}.json")
+            for flag, name in ((" --flag=--front-ends=2", "two_front_ends"), ("", "one_process"))
+        ),
+        compared,
+    ),
+    Table(
+        tuple(
+            pair(f"charonia:{model}", f"fixed:{model}", "--protocol http --concurrency 1 --flag-b=--after-us=45")
+            for model in ("identity", "mlp")
+        ),
+        compared,
+    ),
+    Table(
+        tuple(
+            pair(f"charonia@/usr/bin/python3.11:{model}", f"charonia:{model}", "--concurrency 1 16")
+            for model in ("identity", "python_identity")
+        ),
+        compared,
+    ),
+    Table((("backends --threads 1", "backends.json"),), frameworks),
+    Table((("openvino", "openvino.json"),), frameworks),
+    Table((("tensorflow_service ENVIRONMENT", "tensorflow_service.json"),), beside_fastapi),
+    Table((("image_backend", "image_backend.json"),), images),
+    Table((("instances", "instances.json"),), instances),
+    Table((("burst_memory --idle 100000 --front-ends 8", "idle_connections.json"),), idle_connections),
+    Table((("ocr --count 4", "ocr.json"),), pictures),
+    Table(tuple((f"tune_search {name}", f"tune-{name}.json") for name in ("quick_start", "search")), searches),
 )
 """The most important first: those that no time is left for are left out."""
 
@@ -192,12 +358,20 @@ def missing(table: Table) -> str:
     """Return what the measurement needs and does not find, "" for nothing."""
     text = " ".join(command for command, _ in table.commands)
     light = "wrk" in text
-    own_client = text.startswith(("forms", "startup", "perf_client fixed:"))
+    own_client = not text.startswith(("compare", "perf_client --", "perf_client charonia"))
+    native = ("triton:mlp", "triton:identity", "against triton")
     needs = {
+        "an environment with TensorFlow and FastAPI, named by ENVIRONMENT": "ENVIRONMENT" not in text
+        or "ENVIRONMENT" in os.environ,
+        "an optimised interpreter with Charonia's dependencies": "@" not in text
+        or not subprocess.run(
+            [text.partition("@")[2].partition(":")[0], "-c", "import uvloop"], stderr=subprocess.DEVNULL
+        ).returncode,
+        "model-analyzer (bench/peers.sh)": "tune_search" not in text or (PEERS / "bin" / "model-analyzer").exists(),
         "wrk and h2load (apt-get install wrk nghttp2-client)": not light or all(map(shutil.which, ("wrk", "h2load"))),
         "perf_analyzer (bench/peers.sh)": light or own_client or (PEERS / "bin" / "perf_analyzer").exists(),
         "tritonserver (bench/peers.sh)": "triton:" not in text or (PEERS / "bin" / "tritonserver").exists(),
-        "Triton's ONNX Runtime backend": "triton:mlp" not in text
+        "Triton's C++ backends": not any(each in text for each in native)
         or (PEERS / "triton" / "backends" / "onnxruntime").exists(),
     }
     return ", ".join(need for need, met in needs.items() if not met)
@@ -206,10 +380,9 @@ def missing(table: Table) -> str:
 def rewrite(page: str, table: Table, measured: str, records: list[Any]) -> str:
     """Return the page with the rows of the table above the command replaced; the same if it has no such command."""
     lines = page.split("\n")
-    shown = f"    python -m bench.{table.commands[0][0]}"
-    if shown not in lines:
+    at = next((lines.index(f"    {shown}") for shown in table.shown() if f"    {shown}" in lines), 0)
+    if not at:
         return page
-    at = lines.index(shown)
     last = max(number for number in range(at) if lines[number].startswith("|"))
     first = last
     while lines[first - 1].startswith("|"):
@@ -229,10 +402,12 @@ def measure(table: Table, rounds: int, seconds: float) -> list[Any]:
     records = []
     for command, results in table.commands:
         module, *given = command.split()
-        if module != "startup":
+        given = [os.environ["ENVIRONMENT"] if each == "ENVIRONMENT" else each for each in given]
+        if "--rounds" not in given and module not in ("startup", "instances", "burst_memory", "tune_search"):
             given += ["--rounds", str(rounds)]
-        if module in ("compare", "ensemble", "perf_client"):
+        if module not in ("forms", "startup", "instances", "tensorflow_service"):
             given += ["--output", str(RESULTS / results)]
+        if module in ("compare", "ensemble", "perf_client"):
             given += [] if "--seconds" in given else ["--seconds", str(seconds)]
         subprocess.run([sys.executable, "-m", f"bench.{module}", *given], cwd=ROOT, check=True)
         record = json.loads((RESULTS / results).read_text(encoding="utf-8"))
@@ -259,12 +434,6 @@ def numbers_of(given: Sequence[str], option: str) -> list[int]:
     return [int(value) for value in values_of(given, option)]
 
 
-def quoted() -> list[str]:
-    """Return the commands that the pages have."""
-    lines = [line for page in PAGES for line in (ROOT / page).read_text(encoding="utf-8").split("\n")]
-    return list(dict.fromkeys(line.strip() for line in lines if line.startswith("    python -m bench.")))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure table by table; write the pages after each, so that an interrupted run keeps its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -279,11 +448,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if compiled.form != "compiled":
         raise SystemExit(f"the compiled form is needed, the pure one runs: {compiled.problem or 'make install-fast'}")
     begin = time.monotonic()
-    covered = {f"python -m bench.{command}" for table in TABLES for command, _ in table.commands}
-    left = [] if given.only else [f"{command}: run by hand" for command in quoted() if command not in covered]
+    left: list[str] = []
     for table in TABLES:
-        name = f"python -m bench.{table.commands[0][0]}"
-        if given.only not in name:
+        name = table.shown()[0]
+        if not any(given.only in command for command in table.shown()):
             continue
         lack = missing(table)
         if lack or time.monotonic() - begin > given.minutes * 60:
