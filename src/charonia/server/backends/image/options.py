@@ -283,7 +283,6 @@ class ImagePlan:
 # fmt: off
 PARAMETERS = Params(
     "image",
-    *declared_by(ImagePlan),
     Param("resize", "`shorter_side`: the shorter side gets `size`, as torchvision's `Resize(256)`. `stretch`: width "
           "and height get `size`. `letterbox`: the whole image, as large as it fits, with padding around it",
           ResizeMode, ResizeMode.NONE, "`none`"),
@@ -294,6 +293,7 @@ PARAMETERS = Params(
           "normalised like the image", _channels, (), "`0`"),
     Param("padding_position", "`end`: a letterbox has its padding right and below", {"center": True, "end": False},
           True, "`center`"),
+    *declared_by(ImagePlan),
     Param("background", "color behind transparent pixels: `255,255,255`. Without it, transparency is dropped, as by "
           '`convert("RGB")`', _channels, (), "none"),
     Param("scale", "factor for pixels: a number or a quotient", _ratio, (1.0, 255.0), "`1/255`"),

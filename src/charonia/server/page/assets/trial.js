@@ -164,16 +164,20 @@ function optionFields(model, changed) {
 
 function codeSection(model) {
   let samples = model.samples;
-  let chosen = samples[0]?.label;
+  let chosen = samples[0]?.label, drawn;
   const tabs = element("div");
   const source = element("pre", { tabindex: 0 });
   const draw = () => {
     if (!samples.some((sample) => sample.label === chosen)) chosen = samples[0]?.label;
     const place = samples.findIndex((sample) => sample.label === chosen);
-    tabs.replaceChildren(choice("Language", samples.map((sample) => sample.label), place, (pressed) => {
-      chosen = samples[pressed].label;
-      source.textContent = samples[pressed].source;
-    }));
+    const labels = samples.map((sample) => sample.label);
+    if (String(labels) !== drawn) {  // otherwise a button would be replaced under a click
+      drawn = String(labels);
+      tabs.replaceChildren(choice("Language", labels, place, (pressed) => {
+        chosen = samples[pressed].label;
+        source.textContent = samples[pressed].source;
+      }));
+    }
     source.textContent = samples[place]?.source ?? "This request can only be sent from the form.";
   };
   draw();
