@@ -103,8 +103,9 @@ def machine_row(model: str, found: Measured, cores: int) -> str:
 def limit_row(model: str, found: Measured) -> str:
     """Return the row that says where the engine becomes the limit."""
     costs = found.costs
-    most = f"{1e6 / costs.engine_us:,.0f}" if costs.engine_us else "-"
-    cores = f"{(costs.front_end_us + costs.engine_us) / costs.engine_us:.1f}" if costs.engine_us else "-"
+    is_limit = costs.engine_us > 0.02 * costs.front_end_us  # not where front ends run the model
+    most = f"{1e6 / costs.engine_us:,.0f}" if is_limit else "-"
+    cores = f"{(costs.front_end_us + costs.engine_us) / costs.engine_us:.1f}" if is_limit else "-"
     ratio = (costs.front_end_us + costs.engine_us) / costs.one_process_us
     return (
         f"| {model} | {_words(found.load)} | {costs.one_process_us:.1f} | {costs.front_end_us:.1f} | "
