@@ -114,7 +114,7 @@ def test_a_report_in_a_response_is_not_from_before_the_request(server: ServeProc
         if is_open:
             busy.open()
             assert eventually(lambda: load(server)["requests_in_flight"] == 0)
-            time.sleep(LOAD_AGE_NS / 1e9)  # a report may be as old as this
+        time.sleep(LOAD_AGE_NS / 1e9)  # a report may be as old as this, and each front end has its own
         with post(server, "/v2/models/quick/infer", BODY, **{FORMAT: "json"}) as answer:
             reported.append(json.loads(answer.headers[REPORT][5:])["named_metrics"]["requests_in_flight"])
 

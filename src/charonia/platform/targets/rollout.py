@@ -86,7 +86,7 @@ class ServerState:
 
 
 class ActKind(Enum):
-    """What is done with a server."""
+    """Kinds of actions on a server."""
 
     START = "start"
     """On its own sockets, or beside another one."""
