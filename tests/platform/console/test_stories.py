@@ -183,15 +183,15 @@ def test_an_upload_is_paused_and_cancelled(page: Page, running: RunningPlatform,
     file = tmp_path / "unwanted.onnx"
     file.write_bytes(mlp((2048, 1280, 10)))
     page.goto(path(running, "models", "add"))
-    page.route(re.compile(r"offset=[1-9]"), lambda route: None)  # it never gets there
+    is_cut = False  # one route for the whole story: a request that is held goes on when its route is taken away
+    page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort() if is_cut else None)
     page.locator("#pick-file").set_input_files(file)
     page.get_by_role("button", name="Upload").click()
     expect(page.locator("#sent-text")).to_contain_text("8.39 MB of")
 
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#sent-text")).to_have_text("Paused")
-    page.unroute_all()
-    page.route(re.compile(r"offset=[1-9]"), lambda route: route.abort())
+    is_cut = True
     page.get_by_role("button", name="Continue").click()
     expect(page.locator("#sent-text")).to_have_text("Connection lost: retrying")
     page.get_by_role("button", name="Cancel").click()
