@@ -434,3 +434,6 @@ def test_nothing_is_wider_than_a_phone(page: Page, running: RunningPlatform, nam
     page.goto(path(running, name))
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    is_cut = "(it) => it.scrollWidth > it.clientWidth + 1"
+    cut = page.evaluate(f"[...document.querySelectorAll('button, h3')].filter({is_cut}).map((it) => it.textContent)")
+    assert cut == []

@@ -5,6 +5,7 @@ const LONG_PAUSE_MS = 30000;
 const LONG_S = 7200;
 const DAY_S = 86400;
 const SHOWN_S_MIN = 60;
+const STEPS_S = [1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 360, 720].map((minutes) => minutes * 60), ...[1, 2, 5, 10].map((days) => days * DAY_S)];
 const place = document.getElementById("charts");
 const charts = [...place.querySelectorAll("[data-chart]")].map((figure) => ({ figure, key: figure.dataset.chart, unit: figure.dataset.unit, labels: null, plot: null }));
 
@@ -32,7 +33,7 @@ function draw(chart, labels, data) {
     legend: { show: false },
     cursor: { sync: { key: "deployment" }, points: { size: 6 }, y: false },
     scales: { x: { time: true }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-    axes: [{ ...axis, space: 70, size: 26, values: (_, ticks) => ticks.map((tick) => clock(tick, ticks[1] - ticks[0])) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
+    axes: [{ ...axis, space: 60, size: 26, incrs: STEPS_S, filter: (plot, ticks) => ticks.map((tick) => tick > plot.scales.x.max ? null : tick), values: (_, ticks, axisAt, space, step) => ticks.map((tick) => tick === null ? null : clock(tick, step)) }, { ...axis, size: 46, space: 28, values: (_, ticks) => ticks.map(short) }],
     series: [{}, ...labels.map((label, at) => ({ label, stroke: color(`--series-${(at % 4) + 1}`), width: 1.6, points: { show: false }, spanGaps: false }))],
     hooks: { setCursor: [() => legend(chart)], drawAxes: [mark] },
   }, data, box);
