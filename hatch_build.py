@@ -4,12 +4,14 @@
 optimisation, 0 to 3, it compiles this checkout with the environment's own mypy and setuptools.
 """
 
+import json
 import os
 import runpy
 import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def generate(target: Path, level: str = "3") -> list[Any]:
 
 
 def compile_into(folder: Path, level: str = "3") -> None:
-    """Compile the modules into a folder, and list the hashes of their sources there."""
+    """Compile the modules into a folder; add the hashes of their sources, and the license of mypyc's runtime library."""
     form = runpy.run_path(str(ROOT / "src" / "charonia" / "compiled.py"))
     hashes = {name: form["hash_of"](form["module_path"](str(ROOT / "src"), name, ".py")) for name in MODULES}
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,6 +71,7 @@ def compile_into(folder: Path, level: str = "3") -> None:
         command.ensure_finalized()
         command.build_extensions = lambda: _build(command)
         command.run()
+    (folder / "LICENSE.mypy").write_text(distribution("mypy").read_text("licenses/LICENSE") or "")
     (folder / form["HASHES"]).write_text("".join(f"{name} {value}\n" for name, value in hashes.items()))
 
 
@@ -84,6 +87,14 @@ def _build(command: Any) -> None:
         command.compiler.compile = compile_in_parallel
         for extension in command.extensions:
             command.build_extension(extension)
+
+
+def _bill() -> dict[str, Any]:
+    """Return the bill of materials of the compiled form: the runtime library of mypyc, which is linked in."""
+    name, version = REQUIRES[0].split("==")
+    library = {"type": "library", "name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"}
+    library_licensed = {**library, "licenses": [{"license": {"id": "MIT"}}]}
+    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": [library_licensed]}
 
 
 def _folder() -> Path:
@@ -105,6 +116,9 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg] # of any config
             packed, folder = folder.relative_to(ROOT / "src"), Path(tempfile.mkdtemp(), folder.name)
             build_data["force_include"][str(folder)] = str(packed)
             build_data["infer_tag"], build_data["pure_python"] = True, False
+            bill = folder.parent / "compiled.cdx.json"
+            bill.write_text(json.dumps(_bill()))
+            build_data["sbom_files"].append(str(bill))
         shutil.rmtree(folder, ignore_errors=True)
         compile_into(folder)
 

@@ -4,6 +4,7 @@
 `--upgrade` takes the latest. Needs uv, and the package index that uv is configured with, whose address is not written.
 """
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ EXTRAS = {
 ON_GPU = ("cuda", "torch")
 ONNX_RUNTIME_ON_GPU = "onnxruntime-gpu[cuda,cudnn]"
 # What builds the image and is not in it.
-BUILD = ("cyclonedx-bom", "hatchling", "uv")
+BUILD = ("cyclonedx-bom", "hatchling", "uv", *runpy.run_path(str(ROOT / "hatch_build.py"))["REQUIRES"])
 
 
 def lock(uv: str, variant: str, sources: list[str], *options: str) -> None:

@@ -1,7 +1,7 @@
 """Print a CycloneDX document of the image's content: `sbom.py PYTHON DPKG_STATUS`.
 
-The Python packages come from the environment of PYTHON, read by cyclonedx-bom, the Debian packages from DPKG_STATUS,
-a copy of the image's /var/lib/dpkg/status.
+The Python packages come from the environment of PYTHON, read by cyclonedx-bom, with what the documents in ours list; the
+Debian packages from DPKG_STATUS, a copy of the image's /var/lib/dpkg/status.
 """
 
 import json
@@ -33,10 +33,18 @@ def debian_components(status: str) -> list[dict[str, Any]]:
     return components
 
 
+def packed_components(environment: Path) -> list[dict[str, Any]]:
+    """Return what the server's own documents list: files of others in it, and what is linked into it."""
+    paths = sorted(environment.glob("lib/python3*/site-packages/charonia-*.dist-info/sboms/*.json"))
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [found for document in documents for found in document.get("components", ())]
+
+
 def main(python: str, status: Path) -> None:
     """Write the document to standard output."""
     command = ["cyclonedx-py", "environment", "--output-format", "JSON", "--output-reproducible", python]
     document = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    document["components"] += packed_components(Path(python).parents[1])
     document["components"] += debian_components(status.read_text())
     json.dump(document, sys.stdout, indent=1)
 

@@ -172,7 +172,7 @@ INTERNAL = {
     "platform.artifacts": {"archives", "core", "install_hint", "python_command", "stores"},
     "platform.isolation": {"core", "die_with_parent"},
     "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
-    "platform.environments": {"core", "config"},
+    "platform.environments": {"compiled", "core", "config"},
     "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec", "python_command"},
     "platform.deployments": {

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import hatch_build
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -146,6 +147,15 @@ def test_a_lock_file_pins_every_package_with_its_hashes_and_names_no_index(varia
     assert "://" not in text
     for line in text.replace("\\\n", " ").splitlines():
         assert re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line)
+
+
+def test_the_wheel_of_the_image_is_compiled_with_the_locked_compiler() -> None:
+    builds = [found for kind, found in stages()["wheel"] if kind == "RUN" and "hatchling build" in found]
+    pinned = {str(locked("build")[Requirement(line).name]).partition(";")[0].strip() for line in hatch_build.REQUIRES}
+
+    assert builds
+    assert all("CHARONIA_COMPILE=1 " in found for found in builds)
+    assert pinned == set(hatch_build.REQUIRES)
 
 
 def test_the_bill_of_materials_has_the_installed_packages_of_debian() -> None:

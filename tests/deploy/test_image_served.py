@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import psutil
@@ -55,13 +56,13 @@ pytestmark = pytest.mark.skipif(
 class Contained(subprocess.Popen[str]):
     """A command in the tree of the image; what is sent to it goes to its process 1."""
 
-    def __init__(self, models: Path, user: str, arguments: list[str]) -> None:
+    def __init__(self, models: Path, user: str, arguments: list[str], stdout: int | None = None) -> None:
         uid, gid = user.split(":")
         command = ["bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--clearenv"]
         command += ["--uid", uid, "--gid", gid, "--ro-bind", f"{TREE}/root", "/", "--ro-bind", str(models), "/models"]
         command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
         command += [word for line in image_config()["Env"] for word in ("--setenv", *line.split("=", 1))]
-        super().__init__([*command, "--", *arguments], stderr=subprocess.PIPE, text=True)
+        super().__init__([*command, "--", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True)
 
     def send_signal(self, sig: int) -> None:
         psutil.Process(self.pid).children()[0].send_signal(sig)
@@ -126,6 +127,21 @@ def test_the_image_answers_over_both_protocols_and_drains(models: Path, user: st
             assert complaint not in server.log
 
 
+def test_the_image_runs_the_compiled_form(models: Path) -> None:
+    config = image_config()
+    with ImageServer(models) as server:
+        metadata = http_client.InferenceServerClient(server.http).get_server_metadata()
+        with urlopen(f"http://{server.metrics}/metrics") as page:
+            metrics = page.read().decode()
+    with Contained(models, config["User"], ["charonia", "doctor"], stdout=subprocess.PIPE) as doctor:
+        checked, _ = doctor.communicate()
+
+    assert "compiled" in metadata["extensions"]
+    assert 'form="compiled"' in metrics
+    assert ", compiled form" in server.log
+    assert re.search(r"charonia +\S+, compiled", checked)
+
+
 def test_the_health_check_follows_the_server(models: Path) -> None:
     config = image_config()
     with ImageServer(models) as server:
@@ -155,6 +171,10 @@ def test_the_bill_of_materials_is_that_of_the_image() -> None:
     listed = {(canonicalize_name(found["name"]), found["version"]) for found in document["components"]}
     folders = [str(path) for path in (TREE / "root/opt/charonia").glob("lib/python3*/site-packages")]
     installed = {(canonicalize_name(each.name), each.version) for each in distributions(path=folders)}
+    for folder in folders:
+        for path in Path(folder).glob("charonia-*.dist-info/sboms/*.json"):
+            packed = json.loads(path.read_text(encoding="utf-8"))["components"]
+            installed |= {(canonicalize_name(each["name"]), each["version"]) for each in packed}
     for paragraph in (TREE / "root/var/lib/dpkg/status").read_text(encoding="utf-8").strip().split("\n\n"):
         fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", paragraph, re.MULTILINE))
         if fields["Status"].endswith(" installed"):
@@ -162,4 +182,4 @@ def test_the_bill_of_materials_is_that_of_the_image() -> None:
 
     assert document["bomFormat"] == "CycloneDX"
     assert listed == installed
-    assert {"charonia", "onnxruntime", "libc6", "python3"} <= {name for name, _ in listed}
+    assert {"charonia", "onnxruntime", "libc6", "python3", "mypy", "htmx-org"} <= {name for name, _ in listed}

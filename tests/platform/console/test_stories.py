@@ -329,7 +329,7 @@ def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -
 def test_a_build_that_hangs_is_cancelled(page: Page, running: RunningPlatform, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/charonia-1-py3-none-any.whl"
-        monkeypatch.setattr(builder, "own_requirement", lambda extras=(): f"charonia @ {address}")
+        monkeypatch.setattr(builder, "own_requirement", lambda *_: f"charonia @ {address}")
         page.goto(path(running, "environments"))
 
         page.get_by_role("button", name="Build ONNX Runtime").click()
@@ -345,7 +345,7 @@ def test_code_with_a_package_runs_in_an_environment_that_has_it(
     page: Page, running: RunningPlatform, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = wheel(wheels, "charonia", {"charonia_of_the_tests.pth": f"{SITE_PACKAGES}\n{SOURCE}\n"})
-    monkeypatch.setattr(builder, "own_requirement", lambda extras=(): f"charonia @ {own.as_uri()}")
+    monkeypatch.setattr(builder, "own_requirement", lambda *_: f"charonia @ {own.as_uri()}")
     tiny = wheel(wheels, "tiny", {"tiny.py": "WORD = 'tiny'\n"})
     model = tmp_path / "words"
     (model / "1").mkdir(parents=True)

@@ -1,16 +1,20 @@
 """Environments: added, built by uv, tested by import, shared, removed."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select, update
 
+from charonia import compiled
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import PlatformLease
@@ -132,9 +136,41 @@ def test_an_environment_is_built_from_packages_and_this_release(environments: En
 
     assert (row.state, row.reason, row.packages) == ("ready", "", [["iniconfig", "2.0.0"]])
     lines = uv.with_suffix(".required").read_text().splitlines()
-    assert lines == ["iniconfig", builder.own_requirement(["torch"])]
+    assert [line.partition(" @ ")[0] for line in lines] == ["iniconfig", "charonia[torch]"]
     assert environments.python("reader") == environments.folder / "1" / row.digest / "bin" / "python"
     assert "import iniconfig: " in environments.log("reader")
+
+
+@pytest.mark.parametrize("origin", [None, '{"url": "file:///gone/charonia.whl"}'])
+def test_this_release_comes_from_the_index_or_from_the_running_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str | None
+) -> None:
+    texts = {"direct_url.json": origin, "METADATA": "Name: charonia\n"}
+    found = SimpleNamespace(version="1.2", read_text=texts.get)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: found)
+
+    wheel = tmp_path / "charonia-1.2-py3-none-any.whl"
+    expected = f"charonia[torch] @ {wheel.as_uri()}" if origin else "charonia[torch]==1.2"
+    assert builder.own_requirement(["torch"], tmp_path) == expected
+    assert wheel.exists() == bool(origin)
+
+
+@pytest.mark.parametrize("problem", ["", "a source has changed"])
+def test_the_wheel_of_the_running_files_has_the_compiled_form_unless_that_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    monkeypatch.setattr(compiled, "problem", problem)
+    for name in ("clock.py", "__pycache__/clock.pyc", "_compiled/cpython-311/charonia/clock.so"):
+        path = tmp_path / "charonia" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+    with zipfile.ZipFile(builder.pack(tmp_path / "charonia", "1.2", {"METADATA": "m"}, tmp_path)) as wheel:
+        names = [name for name in wheel.namelist() if name.startswith("charonia/")]
+        record = wheel.read("charonia-1.2.dist-info/RECORD").decode()
+
+    assert names == [*([] if problem else ["charonia/_compiled/cpython-311/charonia/clock.so"]), "charonia/clock.py"]
+    assert record.splitlines() == [f"{name},," for name in wheel.namelist()]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +315,7 @@ def test_a_real_environment_runs_this_release(environments: Environments) -> Non
 
     assert row.state == "ready", environments.log("small")
     assert row.size > 10_000_000
+    assert f"charonia: {compiled.form} form" in environments.log("small")
     assert "iniconfig" in dict(row.packages)
     command = [str(environments.python("small")), "-c", "import charonia, iniconfig, sys; print(charonia.__file__)"]
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout.strip()

@@ -6,12 +6,13 @@ import importlib.metadata
 import json
 import shutil
 import sys
+import zipfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from charonia import compiled
 from charonia.core.errors import invalid
 from charonia.platform.environments.requirements import OWN, Requirements
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, base_file, note_base
@@ -34,6 +35,9 @@ _INDEX_VARIABLES = frozenset(
     {"UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"}
 )
 
+_ORIGIN = "direct_url.json"
+"""Metadata of a distribution that was not installed from an index."""
+
 _TRIAL = Path(__file__).parent / "import_trial.py"
 
 
@@ -43,15 +47,37 @@ def pythons() -> tuple[str, ...]:
     return (own, *(version for version in PYTHONS if version != own), *OLDER_PYTHONS)
 
 
-def own_requirement(extras: Sequence[str] = ()) -> str:
-    """Return the requirement of this release, from its installation source."""
+def release() -> str:
+    """Return the identity of this release: its version, and unless an index provides it, its form and its files."""
+    installed = importlib.metadata.distribution(OWN)
+    named = f"{OWN}=={installed.version}"
+    return f"{named} {compiled.form} {installed.read_text('RECORD')}" if installed.read_text(_ORIGIN) else named
+
+
+def own_requirement(extras: Sequence[str], folder: Path) -> str:
+    """Return the requirement of this release: from the index it was installed from, otherwise a wheel in `folder`."""
     named = f"{OWN}[{','.join(extras)}]" if extras else OWN
     installed = importlib.metadata.distribution(OWN)
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    address = str(origin.get("url", ""))
-    if address.startswith("file:") and Path(unquote(urlsplit(address).path)).exists():
-        return f"{named} @ {address}"
-    return f"{named}=={installed.version}"
+    if not installed.read_text(_ORIGIN):
+        return f"{named}=={installed.version}"
+    metadata = {name: installed.read_text(name) or "" for name in ("METADATA", "entry_points.txt")}
+    return f"{named} @ {pack(Path(compiled.__file__).parent, installed.version, metadata, folder).as_uri()}"
+
+
+def pack(package: Path, version: str, metadata: Mapping[str, str], folder: Path) -> Path:
+    """Write the running files as a wheel for any Python. Those that the compiled form does not fit ignore it."""
+    skipped = {"__pycache__"} | ({"_compiled"} if compiled.problem else set())
+    files = [path for path in sorted(package.rglob("*")) if path.is_file() and skipped.isdisjoint(path.parts)]
+    content = {f"{OWN}/{path.relative_to(package).as_posix()}": path.read_bytes() for path in files}
+    kind = "Wheel-Version: 1.0\nGenerator: charonia\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    info = f"{OWN}-{version}.dist-info"
+    content |= {f"{info}/{name}": text.encode() for name, text in {**metadata, "WHEEL": kind}.items()}
+    content[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*content, f"{info}/RECORD"]).encode()
+    wheel = folder / f"{OWN}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return wheel
 
 
 def folder_of(environments: Path, project_id: int, digest: str) -> Path:
@@ -111,7 +137,7 @@ def _make(
     note_base(folder, python_of(folder))
     isolation.give_all(folder, run.project_id)
     reach = Reach(
-        read=[Path(uv), Path(uv).resolve(), _TRIAL, *_own_origin()],
+        read=[Path(uv), Path(uv).resolve(), _TRIAL],
         write=[folder],
         python=python_of(folder),
         project=run.project_id,
@@ -122,7 +148,7 @@ def _make(
         return isolation.command(command, room, reach)
 
     file = room.home / "requirements.txt"
-    own = NEEDED_BY_WORKERS if python in OLDER_PYTHONS else own_requirement(wanted.extras)
+    own = NEEDED_BY_WORKERS if python in OLDER_PYTHONS else own_requirement(wanted.extras, room.home)
     file.write_text("\n".join([*wanted.lines, own]) + "\n", encoding="utf-8")
     run.progress(0.1, "packages are installed")
     interpreter = str(python_of(folder))
@@ -170,12 +196,6 @@ def for_cpus(variables: Mapping[str, str], wanted: Requirements, devices: Path) 
 
 def _record(folder: Path) -> Path:
     return folder.with_suffix(".json")
-
-
-def _own_origin() -> list[Path]:
-    """Return the files that this release was installed from, unless that was an index."""
-    found = own_requirement().partition(" @ ")[2]
-    return [Path(unquote(urlsplit(found).path))] if found else []
 
 
 def _uv() -> str:

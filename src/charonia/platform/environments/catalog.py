@@ -187,7 +187,7 @@ def handler(
 
 
 def _digest(wanted: Requirements, python: str) -> str:
-    return wanted.digest(python, builder.own_requirement())
+    return wanted.digest(python, builder.release())
 
 
 def _to_build(session: Session, who: Principal, project: str) -> ProjectRow:

@@ -1,4 +1,4 @@
-"""Runs in an environment: imports the modules of the given packages, and reports how long each took."""
+"""Runs in an environment: imports the modules of the given packages, and reports their times and the server's form."""
 
 import importlib
 import importlib.metadata
@@ -31,6 +31,8 @@ def main() -> int:
             print(f"import {name}: {type(error).__name__}: {error}", flush=True)
         else:
             print(f"import {name}: {time.monotonic() - start:.1f} s", flush=True)
+    if own := sys.modules.get("charonia.compiled"):
+        print(f"charonia: {own.form} form", flush=True)
     return failed
 
 
