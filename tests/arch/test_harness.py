@@ -3,15 +3,18 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from tests.support import warm_start
 
 from charonia.die_with_parent import with_parent_death_signal
+from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.platform.targets.local_server import ServerFolder
+from charonia.python_command import python_module
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -116,8 +119,19 @@ def test_a_program_that_dies_with_its_starter_starts_warm_too() -> None:
     program = ["-m", "charonia.tools.perf.worker", "1"]
     command = [sys.executable, "-P", *program]
 
-    assert warm_start.recognised(command) == (program, 0)
-    assert warm_start.recognised(with_parent_death_signal(command)) == (program, signal.SIGKILL)
+    assert warm_start.recognised(command) == (program, [])
+    assert warm_start.recognised(with_parent_death_signal(command)) == (program, [("die", "")])
+
+
+def test_a_command_that_the_platform_confines_starts_warm_in_its_wrappers(tmp_path: Path) -> None:
+    isolation, command = Isolation(tmp_path, mode="available"), python_module("charonia", "serve")
+    with isolation.room() as room, patch("subprocess.run") as run:
+        ServerFolder(tmp_path).start(isolation.command(command, room, Reach()), {})
+
+    program, steps = warm_start.recognised(run.call_args.args[0])
+
+    assert program == command[2:]
+    assert [kind for kind, _ in steps] == ["detach", "note", "confine"]
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:

@@ -22,7 +22,7 @@ PROJECT = "/api/v1/projects/default"
 WAIT_S = 150.0
 NOWHERE = "127.0.0.1:9"
 
-pytestmark = pytest.mark.timeout(580)
+pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(580)]
 
 
 def archive(number: int) -> bytes:

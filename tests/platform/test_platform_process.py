@@ -50,6 +50,7 @@ def test_the_link_signs_in_once_and_is_in_no_log(tmp_path: Path) -> None:
     assert platform.output.count("token=") == 1
 
 
+@pytest.mark.cold_start
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(number: signal.Signals, tmp_path: Path) -> None:
     with PlatformProcess(tmp_path) as platform, with_key(platform) as client:

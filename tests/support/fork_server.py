@@ -23,13 +23,7 @@ from charonia.cli.main import main
 
 _FORK_SERVER = multiprocessing.get_context("forkserver")
 _PATH = list(sys.path)  # before tests import what changes it, such as Ray
-_COMMANDS = ("config", "explain", "infer", "perf", "serve", "tune")
-_FORK_SERVER.set_forkserver_preload(
-    [
-        *("charonia.server.app", *(f"charonia.cli.{name}" for name in _COMMANDS), *warm_start.MODULES),
-        *(__name__, "tests.support.preloaded"),
-    ]
-)
+_FORK_SERVER.set_forkserver_preload([*warm_start.COMMANDS, __name__, "tests.support.preloaded"])
 
 
 def run_command(

@@ -42,6 +42,7 @@ class PlatformProcess:
         self.process = subprocess.Popen(
             [str(Path(sys.executable).with_name("charonia")), *self._arguments],
             cwd=self._folder,
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

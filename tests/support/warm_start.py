@@ -6,6 +6,9 @@ What it forks is a child of this process, too (CLONE_PARENT), with the descripto
 limits and command line that it would have had. Every other program starts as ever, and so does every program in a test
 that is marked `cold_start`.
 
+The platform starts `charonia` commands in wrappers that detach, note, limit and confine a process and then become the
+command (`_unwrapped`). A fork does the same to itself: what the kernel keeps from the process is real.
+
 A fork cannot show what the start of an interpreter does with its flags, and threads of numeric libraries that are set
 by variables: these libraries are loaded already.
 """
@@ -18,15 +21,18 @@ import fcntl
 import gc
 import importlib.util
 import io
+import json
 import marshal
 import os
 import platform
+import re
 import resource
 import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,10 +44,22 @@ _PACKAGE = importlib.util.find_spec("charonia")
 assert _PACKAGE is not None
 assert _PACKAGE.origin is not None
 WORKER = str(Path(_PACKAGE.origin).parent / "server" / "backends" / "python" / "worker" / "script.py")
+CONFINE = str(Path(_PACKAGE.origin).parent / "platform" / "isolation" / "confine.py")
 MODULES = ("charonia.__main__", "charonia.cli.serve_process", "charonia.tools.perf.worker")
 
 PROGRAMS = ("charonia", *MODULES[1:])
 """What `python -m` gets for these modules."""
+
+COMMANDS = (
+    "charonia.server.app",
+    *(f"charonia.cli.{name}" for name in ("config", "explain", "infer", "perf", "serve", "tune")),
+    *MODULES,
+)
+"""The modules of the commands of a server."""
+
+SCRIPT = str(Path(sys.executable).with_name("charonia"))
+PLATFORM = ["-m", "charonia", "platform"]
+_PLATFORM_MODULES = ("charonia.cli.platform", "charonia.platform.serve")
 
 TEMPLATE = "charonia-test-template"
 """What the process list shows for a template."""
@@ -52,10 +70,21 @@ COLD = "CHARONIA_TESTS_START_COLD"
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
 _CLONE_PARENT = 0x8000
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _MESSAGE_BYTES_MAX = 128 * 1024
 _DESCRIPTORS_MAX = 64
 _DESCRIPTOR_MAX = 1 << 20
 _COMMAND_LINE_BYTES = 1024
+
+_SCRIPTS = {
+    '"$@" &': "detach",
+    'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"': "note",
+    'ulimit -d "$0" && exec "$@"': "limit",
+}
+"""Scripts of the platform that become a command, and what each does with its first argument (`_prepare`)."""
+
+_LAUNCHER = re.compile(r"#!/bin/sh\n(CUDA_VISIBLE_DEVICES)='(.*)' exec '(.*)' \"\$@\"\n")
+"""The interpreter of a deployment without variables."""
 
 _start_cold: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]
 _create_cold = asyncio.create_subprocess_exec
@@ -183,7 +212,7 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     global _template
     folder, variables, from_us, _, _, to_us, _, errors, _, own_pipe, _, new_session, group, *others = rest
     words = [os.fsdecode(word) for word in args]
-    program, death_signal = recognised(words)
+    program, steps = recognised(words)
     is_as_usual = others[:4] == [None, None, None, -1] and others[4] is None and (new_session or group == 0)
     if program is None or not is_as_usual or COLD in os.environ:
         return _start_cold(args, executables, close_fds, keep, *rest)
@@ -194,7 +223,7 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
         [os.fsencode(word) for word in (sys.executable, "-P", *program)],
         list(variables) if variables is not None else [b"%s=%s" % item for item in os.environb.items()],
         os.fsencode(folder if folder is not None else os.getcwd()),
-        death_signal,
+        steps,
         new_session,
         [0, 1, 2, *passed],
         list(os.sched_getaffinity(0)),
@@ -209,19 +238,50 @@ def _start(args: Sequence[Any], executables: object, close_fds: object, keep: Se
     return _start_cold(args, executables, close_fds, keep, *rest)
 
 
-def recognised(words: list[str]) -> tuple[list[str] | None, int]:
-    """Return what a command line runs, None for what is not run warm, and the signal that it gets when we end."""
+def recognised(words: list[str]) -> tuple[list[str] | None, list[tuple[str, str]]]:
+    """Return what a command line runs, None for what is not run warm, and what its process does before."""
+    words, steps = _unwrapped(words)
+    interpreter, program = words[:2], words[2:]
+    # A template of workers and load generators alone has the platform and its commands, too.
+    is_for_platform = program[:3] == PLATFORM or any(kind == "confine" for kind, _ in steps)
+    programs = PROGRAMS if is_for_platform else _programs
+    is_ours = program[:1] == [WORKER] or (program[:1] == ["-m"] and program[1] in programs)
+    return (program, steps) if interpreter == [sys.executable, "-P"] and is_ours else (None, [])
+
+
+def _unwrapped(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the command that others become, and what they do before: names and arguments of steps."""
     from charonia.die_with_parent import with_parent_death_signal  # a template does without the package
 
-    death_signal, prefix = 0, with_parent_death_signal([])[:-1]
-    if prefix and words[: len(prefix)] == prefix:
-        death_signal = int(signal.SIGKILL)
-        words = words[len(prefix) + 1 :]  # the number of the parent, too
-    interpreter, program = words[:2], words[2:]
-    is_ours = program[:1] == [WORKER] or (program[:1] == ["-m"] and program[1] in _programs)
-    if interpreter == [sys.executable, "-P"] and is_ours:
-        return program, death_signal
-    return None, 0
+    steps: list[tuple[str, str]] = []
+    dying = with_parent_death_signal([])[:-1]
+    while words:
+        if dying and words[: len(dying)] == dying:
+            steps.append(("die", ""))
+            words = words[len(dying) + 1 :]  # the number of the parent, too
+        elif words[:2] == ["/bin/sh", "-c"] and words[2] in _SCRIPTS:
+            steps.append((_SCRIPTS[words[2]], words[3]))
+            words = words[4:]
+        elif words[:4] == [sys.executable, "-I", "-S", CONFINE]:
+            steps.append(("confine", words[4]))
+            words = words[5:]
+        elif words[0] == SCRIPT:
+            words = [sys.executable, "-P", "-m", "charonia", *words[1:]]
+        elif Path(words[0]).name == "python" and words[0] != sys.executable and (found := _launched(words[0])):
+            steps.append(("set", found))
+            words = [sys.executable, *words[1:]]
+        else:
+            break
+    return words, steps
+
+
+def _launched(launcher: str) -> str:
+    """Return the variable that the launcher of a deployment sets for this interpreter, "" for any other file."""
+    try:
+        found = _LAUNCHER.fullmatch(Path(launcher).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return f"{found[1]}={found[2]}" if found and found[3] == sys.executable else ""
 
 
 # What follows runs in the template.
@@ -243,21 +303,34 @@ def _serve(connection: socket.socket) -> None:
     added = (ROOT, Path(__file__).parent, Path(sys.executable).parent, *map(Path, _python_path()))
     sys.path[:] = [path for path in sys.path if path and Path(path) not in added]
     atexit._clear()
-    gc.freeze()
+    _settle()
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, _DESCRIPTORS_MAX)
         if not message:
             return
         order = marshal.loads(message)
-        if order[0][0] == "-m" and order[0][1] in MODULES and order[0][1] not in sys.modules:
-            importlib.import_module(order[0][1])
-            gc.freeze()
+        program, *_ = order
+        needed = () if program[0] == WORKER else COMMANDS if program[1] == PROGRAMS[0] else (program[1],)
+        needed += _PLATFORM_MODULES if program[:3] == PLATFORM else ()
+        if not sys.modules.keys() >= set(needed):
+            for module in needed:
+                importlib.import_module(module)
+            _settle()
         pid = _clone()
         if not pid:
             _become(descriptors, *order)
         for descriptor in descriptors:
             os.close(descriptor)
         connection.send(pid.to_bytes(8, "little"))
+
+
+def _settle() -> None:
+    """Prepare for forks by `_clone`: what is loaded stays, and OpenBLAS ends its threads, as at other forks."""
+    gc.freeze()
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _clone() -> int:
@@ -291,7 +364,7 @@ def _become(
     words: list[bytes],
     variables: list[bytes],
     folder: bytes,
-    death_signal: int,
+    steps: list[tuple[str, str]],
     new_session: bool,
     numbers: list[int],
     cores: list[int],
@@ -299,11 +372,6 @@ def _become(
 ) -> None:
     status = 1
     try:
-        owner = os.getppid()
-        if death_signal:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death_signal)
-        if os.getppid() != owner:
-            return
         if new_session:
             os.setsid()
         else:
@@ -315,10 +383,12 @@ def _become(
         os.environ.clear()
         os.environb.update(variable.split(b"=", 1) for variable in variables)  # type: ignore[misc] # in two
         sys.path[:0] = _python_path()
-        _rename([os.fsdecode(word) for word in words])
         sys.stdin, sys.stdout, sys.stderr = open(0, closefd=False), _stream(1), _stream(2)  # noqa: SIM115
         for name in ("stdin", "stdout", "stderr"):
             setattr(sys, f"__{name}__", getattr(sys, name))
+        for kind, argument in steps:
+            _prepare(kind, argument)
+        _rename([os.fsdecode(word) for word in words])
         sys.modules["numpy"].random.seed()  # as Python does with its own generator
         if program[0] == WORKER:
             sys.modules.update(_worker_modules)
@@ -329,6 +399,33 @@ def _become(
         status = _run(program)
     finally:
         os._exit(status & 0xFF)
+
+
+def _prepare(kind: str, argument: str) -> None:
+    """Do what a wrapper of a command does to its process."""
+    libc = ctypes.CDLL(None)
+    match kind:
+        case "die":
+            owner = os.getppid()
+            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != owner:
+                raise SystemExit(1)
+        case "detach":
+            if os.fork():
+                os._exit(0)
+        case "note":
+            Path(f"{argument}.new").write_text(f"{os.getpid()}\n")
+            Path(f"{argument}.new").rename(argument)
+        case "limit":
+            resource.setrlimit(resource.RLIMIT_DATA, (int(argument) << 10,) * 2)
+        case "set":
+            name, _, value = argument.partition("=")
+            os.environ[name] = value
+        case "confine":
+            confine = importlib.import_module("charonia.platform.isolation.confine")
+            confine._confine(json.loads(argument))
+            tempfile.tempdir = None
+            libc.prctl(_PR_SET_DUMPABLE, 1)  # another user may look at its own process, as after the start of a program
 
 
 def _python_path() -> list[str]:
@@ -356,8 +453,9 @@ def _run(program: list[str]) -> int:
     try:
         if program[0] == "-m":
             sys.argv = program[1:]
-            if program[1] in MODULES:  # for `runpy`, a module that is there already is a mistake
-                del sys.modules[program[1]]
+            for module in MODULES:  # for `runpy`, a module that is there already is a mistake
+                if module.removesuffix(".__main__") == program[1].removesuffix(".__main__"):
+                    sys.modules.pop(module, None)
             runpy.run_module(program[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = program

@@ -21,7 +21,10 @@ from charonia.platform.artifacts.archives import unpack
 from charonia.platform.isolation import isolation as module
 from charonia.platform.isolation.isolation import Isolation, Layers, PrivateFolders, Reach, collect, layers
 
-pytestmark = pytest.mark.skipif(layers().landlock < 6, reason="the kernel lacks Landlock 6")
+pytestmark = [
+    pytest.mark.cold_start,
+    pytest.mark.skipif(layers().landlock < 6, reason="the kernel lacks Landlock 6"),
+]
 
 SECRET = "the key of the owner"
 EVERYTHING = {

@@ -22,6 +22,8 @@ from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.state import Platform
 from charonia.platform.trials import TrialPhase
 
+pytestmark = pytest.mark.cold_start
+
 ADMIN = Principal("tests", everywhere=ProjectRole.ADMIN)
 
 
