@@ -176,12 +176,27 @@ FAULTS = (
     Fault("a server without a record is left alone", "platform/deployments/reconciler.py",
           "                        (target.remove if is_gone else target.stop)(key)\n", ""),
 )
+LEFTOVERS = (
+    Fault("the timers of a connection stay", "grpc/connection.py",
+          "            handle.cancel()\n        self._handles.clear()", "            pass\n        self._handles.clear()"),
+    Fault("the bytes of a copy stay counted", "traffic/split.py",
+          "        self._owner.size_bytes -= self._size\n", ""),
+    Fault("a request's files stay", "lifecycle/provision.py",
+          "            await asyncio.to_thread(self.override.remove)\n", "            pass\n"),
+    Fault("a closed connection is kept", "http/connection.py", "        self._transport = None\n",
+          "        self._transport = None\n        globals().setdefault('kept', []).append(self)\n"),
+    Fault("shared memory of a response stays in use", "channel/end.py", "        self._released.append(region)\n",
+          "        pass\n"),
+    Fault("the instances of a load stay at shutdown", "lifecycle/lifecycle.py",
+          "            await asyncio.wait(list(self._loads.values()), timeout=LOADS_S_MAX)\n", "            pass\n"),
+)
+"""What each check of leftovers must find."""
 # fmt: on
 
 
 def put_back(name: str) -> None:
     """Load the module of a fault with it, when it is imported."""
-    fault = next(each for each in FAULTS if each.name == name)
+    fault = next(each for each in (*FAULTS, *LEFTOVERS) if each.name == name)
     path = SOURCES / fault.path
     module = "charonia." + fault.path.removesuffix(".py").replace("/", ".")
 

@@ -238,6 +238,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
         "starts_s": chance.choice((0.5, 0.5, 15.0)) if theme == "restarts" else 0.5,
         "memory_mb": chance.choice((2, 3, 100)),
         "regions": shares["region"] > 0,
+        "inline_bytes": chance.choice((32, 65536, 65536)),  # larger tensors travel in shared memory
     }
     return Scenario(seed, shape, seconds, tuple(models), tuple(operations), options)
 

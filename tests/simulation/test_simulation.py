@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.simulation.control_plane import simulate
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, LEFTOVERS
 
 
 def test_every_fault_can_be_put_back() -> None:
-    for fault in FAULTS:
+    for fault in (*FAULTS, *LEFTOVERS):
         compile(fault.text(), fault.file, "exec")
 
 
@@ -41,6 +41,26 @@ def test_a_short_scenario_holds_at_every_step(shape: str, injected: str) -> None
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed", "left"),
+    [
+        ("the timers of a connection stay", "1", "timer "),
+        ("the bytes of a copy stay counted", "9", "Shadowing has size_bytes"),
+        ("a request's files stay", "10", "charonia-files-"),
+        ("a closed connection is kept", "1", "HttpConnection"),
+        ("shared memory of a response stays in use", "6", "references to shared memory"),
+        ("the instances of a load stay at shutdown", "30", "after the shutdown, there is still: "),
+    ],
+)
+def test_what_is_left_over_is_found(fault: str, seed: str, left: str) -> None:
+    theme = ["--theme", "canaries"] if "copy" in fault else []
+    command = ["-m", "tests.simulation", "--seed", seed, "--scenarios", "1", "--quick", "--fault", fault, *theme]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert left in done.stdout
 
 
 def test_rollouts_converge_and_nothing_is_orphaned_while_two_platforms_are_killed() -> None:

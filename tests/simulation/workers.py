@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation.machine import MACHINE, PROCESS, close_under
+from tests.simulation.machine import MACHINE, PROCESS
 
 from charonia.core.errors import ServingError
 from charonia.server.backends.workers import process as process_module
@@ -61,9 +61,7 @@ class Worker:
         if self.returncode is None:
             self.returncode = status
             self._loop.kill(f"worker {self.pid}")
-            for each in self._sockets:
-                with contextlib.suppress(OSError):
-                    close_under(each.fileno())
+            self._end.close()
             os.close(self._output)
             os.close(self._exit)
 
@@ -76,6 +74,8 @@ class Worker:
             on_message=self._take, on_broken=lambda reason: self.exit(1), on_end=lambda: self.exit(0),
         )  # fmt: skip
 
+        self._tensors = TensorLink(self._end)
+
     def _take(self, message: Incoming) -> None:
         kind = message.header[0]
         if self._is_hung:
@@ -86,7 +86,7 @@ class Worker:
             for number, requests in message.header[1]:
                 decoded = [
                     SimpleNamespace(
-                        inputs={t.name: t for t in [found(each, message, lambda region: None) for each in tensors]},
+                        inputs={t.name: t for t in [found(e, message, self._tensors.release) for e in tensors]},
                         correlation_id=fields[1],
                         flags=fields[2],
                     )
@@ -97,6 +97,8 @@ class Worker:
                     self._next()
         elif kind == "finalize":
             self._loop.call_later(self._chance.random() * 0.2, self.exit, 0)
+        if kind in ("execute", "release"):
+            self._tensors.note(*message.header[-2:])
 
     def _loaded(self) -> None:
         self._end.send(("ready", {}))
@@ -109,14 +111,16 @@ class Worker:
         if self._is_hung:
             return
         number, _ = self._batches.pop(0)
-        outgoing = TensorLink(self._end).outgoing()
+        outgoing = self._tensors.outgoing()
         encoded: list[tuple[Any, ...]] = [
             (_CODES.index(each.code), each.message)
             if isinstance(each, ServingError)
             else (-1, [placed(tensor, outgoing) for tensor in each.tensors], {})
             for each in results
         ]
-        self._end.send(("done", number, encoded, [], [], start_ns, MACHINE.now_ns), outgoing)
+        released, self._tensors._released = self._tensors._released, []
+        freed, self._tensors._freed = self._tensors._freed, []
+        self._end.send(("done", number, encoded, released, freed, start_ns, MACHINE.now_ns), outgoing)
         if self._batches:
             self._next()
 

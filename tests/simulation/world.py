@@ -1,20 +1,23 @@
 """One run of a scenario: the server, its clients and its faults on the simulated machine, and the history of it all."""
 
 import asyncio
+import base64
 import contextvars
 import errno
+import gc
 import json
 import logging
 import os
 import shutil
-from collections import defaultdict, deque
+import tempfile
+from collections import Counter, defaultdict, deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.simulation import models, processes
+from tests.simulation import left, models, processes
 from tests.simulation.checks import FINISH_S, check_history, check_quiet
 from tests.simulation.clients import INFER_REQUEST, INFER_RESPONSE, STREAM_RESPONSE, GrpcClient, HttpClient, Outcome
 from tests.simulation.machine import (
@@ -32,8 +35,12 @@ from tests.simulation.processes import HEARTBEAT_S, Process
 from tests.simulation.scenario import PORTS, Model, Operation, Scenario
 from tests.simulation.workers import WORKERS
 
+from charonia.config.json_form import to_json
+from charonia.config.pbtxt import parse
 from charonia.server import app
 from charonia.server.app import InferenceServer
+from charonia.server.channel import channel
+from charonia.server.front_ends import bursts
 from charonia.server.front_ends.children import process_specs, write_options
 from charonia.server.front_ends.reconnect import HOLD_NS_MAX
 from charonia.server.front_ends.upgrades import Upgrades
@@ -43,6 +50,7 @@ from charonia.server.guard.supervisor import Supervisor
 from charonia.server.model_options import AutoOptions, ControlMode
 from charonia.server.options import GrpcOptions, HttpOptions, MetricsOptions, ModelOptions, ServerOptions
 from charonia.server.response_cache.options import CacheOptions
+from charonia.server.response_cache.runner import CachedCall
 
 vars(app)["installed_backends"] = lambda directory=None: {"simulated": models.SimulatedBackend}
 
@@ -129,6 +137,7 @@ class World:
         outages: Times in which a process was killed until it was back.
         harmed: Times in which a worker may be down.
         away: Times in which a model was unloaded.
+        brought: Models that were loaded from the files of a request.
     """
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -149,6 +158,7 @@ class World:
         self.returned = dict.fromkeys(self.models, 1)
         self.unloaded: set[str] = set()
         self.shadowed: set[str] = set()
+        self.brought: set[str] = set()
         self.traffics: list[Traffic] = []
         self.plans: dict[str, dict[str, Any]] = {}  # traffic in the end, by model
         self.counts: list[dict[str, Any]] = []
@@ -161,6 +171,7 @@ class World:
         self._guard: Supervisor | None = None
         self._upgrades: Any = None
         self._is_stopping = False
+        self._is_clean = False  # a server of one process has answered everything before its exit timeout
         self.steps = 0  # callbacks until all requests had their outcomes
 
     # The run.
@@ -175,6 +186,7 @@ class World:
         loop.set_exception_handler(self._loop_fault)
         self.faults = faults = Faults()
         faults.recent = self.recent
+        vars(channel)["INLINE_BYTES_MAX"] = vars(bursts)["BURST_BYTES_MAX"] = self.scenario.options["inline_bytes"]
         root = logging.getLogger()
         root.handlers, root.level = [faults], logging.WARNING
         self._write_repository()
@@ -216,11 +228,12 @@ class World:
         return task
 
     async def _main(self) -> None:
+        self.before = left.files()
         await self._start()
         if self.scenario.options["regions"]:
             await self._register()
         self.started_s = self.now_s()
-        self.calm = self._left()
+        self.calm = self.left()
         self.event("ready")
         watching = self.spawn("clients", self._watch())
         tasks: list[asyncio.Task[None]] = []
@@ -254,6 +267,8 @@ class World:
             check_quiet(self)
         await self._settle()
         watching.cancel()
+        if watching.done() and not watching.cancelled():
+            watching.result()
         await self._shutdown()
         await self._finish(tasks)
         self.steps = self.steps or self.loop.steps
@@ -324,6 +339,8 @@ class World:
             for version in model.versions:
                 models.write_generation(folder, version, 1)
         (self._folder / "private").mkdir()
+        tempfile.tempdir = str(self._folder / "temporary")
+        Path(tempfile.tempdir).mkdir()
 
     async def _start(self) -> None:
         if self.scenario.shape == "one":
@@ -366,7 +383,7 @@ class World:
         async def stop() -> None:
             if self._guard is None:
                 assert self._server is not None
-                await self._server.shutdown()
+                self._is_clean = await self._server.shutdown()
                 return
             self._upgrades.close()
             self._guard.stop()
@@ -383,22 +400,24 @@ class World:
         if took_s > limit_s:
             self.problem(f"the shutdown took {took_s:.1f} s, the limits allow {limit_s:g} s")
 
-    def _left(self) -> list[str]:
-        """Return what the server's processes have: tasks."""
-        processes = [(process, task) for task, process in self.loop.process_of.items() if not task.done()]
-        return sorted(
-            f"task {task.get_coro().__qualname__} of {process}"  # type: ignore[union-attr]
-            for process, task in processes
-            if process not in (None, "clients", "world", *MACHINE.dead)
-        )
+    def left(self) -> Counter[str]:
+        """Return what the server has: tasks, timers, descriptors and files."""
+        return left.tasks(self.loop) + left.timers(self.loop) + left.files() + left.paths(self._folder)
 
     def _check_ended(self) -> None:
-        if self._left():
-            self.problem(f"after the shutdown, there is still: {'; '.join(self._left()[:5])}")
-        if self.network.listeners:
-            self.problem("after the shutdown, a port is still open")
         if any(not end.is_gone for end in self.network.ends):
             self.problem("after the shutdown, a connection is still open")
+        self.network.ends.clear()
+        self._server = None
+        gc.collect()
+        more = left.tasks(self.loop) + left.timers(self.loop)
+        if self._is_clean:
+            more += left.files() - self.before + Counter(left.threads()) + Counter(self.record.open)
+            more += left.paths(self._folder)
+        if more:
+            self.problem(f"after the shutdown, there is still: {more}")
+        if self.network.listeners:
+            self.problem("after the shutdown, a port is still open")
 
     @property
     def front_ends(self) -> list[Any]:
@@ -411,33 +430,37 @@ class World:
         return [each.endpoints for each in self.front_ends] or [self.engine.front_ends]
 
     async def _watch(self) -> None:
-        """Check the limits of queues all the time."""
-        while True:
+        while not self._is_beyond_limits():
             await asyncio.sleep(0.01 if self._busy else 0.1)
-            engine = self.engine
-            for loaded in engine._lifecycle.table.loaded() if engine is not None else ():
-                model = self.models[loaded.runner.config.name]
-                queue_max = model.queue_max * (2 if "priority_levels" in model.pbtxt else 1)  # of each level
-                scheduler = getattr(getattr(loaded.runner, "inner", loaded.runner), "_scheduler", None)
-                queue = getattr(scheduler, "_queue", None)
-                late_ns = queue.next_deadline_ns() if queue is not None else None
-                if late_ns is not None and late_ns < MACHINE.now_ns - LATE_NS:
-                    self.problem(f"{loaded.runner} has not noticed that a request has waited for too long")
-                    return
-                calls = [each for each in getattr(loaded.runner, "_calls", ()) if each.flight and each.flight.leader]
-                limit_ns = loaded.runner._policy.limits.timeout_ns if calls else 0
-                for call in calls if limit_ns and not loaded.runner._policy.limits.delay_expired else ():
-                    if call.flight.leader is not call and MACHINE.now_ns - call.arrival_ns > limit_ns + LATE_NS:
-                        self.problem(f"{call.request.id} of {model.name} follows another request beyond its timeout")
-                        return
-                if queue_max and (loaded.runner.pending or 0) > queue_max:
-                    self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
-                    return
-            for front_end in self.front_ends:
-                held = front_end._engine.current.held
-                if held._held and MACHINE.now_ns > (held._reconnect._away_ns or MACHINE.now_ns) + HOLD_NS_MAX + LATE_NS:
-                    self.problem(f"a front end holds {len(held._held)} requests for too long")
-                    return
+
+    def _is_beyond_limits(self) -> bool:
+        """Check the limits of queues; return whether one is broken."""
+        engine = self.engine
+        for loaded in engine._lifecycle.table.loaded() if engine is not None else ():
+            model = self.models[loaded.runner.config.name]
+            queue_max = model.queue_max * (2 if "priority_levels" in model.pbtxt else 1)  # of each level
+            scheduler = getattr(getattr(loaded.runner, "inner", loaded.runner), "_scheduler", None)
+            queue = getattr(scheduler, "_queue", None)
+            late_ns = queue.next_deadline_ns() if queue is not None else None
+            if late_ns is not None and late_ns < MACHINE.now_ns - LATE_NS:
+                self.problem(f"{loaded.runner} has not noticed that a request has waited for too long")
+                return True
+            calls: list[Any] = [each for each in getattr(loaded.runner, "_calls", ()) if isinstance(each, CachedCall)]
+            calls = [each for each in calls if each.flight and each.flight.leader]
+            limit_ns = loaded.runner._policy.limits.timeout_ns if calls else 0
+            for call in calls if limit_ns and not loaded.runner._policy.limits.delay_expired else ():
+                if call.flight.leader is not call and MACHINE.now_ns - call.arrival_ns > limit_ns + LATE_NS:
+                    self.problem(f"{call.request.id} of {model.name} follows another request beyond its timeout")
+                    return True
+            if queue_max and (loaded.runner.pending or 0) > queue_max:
+                self.problem(f"{loaded.runner} has more than {queue_max} requests in its queue")
+                return True
+        for front_end in [each for each in self.front_ends if each._engine is not None]:  # while it starts
+            held = front_end._engine.current.held
+            if held._held and MACHINE.now_ns > (held._reconnect._away_ns or MACHINE.now_ns) + HOLD_NS_MAX + LATE_NS:
+                self.problem(f"a front end holds {len(held._held)} requests for too long")
+                return True
+        return False
 
     @property
     def engine(self) -> Any:
@@ -483,6 +506,7 @@ class World:
             if client.end is not None:
                 client.end.close()
         self._idle = {"http": [], "grpc": []}
+        self._busy, self._shared = [], {}
 
     async def request(self, operation: Operation) -> None:
         """Ask one time, or for each of a sequence: after the answer before, or (pipelined) right behind each other."""
@@ -684,7 +708,7 @@ class World:
             await asyncio.sleep(3.0)
             outcome = Outcome("error")
         else:
-            outcome = await self._control("POST", f"/v2/repository/models/{name}/load", {})
+            outcome = await self._control("POST", f"/v2/repository/models/{name}/load", self._files(operation))
         if outcome.status == "ok" and not (is_bad and self.written[name] == generation):
             self.returned[name] = max(self.returned[name], generation)
         self.event(f"load {name} generation {generation} {outcome.status} {outcome.code}")
@@ -697,6 +721,17 @@ class World:
             for version in model.versions:
                 models.write_generation(folder, version, self.written[name])
         change.end_s = self.now_s()
+
+    def _files(self, operation: Operation) -> dict[str, object]:
+        """Return the body of a load request; some bring the files of the model themselves."""
+        model = self.models[operation.model]
+        if operation.number % 3 or model.role == "ensemble":
+            return {}
+        paths = [f"{version}/{models.GENERATION}" for version in model.versions]
+        texts = {path: (self._folder / "models" / model.name / path).read_bytes() for path in paths}
+        self.brought.add(model.name)
+        files = {f"file:{path}": base64.b64encode(text).decode() for path, text in texts.items()}
+        return {"parameters": {"config": json.dumps(to_json(parse(model.pbtxt))), **files}}
 
     async def _check_known(self, name: str, outcome: Outcome, *, is_there: bool) -> None:
         """Ask for the metadata of a model that has just been loaded or unloaded, while nothing else changes it."""

@@ -92,6 +92,9 @@ _NO_PATH = "model name must not contain path traversal characters"
 REMOVAL_S_MAX = 2.0
 """Time for which a load waits until the instances that it removed are closed."""
 
+LOADS_S_MAX = 5.0
+"""Time for which a shutdown waits for loads under way, so that it closes what they create."""
+
 
 @dataclass(slots=True)
 class PendingLoad:
@@ -248,7 +251,7 @@ class Lifecycle:
         """
         folder = await asyncio.to_thread(self.sources.refreshed, self.found.models[key])
         self.found = replace(self.found, models={**self.found.models, key: folder})
-        for error in await self._load_all([key], self.found):
+        for error in await asyncio.shield(self._load_all([key], self.found)):
             if error is not None:
                 raise error
 
@@ -303,11 +306,11 @@ class Lifecycle:
         if self._options.has_namespaces:  # a step may mean another model now, which then answers before its own is gone
             moved = {name_of(key) for key in (*changes.added, *changes.removed)}
             wanted += [key for key in self.ensembles.of_steps(moved) if key in found.models and key not in wanted]
-            errors = await self._load_all(wanted, found)
+            errors = await asyncio.shield(self._load_all(wanted, found))
         for model in removed:
             self.table.drop(model, await self._forget(model))
         if not self._options.has_namespaces:
-            errors = await self._load_all(wanted, found)
+            errors = await asyncio.shield(self._load_all(wanted, found))
         self._note_unfetched(dict(zip(wanted, errors, strict=True)), found)
         return self._watch.is_pending
 
@@ -324,6 +327,8 @@ class Lifecycle:
         # Every model stays until then: the requests in flight of one may call another.
         while self.table.in_flight():
             await asyncio.sleep(DRAIN_LOOK_S)
+        if self._loads:
+            await asyncio.wait(list(self._loads.values()), timeout=LOADS_S_MAX)
         for model in self.table.models.values():
             if model.provided is not None:
                 await model.provided.ending()
