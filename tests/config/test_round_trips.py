@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, EnumType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -128,6 +128,12 @@ def test_records_have_every_field_of_their_messages_and_no_other() -> None:
         seen.add(record_type)
         fields = plan(descriptor, record_type)
         assert {field.attribute for field in fields} == {field.name for field in dataclasses.fields(record_type)}
+        for field in fields:
+            if isinstance(field.leaf, EnumType) and field.leaf is not DataType:
+                numbers = descriptor.fields_by_name[field.name].enum_type.values_by_number
+                assert [(one.value, one.name) for one in list[Enum](field.leaf)] == [
+                    (at, numbers[at].name) for at in sorted(numbers)
+                ]
         waiting += [(field.message, field.leaf) for field in fields if field.message and not field.is_parameter]
     assert RateLimiterResource in seen
 

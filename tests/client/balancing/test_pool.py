@@ -172,6 +172,15 @@ def test_a_slow_server_is_ejected_and_its_latency_forgotten_when_it_is_back() ->
     assert (slow.samples, slow.latency_ns) == (0, 0)
 
 
+def test_the_latency_of_a_server_is_the_mean_of_its_first_requests() -> None:
+    pool = pool_of(1)
+    server = pool.all[0]
+    for latency_ms in (10, 20, 60):
+        run(pool, server, RequestEnd.ANSWERED, S, latency_ms * MS)
+
+    assert server.latency_ns == pytest.approx(30 * MS)
+
+
 @pytest.mark.parametrize(("slow_ms", "options"), [(90, {}), (9, {}), (900, {"slow_factor": 0})])
 def test_a_server_is_not_ejected_for_less(slow_ms: int, options: dict[str, Any]) -> None:
     pool = pool_of(3, **options)

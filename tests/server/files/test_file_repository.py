@@ -15,7 +15,7 @@ from charonia.config.onnx_file import OnnxFile
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.server.files.given import Unserveable, sort
-from charonia.server.files.options import FileOptions
+from charonia.server.files.options import FileOptions, Mount
 from charonia.server.files.repository import FileRepository
 
 
@@ -454,3 +454,10 @@ def test_a_name_from_outside_is_that_of_one_model(tmp_path: Path) -> None:
 
     with pytest.raises(ServingError, match="--model_name: expected one model that it is the name of, got 2"):
         made(tmp_path, *files, options=FileOptions(model_name="iris"))
+
+
+def test_two_applications_have_two_paths() -> None:
+    apart, together = Mount("app", "/ui"), Mount("other", "/ui/")
+
+    assert list(FileOptions(mounts=(apart, Mount("other", "/admin"))).problems()) == []
+    assert list(FileOptions(mounts=(apart, together)).problems()) == ["--mount: expected one application at /ui, got 2"]

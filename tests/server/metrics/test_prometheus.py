@@ -53,6 +53,12 @@ def test_a_batch_counts_once_and_its_requests_each() -> None:
     assert statistics.batches[4].compute_infer.count == 1
 
 
+def test_whichever_counter_is_read_first_has_all_batches() -> None:
+    assert metrics().closes[CloseReason.DELAY] == 1
+    assert metrics().request_ns.count == metrics().queue_ns.count == metrics().compute_ns.count == 2
+    assert metrics().batch_size.count == 1
+
+
 def test_a_batch_without_a_success_is_an_execution_and_nothing_more() -> None:
     made = ModelMetrics("m", "1")
     made.batch_done(

@@ -6,7 +6,13 @@ from charonia.core.dtypes import DataType
 from charonia.core.request import ParameterValue
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.metrics.tokens import TokenMetrics, TokenStream
+from charonia.server.metrics.tokens import (
+    FIRST_TOKEN_BOUNDS_NS,
+    PER_TOKEN_BOUNDS_NS,
+    USAGE_BOUNDS,
+    TokenMetrics,
+    TokenStream,
+)
 
 MS = 1_000_000
 TEXT = Tensor("text_output", DataType.BYTES, np.array([b"x"], object))
@@ -79,3 +85,13 @@ def test_a_model_that_tells_nothing_counts_no_tokens() -> None:
 
     assert metrics.prompts.count == 0
     assert metrics.per_token_ns.total == 4 * MS
+
+
+def test_the_buckets_are_those_of_the_convention() -> None:
+    first_ms = [1, 5, 10, 20, 40, 60, 80, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10_000]
+    per_token_ms = [10, 25, 50, 75, 100, 150, 200, 300, 400, 500, 750, 1000, 2500]
+
+    assert tuple(each * MS for each in first_ms) == FIRST_TOKEN_BOUNDS_NS
+    assert PER_TOKEN_BOUNDS_NS[-len(per_token_ms) :] == tuple(each * MS for each in per_token_ms)
+    assert USAGE_BOUNDS[:3] == (1, 4, 16)
+    assert USAGE_BOUNDS[-1] == 67_108_864

@@ -64,6 +64,17 @@ def test_errors_that_all_fall_to_the_stable_version_take_what_was_bet_and_a_part
         assert 0 < test.evidence < 1 - 0.02 * count
 
 
+def test_windows_that_are_joined_are_judged_before_the_share_changes() -> None:
+    test = ErrorTest()
+    test.begin(0.1)
+    test.add(window(5, 5), window(5))
+    assert test.evidence == 1.0
+
+    test.begin(0.5)
+
+    assert test.evidence > 1.0
+
+
 def test_requests_that_come_one_by_one_are_compared_with_each_other() -> None:
     test = ErrorTest()
     test.begin(0.5)

@@ -39,3 +39,4 @@ def test_a_change_has_its_sign() -> None:
 
 def test_a_time_to_wait_is_in_whole_seconds() -> None:
     assert [clock(value) for value in (-1, 42.4, 185, 3720)] == ["0 s", "42 s", "3 min 05 s", "1 h 02 min"]
+    assert [clock(value) for value in (59, 60, 3599, 3600)] == ["59 s", "1 min 00 s", "59 min 59 s", "1 h 00 min"]

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -122,6 +123,7 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 def test_rates_and_shares_are_of_the_time_measured() -> None:
     assert (LEVEL.response_rate, LEVEL.sequence_rate, LEVEL.error_count, LEVEL.error_share) == (8.0, 1.0, 2, 0.2)
     assert LEVEL.percentile(100) == 90_000
+    assert replace(LEVEL, request_count=0, errors=()).error_share == 0.0
 
 
 def test_a_level_says_what_it_is() -> None:

@@ -26,7 +26,7 @@ PER_TOKEN_BOUNDS_NS = tuple(
         400_000, 500_000, 750_000, 1_000_000, 2_500_000,
     )
 )  # fmt: skip
-USAGE_BOUNDS = tuple(4**power for power in range(13))
+USAGE_BOUNDS = tuple(4**power for power in range(14))
 
 PROMPT_TOKENS = "nv_llm_prompt_tokens_total"
 COMPLETION_TOKENS = "nv_llm_completion_tokens_total"
