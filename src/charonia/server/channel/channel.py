@@ -187,7 +187,7 @@ class Incoming:
         self._position = 0
         self._mappings = mappings
 
-    def find(self, place: Place) -> memoryview:
+    def find(self, place: object) -> memoryview:
         """Return the bytes of the next tensor; to be called in the order in which they were placed.
 
         Raises:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from charonia.core.native import mypyc_attr
 from charonia.server.channel.channel import FDS_MAX, Incoming, Outgoing, Receiver, receive, remaining, send_some
 from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
@@ -111,10 +112,10 @@ class ChannelEnd:
         except ChannelError as error:
             self._on_broken(f"it sent something that cannot be read: {error}")
             return False
-        except Exception as error:  # a bug: requests would wait forever
+        except Exception as fault:  # a bug: requests would wait forever
             _log.exception("a message of '%s' cannot be handled", self._name)
             self._on_broken(
-                f"the server met a fault of its own with one of its messages: {type(error).__name__}: {error}"
+                f"the server met a fault of its own with one of its messages: {type(fault).__name__}: {fault}"
             )
             return False
         return True
@@ -178,6 +179,7 @@ class Sender(Protocol):
         """Unmap regions that the other end has freed."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TensorLink:
     """Sends messages that may have tensors, each with the dropped references to shared memory.
 

@@ -9,13 +9,13 @@ A message has the new forms, the records of all requests or responses one after 
 and one block with the elements of all tensors. Each begins at a multiple of the channel's alignment.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.request import Flow, InferRequest, RequestedOutput
+from charonia.core.request import NO_FLOW, Flow, InferRequest, RequestedOutput
 from charonia.core.response import ExecutionRecord, InferResponse
 from charonia.core.tensor import Tensor
 from charonia.server.channel.channel import ALIGNMENT, INLINE_BYTES_MAX, Incoming, Outgoing
@@ -58,7 +58,7 @@ class _Writer:
         self._sizes: list[int] = []
         self._block: list[Buffer] = []
 
-    def _add(self, head: Iterable[Hashable], tensors: Iterable[Tensor], number: int, *record: object) -> bool:
+    def _add(self, head: Iterable[Hashable], tensors: Iterable[Tensor], record: tuple[object, ...]) -> bool:
         """Add a record and its tensors, whose form begins with `head`; return False if they do not fit."""
         parts: list[Hashable] = [*head]
         size, sizes, block = self._size, [], []
@@ -96,7 +96,7 @@ class _Writer:
         if sizes:
             self._sizes += sizes
         self._block += block
-        self._records += (number, form_id, *record)
+        self._records += (form_id, *record)
         return True
 
     def take(self, outgoing: Outgoing) -> tuple[object, ...]:
@@ -110,12 +110,16 @@ class _Writer:
 
 
 class RequestWriter(_Writer):
-    """Collects plain requests for a message."""
+    """Collects plain requests for a message. The flow of a request is sent if the one before has another."""
 
-    __slots__ = ()
+    __slots__ = ("_flow",)
 
     def __init__(self) -> None:
         super().__init__("infers")
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._flow = NO_FLOW
 
     def add(self, number: int, request: InferRequest) -> bool:
         """Add a request; return False if it has to travel alone."""
@@ -131,7 +135,10 @@ class RequestWriter(_Writer):
             return False
         outputs = tuple([(each.name, each.classification) for each in request.outputs]) if request.outputs else ()
         head = (request.model_name, request.model_version, outputs)
-        return self._add(head, request.inputs.values(), number, request.id, request.deadline_ns, *request.flow)
+        flow = None if request.flow == self._flow else tuple(request.flow)
+        is_added = self._add(head, request.inputs.values(), (number, request.id, request.deadline_ns, flow))
+        self._flow = request.flow if is_added else self._flow
+        return is_added
 
 
 class ResponseWriter(_Writer):
@@ -148,7 +155,8 @@ class ResponseWriter(_Writer):
         if run is None or response.parameters:
             return False
         head = (response.model_name, response.model_version, run.instance)
-        return self._add(head, response.outputs, number, response.id, run.batch_size, run.queue_ns, run.compute_ns)
+        record = (number, response.id, run.batch_size, run.queue_ns, run.compute_ns)
+        return self._add(head, response.outputs, record)
 
 
 class _Form(Generic[T]):
@@ -207,10 +215,6 @@ class _Block:
         return found
 
 
-_FIELDS = 4 + len(Flow._fields)
-"""Number of the fields of a request in a message."""
-
-
 class RequestReader:
     """Reads the messages of a `RequestWriter` at the other end."""
 
@@ -231,22 +235,21 @@ class RequestReader:
             forms[form_id] = _Form((model, version, tuple(RequestedOutput(*each) for each in outputs)), inputs)
         block = _Block(message.find(place), sizes)
         groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
-        fields = iter(records)
+        fields, flow = iter(records), NO_FLOW
         try:
-            for number, form_id, request_id, deadline_ns, *flow in zip(*[fields] * _FIELDS, strict=True):
+            for form_id, number, request_id, deadline_ns, other in zip(*[fields] * 5, strict=True):
                 form = forms[form_id]
                 model, version, outputs = form.head
-                request = InferRequest(
-                    model, block.tensors(form), model_version=version, id=request_id, outputs=outputs
-                )
-                request.deadline_ns = deadline_ns
-                request.flow = Flow(*flow)
-                group = groups.get(form_id)
-                if group is None:
-                    groups[form_id] = ([number], [request])
-                else:
-                    group[0].append(number)
-                    group[1].append(request)
+                if other is not None:
+                    flow = Flow(*other)
+                numbers, requests = groups.setdefault(form_id, ([], []))
+                numbers.append(number)
+                requests.append(
+                    InferRequest(
+                        model, block.tensors(form), model_version=version, id=request_id, outputs=outputs,
+                        deadline_ns=deadline_ns, flow=flow,
+                    )
+                )  # fmt: skip
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise ChannelError(f"a message of requests is malformed: {error!r}") from error
         return groups.values()
@@ -260,8 +263,8 @@ class BurstReader:
     def __init__(self) -> None:
         self._forms: dict[int, _Form[tuple[str, str, str]]] = {}
 
-    def read(self, message: Incoming) -> Iterator[tuple[int, InferResponse]]:
-        """Iterate over the responses and the numbers of their requests.
+    def read(self, message: Incoming) -> list[tuple[int, InferResponse]]:
+        """Return the responses, each behind the number of its request.
 
         Raises:
             ChannelError: The message is not as a `ResponseWriter` makes it.
@@ -272,13 +275,14 @@ class BurstReader:
             forms[form_id] = _Form((model, version, instance), outputs)
         block = _Block(message.find(place), sizes)
         fields = iter(records)
+        found: list[tuple[int, InferResponse]] = []
         try:
-            for number, form_id, request_id, batch_size, queue_ns, compute_ns in zip(
-                fields, fields, fields, fields, fields, fields, strict=True
-            ):
+            for form_id, number, request_id, batch_size, queue_ns, compute_ns in zip(*[fields] * 6, strict=True):
                 form = forms[form_id]
                 model, version, instance = form.head
                 run = ExecutionRecord(instance, batch_size, queue_ns, compute_ns)
-                yield number, InferResponse(model, version, request_id, [*block.tensors(form).values()], None, run)
+                outputs = list(block.tensors(form).values())
+                found.append((number, InferResponse(model, version, request_id, outputs, None, run)))
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise ChannelError(f"a message of responses is malformed: {error!r}") from error
+        return found

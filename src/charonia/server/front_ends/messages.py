@@ -26,7 +26,7 @@ from charonia.server.channel.tensors import found, placed
 from charonia.server.directory import Directory, ModelView, Target
 from charonia.server.lifecycle.in_front import Offer
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Version of the messages between front ends and engines, with the records in them: raise it with every
 change. An upgrade puts an engine of another release behind front ends only if both have the same number."""
 

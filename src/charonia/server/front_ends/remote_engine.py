@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
-from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import ANSWERED, Outcome, Reply, Ticket
+from charonia.core.tensor import array_bytes
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.regions import ChannelError
@@ -334,14 +334,7 @@ class HeldRequests:
 
 def size_of(request: InferRequest) -> int:
     """Return the bytes of a request's tensors."""
-    size = 0
-    for tensor in request.inputs.values():
-        if tensor.datatype is DataType.BYTES:
-            elements: list[bytes] = tensor.array.ravel().tolist()
-            size += sum(map(len, elements))
-        else:
-            size += tensor.array.nbytes
-    return size
+    return sum(array_bytes(tensor.array) for tensor in request.inputs.values())
 
 
 class _Ticket:
