@@ -1,6 +1,7 @@
 """Calls of Python models to models in other applications of the Ray cluster."""
 
 import asyncio
+import copyreg
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,19 +10,43 @@ from ray import serve
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse, Reply, Ticket
+from charonia.core.request import FIELDS, InferRequest, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse, Reply, Ticket
+from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Models
 
 Failure = tuple[str, str, str]
 """Code, message and hint of an error on its way between replicas."""
 
 
+_RECORDS: dict[type[Any], tuple[str, ...]] = {
+    ExecutionRecord: ("instance", "batch_size", "queue_ns", "compute_ns"),
+    InferRequest: FIELDS,
+    InferResponse: ("model_name", "model_version", "id", "outputs", "parameters", "execution"),
+    RequestedOutput: ("name", "classification"),
+    Tensor: ("name", "datatype", "array"),
+}
+"""Classes of messages between replicas, with the arguments of their constructors. Compiled ones cannot be pickled."""
+
+
+def _made(kind: type[Any], arguments: Mapping[str, object]) -> object:
+    return kind(**arguments)
+
+
+def _reduced(record: object) -> tuple[Any, ...]:
+    kind = type(record)
+    return _made, (kind, {name: getattr(record, name) for name in _RECORDS[kind]})
+
+
+for _kind in _RECORDS:
+    copyreg.pickle(_kind, _reduced)
+
+
 def sent(request: InferRequest) -> tuple[InferRequest, int]:
     """Return a request as it goes to another replica, and how long its caller waits, in ns; 0 for no limit."""
     left_ns = max(request.deadline_ns - time.monotonic_ns(), 1) if request.deadline_ns else 0
     here = {"deadline_ns", "caller", "trace", "affinity"}  # what means nothing there
-    return InferRequest(**{name: getattr(request, name) for name in {*InferRequest.__slots__} - here}), left_ns
+    return InferRequest(**{name: getattr(request, name) for name in {*FIELDS} - here}), left_ns
 
 
 def received(request: InferRequest, left_ns: int) -> InferRequest:
