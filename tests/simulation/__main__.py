@@ -7,7 +7,7 @@ Each scenario has its own process, forked from this one, and depends on its seed
 import sys
 
 from tests.simulation import faults
-from tests.simulation.machine import adapt_server, install
+from tests.simulation.machine import SCHEDULERS, SECOND_NS, START_NS, adapt_server, install
 
 if "--fault" in sys.argv:
     faults.put_back(sys.argv[sys.argv.index("--fault") + 1])
@@ -43,6 +43,20 @@ EVENTS = 25
 """Events shown of a failure."""
 
 
+NOTHING: dict[str, Any] = {
+    "problems": [], "recent": [], "schedulers": {}, "history": "", "simulated_s": 0, "steps": 0, "requests": 0,
+}  # fmt: skip
+"""What is known of a run whose process has failed."""
+
+
+def scheduled() -> dict[str, list[str]]:
+    """Return the last events of each scheduler, as text."""
+    return {
+        name: [f"{(now_ns - START_NS) / SECOND_NS:.6f} {happened}" for now_ns, happened in log]
+        for name, log in SCHEDULERS.items()
+    }
+
+
 def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """Run a scenario in another process; return what came of it."""
     reading, writing = os.pipe()
@@ -55,13 +69,14 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
             found = {
                 "problems": world.problems,
                 "recent": list(world.recent),
+                "schedulers": scheduled(),
                 "history": "\n".join(world.history) + "\n",
                 "simulated_s": world.now_s(),
                 "steps": world.steps,
                 "requests": len(world.requests),
             }
         except BaseException:
-            found = {"problems": [traceback.format_exc()], "recent": [], "history": "", "simulated_s": 0, "requests": 0}
+            found = NOTHING | {"problems": [traceback.format_exc()]}
         with os.fdopen(writing, "w") as file:
             json.dump(found, file)
         os._exit(0)
@@ -69,8 +84,7 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     with os.fdopen(reading) as file:
         text = file.read()
     _, status, usage = os.wait4(pid, 0)
-    nothing = {"recent": [], "history": "", "simulated_s": 0, "requests": 0}
-    result = json.loads(text) if text else nothing | {"problems": [f"the process ended with status {status}"]}
+    result = json.loads(text) if text else NOTHING | {"problems": [f"the process ended with status {status}"]}
     return result | {"cpu_s": usage.ru_utime + usage.ru_stime}
 
 
@@ -105,6 +119,12 @@ def show(scenario: Scenario, folder: Path, *, minimise: bool) -> None:
         print("  operation", operation)
     for text in found["problems"][:8]:
         print("  problem", text)
+    show_events(found)
+
+
+def show_events(found: dict[str, Any]) -> None:
+    for name, events in found["schedulers"].items():
+        print(f"last events of the scheduler of {name}:", *events, sep="\n  ")
     print("last events:", *found["recent"][-EVENTS:], sep="\n  ")
 
 
@@ -117,7 +137,8 @@ def every_step(scenario: Scenario, given: argparse.Namespace, folder: Path) -> i
         found = run(replace(scenario, injected=Operation(step, 0.0, given.every_step, "", values)), folder)
         steps, runs, cpu_s = steps if step else found["steps"], runs + 1, cpu_s + found["cpu_s"]
         if found["problems"]:
-            print(*(f"  problem {text}" for text in found["problems"][:8]), *found["recent"][-EVENTS:], sep="\n")
+            print(*(f"  problem {text}" for text in found["problems"][:8]), sep="\n")
+            show_events(found)
             print(f"failed: seed {scenario.seed}, {given.every_step} before step {step} of {steps}")
             return 1
         step += given.stride

@@ -62,6 +62,13 @@ DISK: dict[str, int] = {}
 """Errors of folders of the server: their paths, and numbers of the errors."""
 
 
+SCHEDULED = 12
+"""Events and commands of a scheduler that a failure shows."""
+
+SCHEDULERS: dict[str, deque[tuple[int, object]]] = {}
+"""The last of them, with their times, by model version and process."""
+
+
 class Machine:
     """The state of the simulated machine.
 
@@ -84,6 +91,7 @@ class Machine:
         self.dead: set[str] = set()
         self.graveyard: list[object] = []
         SIGNALS.clear()
+        SCHEDULERS.clear()
         DISK.clear()
         self.cpu_start_s = real_cpu_s()
 
@@ -462,8 +470,19 @@ def adapt_server() -> None:
 
     engine.ModelEngine.infer = checked  # type: ignore[method-assign]
     handle: Callable[..., None] = ModelRunner._handle
+    carry_out: Callable[..., None] = ModelRunner._carry_out
+
+    def note(runner: Any, *happened: Any) -> None:
+        name = f"{runner.config.name} version {runner.version} of {PROCESS.get()}"
+        log = SCHEDULERS.setdefault(name, deque(maxlen=SCHEDULED))
+        log.extend((MACHINE.now_ns, each) for each in happened)
+
+    def carried_out(self: Any, commands: Any) -> None:
+        note(self, *commands)
+        carry_out(self, commands)
 
     def handled(self: Any, event: Any, now: int) -> None:
+        note(self, event)
         handle(self, event, now)
         try:
             self._scheduler.check_invariants()
@@ -471,6 +490,7 @@ def adapt_server() -> None:
             logging.getLogger("simulation").exception("after %s, %r is out of order", event, self)
 
     ModelRunner._handle = handled  # type: ignore[method-assign]
+    ModelRunner._carry_out = carried_out  # type: ignore[method-assign]
     for name, module in list(sys.modules.items()):
         if name.startswith("charonia.server"):
             module.__dict__["set"] = OrderedSet
