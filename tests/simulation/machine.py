@@ -12,6 +12,8 @@ import contextvars
 import ctypes
 import errno
 import gc
+import heapq
+import itertools
 import logging
 import os
 import queue
@@ -169,6 +171,19 @@ class _Selector(selectors.PollSelector):
         return ready
 
 
+class _Timer(asyncio.TimerHandle):
+    """A timer; of those for the same time, the first one ends first, whatever others there are."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int, *given: Any) -> None:
+        super().__init__(*given)
+        self._number = number
+
+    def __lt__(self, other: Any) -> bool:
+        return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """The event loop of all simulated processes. `network` stands for the kernel's."""
 
@@ -177,6 +192,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = MACHINE.chance.choice((1e-9, 1e-9, 1e-3))  # timers end so much too early
         self.network: Any = None
         self.steps = 0  # callbacks since `at_step`
+        self._timers = itertools.count()
         self.process_of: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
@@ -198,6 +214,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return MACHINE.now_ns / SECOND_NS
+
+    def call_at(  # type: ignore[override] # any callback
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        timer: Any = _Timer(next(self._timers), when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True
+        return timer  # type: ignore[no-any-return]
 
     def call_later(  # type: ignore[override] # any callback
         self, delay: float, callback: Any, *args: Any, context: Any = None
@@ -409,6 +433,12 @@ class OrderedSet(_SET, metaclass=_OrderedMeta):  # type: ignore[type-arg]
         return self
 
 
+async def _wait_for(awaitable: Any, timeout: float | None) -> Any:
+    """Do what `asyncio.wait_for` does since Python 3.12: no task more, which would change the order of callbacks."""
+    async with asyncio.timeout(timeout):
+        return await awaitable
+
+
 def _replace(values: dict[Any, dict[str, Any]]) -> None:
     for module, names in values.items():
         for name, value in names.items():
@@ -426,6 +456,7 @@ def install() -> None:
             "time": lambda: (machine.now_ns + machine.wall_ns) / SECOND_NS,
             "sleep": _sleep,
         },
+        asyncio: {"wait_for": _wait_for},
         threading: {"Thread": Thread},
         queue: {"SimpleQueue": SimpleQueue},
         random: {"uniform": lambda least, most: least + (most - least) * machine.entropy.random()},
