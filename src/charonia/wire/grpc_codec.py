@@ -23,7 +23,7 @@ from charonia.schema.pool import message_class
 from charonia.wire.endpoint import Endpoint
 from charonia.wire.grpc_framing import Buffer, framed
 from charonia.wire.grpc_headers import ACCEPT_ENCODING, Header, Headers
-from charonia.wire.grpc_infer import EMPTY_FINAL, INT64_MAX
+from charonia.wire.grpc_infer import EMPTY_FINAL, set_parameter, varint
 from charonia.wire.grpc_status import STATUS_BY_CODE, Status
 from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
 from charonia.wire.transport import RequestForm, SharedTensor, WireOptions
@@ -208,37 +208,6 @@ def set_parameters(target: Any, parameters: Mapping[str, ParameterValue]) -> Non
     """Set entries of a map of InferParameter. Raises as `set_parameter`."""
     for key, value in parameters.items():
         set_parameter(target, key, value)
-
-
-def set_parameter(target: Any, key: str, value: ParameterValue) -> None:
-    """Set an entry of a map of InferParameter.
-
-    Raises:
-        ServingError: INVALID_ARG for a value of an unsupported type.
-    """
-    if isinstance(value, bool):
-        field = "bool_param"
-    elif isinstance(value, int):
-        field = "uint64_param" if value > INT64_MAX else "int64_param"
-    else:
-        field = "double_param" if isinstance(value, float) else "string_param"
-    try:
-        setattr(target[key], field, value)
-    except (TypeError, ValueError) as error:
-        raise invalid(
-            f"parameter '{key}': expected a boolean, an integer of 64 bits, a number or a string, got "
-            f"{type(value).__name__}"
-        ) from error
-
-
-def varint(value: int) -> bytes:
-    """Return a number in protobuf's form."""
-    encoded = bytearray()
-    while value >= 128:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
 
 
 def parsed(name: str, data: Buffer) -> Any:

@@ -15,7 +15,7 @@ In a large message they are cut out as views before the parser, which would copy
 a client often differ in them only: their form is cached, and the parser does not see another message of that form.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -446,7 +446,7 @@ def encode_response(
     head: list[bytes] = [_names(response.model_name, response.model_version)]
     if response.id:
         encoded = response.id.encode()
-        head += (b"\x1a", _varint(len(encoded)), encoded)
+        head += (b"\x1a", varint(len(encoded)), encoded)
     if final is not None:
         head.append(_FINAL[final])
     if response.parameters:
@@ -459,7 +459,7 @@ def encode_response(
             write(places[tensor.name], tensor.name, data)
             data = b""
         head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
-        tail += (b"\x32", _varint(len(data)), data)
+        tail += (b"\x32", varint(len(data)), data)
     return _merged(head, tail)
 
 
@@ -469,7 +469,7 @@ def encode_stream_response(
     """Return a ModelStreamInferResponse with a response, in pieces. Raises as `encode_response`."""
     parts = encode_response(response, final, places)
     size = sum(map(len, parts))
-    return [b"".join((b"\x12", _varint(size), parts[0])), *parts[1:]]
+    return [b"".join((b"\x12", varint(size), parts[0])), *parts[1:]]
 
 
 def encode_stream_error(error: ServingError, request: InferRequest, final: bool = True) -> list[Buffer]:
@@ -499,7 +499,8 @@ def _merged(head: list[bytes], tail: Iterable[Buffer]) -> list[Buffer]:
     return pieces
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number in protobuf's form."""
     if value < 128:
         return _VARINT_1[value]
     encoded = bytearray()
@@ -533,18 +534,33 @@ def _repeated_parameters(key: ParametersKey) -> bytes:
 def _parameters(parameters: Mapping[str, object]) -> bytes:
     message: Any = message_class("inference.ModelInferResponse")()
     for key, value in parameters.items():
-        if isinstance(value, bool):
-            field = "bool_param"
-        elif isinstance(value, int):
-            field = "uint64_param" if value > INT64_MAX else "int64_param"
-        else:
-            field = "double_param" if isinstance(value, float) else "string_param"
-        try:
-            setattr(message.parameters[key], field, value)
-        except (TypeError, ValueError) as error:
-            raise internal(
-                f"response parameter '{key}': expected a boolean, an integer of 64 bits, a number or a string, got "
-                f"{type(value).__name__}"
-            ) from error
+        set_parameter(message.parameters, key, value, internal, "response parameter")
     encoded: bytes = message.SerializeToString()
     return encoded
+
+
+def set_parameter(
+    target: Any,
+    key: str,
+    value: object,
+    refusal: Callable[[str], ServingError] = invalid,
+    what: str = "parameter",
+) -> None:
+    """Set an entry of a map of InferParameter.
+
+    Raises:
+        ServingError: INVALID_ARG for a value of an unsupported type, unless `refusal` is of another kind.
+    """
+    if isinstance(value, bool):
+        field = "bool_param"
+    elif isinstance(value, int):
+        field = "uint64_param" if value > INT64_MAX else "int64_param"
+    else:
+        field = "double_param" if isinstance(value, float) else "string_param"
+    try:
+        setattr(target[key], field, value)
+    except (TypeError, ValueError) as error:
+        raise refusal(
+            f"{what} '{key}': expected a boolean, an integer of 64 bits, a number or a string, got "
+            f"{type(value).__name__}"
+        ) from error
