@@ -126,11 +126,12 @@ def _check_times(world: "World", request: "Request") -> None:
     )
     if is_fast and took_s > WAIT_S_MAX and world.scenario.options["control"] == "explicit":
         world.problems.append(f"request {request.number} took {took_s:.1f} s: {request.operation}")
-    for away in world.away:
+    for away in world.away if world.scenario.options["control"] == "explicit" else ():
         is_inside = away.begin_s < request.begin_s and request.end_s < away.end_s and away.model == request.model.name
+        if not (is_inside and status == away.kind == "ok"):
+            continue
         others = [each for each in world.changes if each.model == away.model and each.begin_s != away.begin_s]
-        is_alone = sum(each.begin_s < away.end_s and each.end_s > away.begin_s for each in others) == 1
-        if is_inside and status == away.kind == "ok" and is_alone and world.scenario.options["control"] == "explicit":
+        if sum(each.begin_s < away.end_s and each.end_s > away.begin_s for each in others) == 1:
             world.problems.append(
                 f"request {request.number} was answered by a model that was unloaded: {request.operation}"
             )

@@ -12,13 +12,13 @@ import contextvars
 import ctypes
 import errno
 import gc
-import heapq
 import itertools
 import logging
 import os
 import queue
 import random
 import secrets
+import select
 import selectors
 import socket
 import sys
@@ -29,6 +29,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,6 +81,7 @@ class Machine:
         early_ns: Time by which the timers of models end too early; negative: too late.
         chance: Delays of threads and sockets.
         dead: Names of killed processes.
+        unchecked: Events of schedulers until their state is checked again.
     """
 
     def __init__(self) -> None:
@@ -92,6 +94,7 @@ class Machine:
         self.entropy = random.Random(f"entropy {seed}")
         self.dead: set[str] = set()
         self.graveyard: list[object] = []
+        self.unchecked: dict[object, int] = {}
         SIGNALS.clear()
         SCHEDULERS.clear()
         DISK.clear()
@@ -124,51 +127,8 @@ def _late_s() -> float:
     return 0.2 if MACHINE.chance.random() < 0.02 else 3e-3
 
 
-class _OneByOne(deque[Any]):
-    """What is ready in the event loop: one callback for each round."""
-
-    def __len__(self) -> int:
-        return min(super().__len__(), 1)
-
-
-class _Selector(selectors.PollSelector):
-    """Never waits: time passes instead. What can be read is reported after a delay, lowest descriptor first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._due: dict[int, int] = {}
-        self.between: Callable[[], None] | None = None  # called between two callbacks
-        self._still = (0, 0)  # time, and rounds of the loop in which it has not passed
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        machine, ready = MACHINE, []
-        if self.between is not None:
-            self.between()
-            timeout = 0 if timeout == 0 or asyncio.get_running_loop()._ready else timeout  # type: ignore[attr-defined]
-        if len(self.get_map()) > 1:  # beside the loop's own
-            found = sorted(super().select(0), key=lambda each: each[0].fd)
-            due = self._due = {
-                key.fd: self._due.get(key.fd) or machine.now_ns + int(machine.delay_s(5e-6, _late_s()) * SECOND_NS)
-                for key, _ in found
-            }
-            ready = [each for each in found if due[each[0].fd] <= machine.now_ns]
-            if not ready and due and timeout != 0:
-                wait = (min(due.values()) - machine.now_ns) / SECOND_NS
-                if timeout is None or wait <= timeout:
-                    machine.now_ns = min(due.values())
-                    ready = [each for each in found if due[each[0].fd] <= machine.now_ns]
-                    timeout = 0
-            for key, _ in ready:
-                del due[key.fd]
-        since, rounds = self._still
-        self._still = (since, rounds + 1) if since == machine.now_ns else (machine.now_ns, 0)
-        if rounds > ROUNDS_MAX:
-            raise SpinsError
-        if not ready and timeout is None:
-            raise NothingLeftError
-        if not ready and timeout:
-            machine.now_ns += int(timeout * SECOND_NS) + 1
-        return ready
+_EVENTS = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
+"""What is reported of a descriptor that has something to read, and of one that has more."""
 
 
 class _Timer(asyncio.TimerHandle):
@@ -185,15 +145,70 @@ class _Timer(asyncio.TimerHandle):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """The event loop of all simulated processes. `network` stands for the kernel's."""
+    """The event loop of all simulated processes. `network` stands for the kernel's.
+
+    It never waits: time passes instead, when nothing else is left to do. Only then it looks at descriptors, of which
+    those that can be read are reported after a delay, lowest number first.
+    """
 
     def __init__(self) -> None:
-        super().__init__(_Selector())
+        self._poll = selectors.PollSelector()
+        super().__init__(self._poll)
         self._clock_resolution = MACHINE.chance.choice((1e-9, 1e-9, 1e-3))  # timers end so much too early
         self.network: Any = None
         self.steps = 0  # callbacks since `at_step`
         self._timers = itertools.count()
         self.process_of: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
+        self._between: Callable[[], None] | None = None  # called between two callbacks
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        self._due: dict[int, int] = {}  # when descriptors that can be read are reported
+        self._still = (0, 0)  # time, and rounds in which it has not passed
+
+    def _run_once(self) -> None:
+        """Run what is ready; let time pass before, if nothing is."""
+        ready, machine = self._ready, MACHINE  # type: ignore[has-type]
+        if self._between is not None:
+            self._between()
+        if not ready:
+            self._pass_time(machine)
+        since, rounds = self._still
+        self._still = (since, rounds + 1) if since == machine.now_ns else (machine.now_ns, 0)
+        if rounds > ROUNDS_MAX:
+            raise SpinsError
+        for _ in range(1 if self._between is not None and ready else len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _pass_time(self, machine: Machine) -> None:
+        """Go to the next timer, or descriptor; make their callbacks ready."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heappop(timers)
+        if self._stopping:  # type: ignore[attr-defined]
+            return
+        next_ns = None
+        if timers:
+            wait_s = timers[0][0] - self.time()
+            next_ns = machine.now_ns + (int(wait_s * SECOND_NS) + 1 if wait_s > 0 else 0)
+        if readable := self._poll._selector.poll(0):  # type: ignore[attr-defined]
+            due = {
+                fd: self._due.get(fd) or machine.now_ns + int(machine.delay_s(5e-6, _late_s()) * SECOND_NS)
+                for fd, _ in sorted(readable)
+            }
+            next_ns = min(*due.values(), next_ns or sys.maxsize)
+        if next_ns is None:
+            raise NothingLeftError
+        machine.now_ns = max(machine.now_ns, next_ns)
+        if readable:
+            found = [fd for fd, due_ns in due.items() if due_ns <= machine.now_ns]
+            keys, flags = self._poll.get_map(), dict(readable)
+            self._process_events([(keys[fd], _EVENTS[bool(flags[fd] & ~select.POLLIN)]) for fd in found])
+            self._due = {fd: due_ns for fd, due_ns in due.items() if fd not in found}
+        end_s = self.time() + self._clock_resolution
+        while timers and timers[0][0] < end_s:
+            self._ready.append(heappop(timers)[2])  # type: ignore[has-type]
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
         task = super().create_task(coro, name=name, context=context)
@@ -202,7 +217,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def at_step(self, step: int, action: Callable[[], object]) -> None:
         """From now on, run one callback in each round, and an action before the one with this number."""
-        self._ready = _OneByOne(self._ready)  # type: ignore[has-type]
 
         def between() -> None:
             self.steps += 1
@@ -210,30 +224,29 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
                 action()
                 self._ready.rotate(1)  # it begins at once
 
-        self._selector.between = between  # type: ignore[attr-defined]
+        self._between = between
 
     def time(self) -> float:
         return MACHINE.now_ns / SECOND_NS
 
-    def call_at(  # type: ignore[override] # any callback
-        self, when: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        timer: Any = _Timer(next(self._timers), when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True
-        return timer  # type: ignore[no-any-return]
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
 
     def call_later(  # type: ignore[override] # any callback
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         if getattr(callback, "__name__", "") == "_tick":  # of a model
             delay = max(delay - MACHINE.early_ns / SECOND_NS, 0.0)
-        return super().call_later(delay, callback, *args, context=context)
-
-    def call_soon_threadsafe(  # type: ignore[override] # any callback
-        self, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        return self.call_soon(callback, *args, context=context)
+        return self.call_at(MACHINE.now_ns / SECOND_NS + delay, callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override] # any executor
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -274,12 +287,12 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
         MACHINE.graveyard += [task for task, owner in self.process_of.items() if owner == process and not task.done()]
         ready = [handle for handle in self._ready if is_dead(handle)]
-        for handle in (*ready, *(each for each in self._scheduled if is_dead(each))):  # type: ignore[attr-defined]
+        for handle in (*ready, *(each for *_, each in self._timers if is_dead(each))):
             MACHINE.graveyard.append((handle, handle._callback, handle._args))
             handle.cancel()
-        for key in list(self._selector.get_map().values()):  # type: ignore[attr-defined]
+        for key in list(self._poll.get_map().values()):
             if any(handle is not None and is_dead(handle) for handle in key.data):
-                self._selector.unregister(key.fd)  # type: ignore[attr-defined]
+                self._poll.unregister(key.fd)
                 MACHINE.graveyard.append(key.data)
                 close_under(key.fd)
         self.network.kill(process)
@@ -515,6 +528,10 @@ def adapt_server() -> None:
     def handled(self: Any, event: Any, now: int) -> None:
         note(self, event)
         handle(self, event, now)
+        MACHINE.unchecked[self] = left = MACHINE.unchecked.get(self, 0) - 1
+        if left > 0:
+            return
+        MACHINE.unchecked[self] = self.pending // 16  # what it costs grows with what waits
         try:
             self._scheduler.check_invariants()
         except AssertionError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -196,6 +197,8 @@ class Network:
         self.chance = random.Random(f"network {seed}")
         self.listeners: list[Listener] = []
         self.ends: list[End] = []
+        self._tidy_at = 16
+        self._ports = itertools.count()
         loop.network = self
 
     def listen(self, factory: Any, port: int, start_serving: bool = True, **options: object) -> Listener:
@@ -212,9 +215,12 @@ class Network:
         listener = self.chance.choice(found)
 
         ours = End(self, protocol, ("127.0.0.1", port))
-        theirs = listener.context.run(End, self, listener.factory(), ("127.0.0.1", 40000 + len(self.ends) % 20000))
+        theirs = listener.context.run(End, self, listener.factory(), ("127.0.0.1", 40000 + next(self._ports) % 20000))
         ours.peer, theirs.peer = theirs, ours
-        self.ends = [each for each in self.ends if not each.is_gone] + [theirs]
+        self.ends.append(theirs)
+        if len(self.ends) > self._tidy_at:
+            self.ends = [each for each in self.ends if not each._is_gone]
+            self._tidy_at = 2 * len(self.ends) + 16
         protocol.connection_made(ours)
         ours._travel(theirs.get_protocol().connection_made, theirs)
         return ours

@@ -163,8 +163,8 @@ class World:
         self.plans: dict[str, dict[str, Any]] = {}  # traffic in the end, by model
         self.counts: list[dict[str, Any]] = []
         self._folder = folder
-        self._idle: dict[str, list[Any]] = {"http": [], "grpc": []}
-        self._busy: list[Any] = []
+        self._idle: dict[str, deque[Any]] = {"http": deque(), "grpc": deque()}
+        self._busy: dict[int, Any] = {}  # by the number of the request
         self._shared: dict[int, Any] = {}
         self._sequences = 0
         self._server: InferenceServer | None = None  # of one process
@@ -192,6 +192,7 @@ class World:
         self._write_repository()
         self._region = Path("/dev/shm", f"simulation-{os.getpid()}")
         self._region.write_bytes(bytes(REGION_BYTES))
+        self._slots = self._region.open("r+b", buffering=0)
         try:
             loop.run_until_complete(self._main())
         except NothingLeftError:
@@ -200,6 +201,7 @@ class World:
             self.problem(f"the run failed: {type(error).__name__}: {error}")
             logging.getLogger("simulation").exception("the run failed")
         finally:
+            self._slots.close()
             self._region.unlink()
         self.problems += faults.found + self.record.problems
         check_history(self)
@@ -479,12 +481,12 @@ class World:
             client = self._shared.get(shared)
             if client is None or not client.is_open:
                 client = self._shared[shared] = self._connected(kind)
-            self._busy.append(client)
+                client.is_shared = True
             return client
-        idle = [each for each in self._idle[kind] if each.is_open]
-        self._idle[kind] = idle
-        client = idle.pop(0) if idle and self.network.chance.random() < 0.95 else self._connected(kind)
-        self._busy.append(client)
+        idle = self._idle[kind]
+        while idle and not idle[0].is_open:
+            idle.popleft()
+        client = idle.popleft() if idle and self.network.chance.random() < 0.95 else self._connected(kind)
         return client
 
     def _connected(self, kind: str) -> Any:
@@ -493,20 +495,20 @@ class World:
             if kind == "grpc"
             else HttpClient(self.network, PORTS["http"], self.problems)
         )
-        client.was_cut = False
+        client.was_cut = client.is_shared = False
         return client
 
-    def _release(self, client: Any, protocol: str) -> None:
-        self._busy.remove(client)
-        if client.is_open and client not in self._shared.values():
+    def _release(self, number: int, protocol: str) -> None:
+        client = self._busy.pop(number)
+        if client.is_open and not client.is_shared:
             self._idle["grpc" if protocol in ("grpc", "stream") else "http"].append(client)
 
     def _hang_up(self) -> None:
-        for client in (*self._idle["http"], *self._idle["grpc"], *self._busy, *self._shared.values()):
+        for client in (*self._idle["http"], *self._idle["grpc"], *self._busy.values(), *self._shared.values()):
             if client.end is not None:
                 client.end.close()
-        self._idle = {"http": [], "grpc": []}
-        self._busy, self._shared = [], {}
+        self._idle = {"http": deque(), "grpc": deque()}
+        self._busy, self._shared = {}, {}
 
     async def request(self, operation: Operation) -> None:
         """Ask one time, or for each of a sequence: after the answer before, or (pipelined) right behind each other."""
@@ -555,7 +557,7 @@ class World:
         if values.get("region"):
             self._write_slot(number, array.tobytes())
         shared = operation.number if values.get("pipelined") else values.get("shared")
-        client = self._client(protocol, shared)
+        client = self._busy[number] = self._client(protocol, shared)
         if values.get("reads_slowly") and client.end is not None:
             client.end.pause_reading()
             self.loop.call_later(0.5, client.end.resume_reading)
@@ -576,7 +578,7 @@ class World:
                 task.cancel()
                 request.outcome = Outcome("left")
         request.was_cut = client.was_cut
-        self._release(client, protocol)
+        self._release(number, protocol)
         request.end_s = self.now_s()
         self.ended.append(request)
         request.ceiling = self.written[model.name]
@@ -676,12 +678,10 @@ class World:
                 request.output = np.frombuffer(responses[0].raw_output_contents[0], "<i4").tolist()
 
     def _write_slot(self, number: int, data: bytes) -> None:
-        with self._region.open("r+b") as file:
-            os.pwrite(file.fileno(), data, number * SLOT_BYTES)
+        os.pwrite(self._slots.fileno(), data, number * SLOT_BYTES)
 
     def _read_slot(self, number: int, size: int) -> list[int]:
-        with self._region.open("rb") as file:
-            data = os.pread(file.fileno(), size, number * SLOT_BYTES + SLOT_BYTES // 2)
+        data = os.pread(self._slots.fileno(), size, number * SLOT_BYTES + SLOT_BYTES // 2)
         return np.frombuffer(data, "<i4").tolist()  # type: ignore[no-any-return]
 
     # Control.
@@ -828,7 +828,7 @@ class World:
 
     async def cut(self, operation: Operation) -> None:
         if self._busy:
-            client = self._busy[operation.values["pick"] % len(self._busy)]
+            client = [*self._busy.values()][operation.values["pick"] % len(self._busy)]
             if client.end is not None and not client.end.is_gone:
                 client.was_cut = True
                 self.network.cut(client.end)
