@@ -81,7 +81,7 @@ def tasks(loop: SimulatedLoop) -> Counter[str]:
 
 def timers(loop: SimulatedLoop) -> Counter[str]:
     """Return the timers besides those of tasks."""
-    handles: list[Any] = [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+    handles: list[Any] = [handle for *_, handle in loop._timers if not handle.cancelled()]
     found = [(_name(handle._callback), handle._context.get(PROCESS)) for handle in handles]
     return Counter(
         f"timer {name} of {process}"

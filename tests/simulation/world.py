@@ -486,8 +486,7 @@ class World:
         idle = self._idle[kind]
         while idle and not idle[0].is_open:
             idle.popleft()
-        client = idle.popleft() if idle and self.network.chance.random() < 0.95 else self._connected(kind)
-        return client
+        return idle.popleft() if idle and self.network.chance.random() < 0.95 else self._connected(kind)
 
     def _connected(self, kind: str) -> Any:
         client: Any = (
