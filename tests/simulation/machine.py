@@ -151,6 +151,10 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     those that can be read are reported after a delay, lowest number first.
     """
 
+    _process_events: Any  # those of the standard library that its types leave out
+    _ready: Any
+    _stopping: bool
+
     def __init__(self) -> None:
         self._poll = selectors.PollSelector()
         super().__init__(self._poll)
@@ -167,7 +171,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         """Run what is ready; let time pass before, if nothing is."""
-        ready, machine = self._ready, MACHINE  # type: ignore[has-type]
+        ready, machine = self._ready, MACHINE
         if self._between is not None:
             self._between()
         if not ready:
@@ -184,9 +188,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def _pass_time(self, machine: Machine) -> None:
         """Go to the next timer, or descriptor; make their callbacks ready."""
         timers = self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heappop(timers)
-        if self._stopping:  # type: ignore[attr-defined]
+        if self._stopping:
             return
         next_ns = None
         if timers:
@@ -208,7 +212,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self._due = {fd: due_ns for fd, due_ns in due.items() if fd not in found}
         end_s = self.time() + self._clock_resolution
         while timers and timers[0][0] < end_s:
-            self._ready.append(heappop(timers)[2])  # type: ignore[has-type]
+            self._ready.append(heappop(timers)[2])
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> Any:
         task = super().create_task(coro, name=name, context=context)
@@ -229,14 +233,18 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return MACHINE.now_ns / SECOND_NS
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override] # any callback
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment] # any callback
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(  # type: ignore[override] # any callback
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heappush(self._timers, (when, next(self._numbers), timer))
         return timer
