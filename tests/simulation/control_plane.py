@@ -190,10 +190,9 @@ class ControlPlane:
             try:
                 work.switch(deployments)
             except KilledError:
-                self.killed += 1
-                self._platforms[index] = None
-                self._back_s[index] = self._now_s + self.chance.expovariate(0.2)
-                busy.remove(index)
+                for ended in {index} if self.chance.random() < 0.7 else set(range(len(self._platforms))):
+                    self._kill(ended)
+                busy = [each for each in busy if self._platforms[each] is not None]
                 continue
             if work.dead:
                 self._platforms[index] = deployments, greenlet(self._step)
@@ -201,6 +200,16 @@ class ControlPlane:
             elif self.chance.random() < 25 * self._kills:  # its machine stands still for a while
                 self._back_s[index] = self._now_s + self.chance.expovariate(0.1)
                 busy.remove(index)
+
+    def _kill(self, index: int) -> None:
+        """Take the memory of a platform process, wherever it waits for its turn."""
+        if (found := self._platforms[index]) is not None:
+            self.killed += 1
+            self._platforms[index] = None
+            self._back_s[index] = self._now_s + self.chance.expovariate(0.2)
+            with contextlib.suppress(KilledError):
+                if found[1]:
+                    found[1].throw(KilledError)
 
     def _step(self, deployments: Deployments) -> None:
         with contextlib.suppress(ServingError):

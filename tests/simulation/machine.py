@@ -161,7 +161,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = MACHINE.chance.choice((1e-9, 1e-9, 1e-3))  # timers end so much too early
         self.network: Any = None
         self.steps = 0  # callbacks since `at_step`
-        self._timers = itertools.count()
         self.process_of: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         self._between: Callable[[], None] | None = None  # called between two callbacks
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
