@@ -120,7 +120,7 @@ def test_a_program_that_dies_with_its_starter_starts_warm_too() -> None:
     command = [sys.executable, "-P", *program]
 
     assert warm_start.recognised(command) == (program, [])
-    assert warm_start.recognised(with_parent_death_signal(command)) == (program, [("die", "")])
+    assert warm_start.recognised(with_parent_death_signal(command)) == (program, [("die", str(os.getpid()))])
 
 
 def test_a_command_that_the_platform_confines_starts_warm_in_its_wrappers(tmp_path: Path) -> None:

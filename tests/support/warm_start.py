@@ -257,8 +257,8 @@ def _unwrapped(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     dying = with_parent_death_signal([])[:-1]
     while words:
         if dying and words[: len(dying)] == dying:
-            steps.append(("die", ""))
-            words = words[len(dying) + 1 :]  # the number of the parent, too
+            steps.append(("die", words[len(dying)]))
+            words = words[len(dying) + 1 :]
         elif words[:2] == ["/bin/sh", "-c"] and words[2] in _SCRIPTS:
             steps.append((_SCRIPTS[words[2]], words[3]))
             words = words[4:]
@@ -406,10 +406,9 @@ def _prepare(kind: str, argument: str) -> None:
     libc = ctypes.CDLL(None)
     match kind:
         case "die":
-            owner = os.getppid()
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != owner:
-                raise SystemExit(1)
+            if os.getppid() != int(argument):  # it may have ended before
+                os._exit(1)
         case "detach":
             if os.fork():
                 os._exit(0)
