@@ -1,5 +1,6 @@
 """What cannot be encoded is refused; what other servers send is decoded."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.schema.pool import message_class
+from charonia.wire import http_codec
 from charonia.wire.endpoint import parse_url
 from charonia.wire.grpc_codec import GrpcEncoder, decode_response, timeout_header
 from charonia.wire.http_codec import HttpEncoder, error_message
@@ -112,3 +114,13 @@ def test_a_model_name_is_quoted_in_the_path() -> None:
     (sent,) = HttpEncoder(ENDPOINT, WireOptions()).infer(InferRequest("a/b ü", {}), RequestForm()).pieces
 
     assert bytes(sent).startswith(b"POST /v2/models/a%2Fb%20%C3%BC/infer HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(("size", "data"), [(0, b""), (8, b"\x01\0\0\0\x02\0\0\0")])
+def test_binary_outputs_are_read_the_empty_ones_too(size: int, data: bytes) -> None:
+    output = {"name": "y", "datatype": "INT32", "shape": [size // 4], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"model_name": "m", "model_version": "1", "outputs": [output]}).encode()
+
+    response = http_codec.decode_response(head + data, len(head))
+
+    assert response.outputs[0].array.tolist() == [1, 2][: size // 4]

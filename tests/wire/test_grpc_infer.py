@@ -555,3 +555,10 @@ def test_forms_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     for values in range(1, 20):
         decoded(request_message(values))
         assert len(grpc_infer._forms) <= 3
+
+
+@pytest.mark.parametrize("value", [1, 127, 128, 16_383, 16_384, 2**64 - 1])
+def test_numbers_are_encoded_as_protobuf_does(value: int) -> None:
+    message = service_pb2.InferParameter(uint64_param=value)
+
+    assert grpc_infer.varint(value) == message.SerializeToString()[1:]

@@ -50,6 +50,8 @@ def test_sampling_parameters_go_to_inputs_of_their_names_else_into_the_json_obje
 
     assert asked.inputs == {"temperature": 0.5, "sampling_parameters": {"top_p": 0.9, "max_tokens": 5, "seed": 3}}
     assert asked.max_tokens == 5
+    assert not asked.is_streamed
+    assert chat(config, stream=True).is_streamed
     assert asked.inputs_of(2)["sampling_parameters"] == {"top_p": 0.9, "max_tokens": 5, "seed": 5}
     assert chat(model(given("seed", DataType.INT64)), seed=3).inputs_of(1) == {"seed": 4}
 

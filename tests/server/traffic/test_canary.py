@@ -276,6 +276,14 @@ def test_a_canary_that_only_hangs_is_rolled_back() -> None:
     assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
 
 
+def test_errors_of_both_versions_are_shown() -> None:
+    canary = Canary(PLAN, 0)
+    for second in (1, 2):
+        canary.handle(Looked(RequestWindow(50, 2), RequestWindow(200, 3)), second * S)
+
+    assert canary.checks()["errors"].startswith("4 of 100 requests failed with version 2, 6 of 400 with version 1")
+
+
 def test_a_version_that_is_loaded_again_is_judged_by_what_comes_then() -> None:
     simulated = Simulated(PLAN, rate=10_000, errors=(0.5, 0.5))
     simulated.run(9)

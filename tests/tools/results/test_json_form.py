@@ -124,6 +124,7 @@ def test_rates_and_shares_are_of_the_time_measured() -> None:
     assert (LEVEL.response_rate, LEVEL.sequence_rate, LEVEL.error_count, LEVEL.error_share) == (8.0, 1.0, 2, 0.2)
     assert LEVEL.percentile(100) == 90_000
     assert replace(LEVEL, request_count=0, errors=()).error_share == 0.0
+    assert replace(LEVEL, language=None).token_rate.value == 0.0
 
 
 def test_a_level_says_what_it_is() -> None:

@@ -50,12 +50,12 @@ def test_a_batch_size_turns_dynamic_batching_on() -> None:
 
 def test_preferred_sizes_that_no_longer_fit_are_left_out() -> None:
     own = replace(
-        BATCHING, dynamic_batching=DynamicBatching(preferred_batch_size=(2, 8), max_queue_delay_microseconds=50)
+        BATCHING, dynamic_batching=DynamicBatching(preferred_batch_size=(2, 4, 8), max_queue_delay_microseconds=50)
     )
 
     made = apply_change(model(own), ModelChange("m", max_batch_size=4))
 
-    assert made.dynamic_batching == DynamicBatching(preferred_batch_size=(2,), max_queue_delay_microseconds=50)
+    assert made.dynamic_batching == DynamicBatching(preferred_batch_size=(2, 4), max_queue_delay_microseconds=50)
 
 
 def test_instances_are_one_group_of_the_kind_that_the_model_runs_on() -> None:
