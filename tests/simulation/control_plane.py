@@ -34,6 +34,9 @@ BROKEN = 3
 """The revision of each deployment that never gets ready."""
 
 STEP_S = 0.5
+READY_S_MAX = 300.0
+"""Longer than both platforms are away together: a revision that none of them sees ready in time has failed for good."""
+
 QUIET_S = 900.0
 """Time in which everything must converge when nothing happens any more."""
 
@@ -149,7 +152,7 @@ class ControlPlane:
 
     def _spec(self, name: str, revision: int) -> dict[str, object]:
         models = [{"name": "echo", "versions": [revision % 3 + 1]}]
-        return {"name": name, "models": models, "replicas": 10, "ready_within_s": 60.0}
+        return {"name": name, "models": models, "replicas": 10, "ready_within_s": READY_S_MAX}
 
     # The platform processes.
 
