@@ -144,6 +144,8 @@ def main_of_suites(arguments: list[str]) -> int:
     if held:
         hold(held)
     if seconds := int(os.environ.get(DELAY, 0)):
+        if "CHARONIA_PURE" not in os.environ:  # methods of compiled classes cannot be replaced
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, "CHARONIA_PURE": "1"})
         delay_calls(seconds)
     if not any(argument.startswith("--backend-directory") for argument in arguments):
         arguments = [*arguments, f"--backend-directory={BACKENDS}"]

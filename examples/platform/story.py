@@ -165,7 +165,9 @@ def create_key(story: Story, client: str, per_minute: int) -> str:
     if per_minute:
         story.page.get_by_label("Requests a minute").fill(str(per_minute))
     story.click("Create a key")
-    key = story.page.locator("#keys .notice code").inner_text()
+    shown = story.page.locator("#keys .notice code")
+    expect(shown).not_to_be_empty()
+    key = shown.inner_text()
     until(lambda: ask(story.address(SERVICE), key, "a", "b")[0] == 200, "the server knows the key", WAIT_S)
     return key
 
