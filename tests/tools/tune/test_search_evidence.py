@@ -25,7 +25,7 @@ from charonia.tools.tune.api import (
     Trial,
     Variant,
 )
-from charonia.tools.tune.decision import Conclusion, decide
+from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Evidence, gain, standard_error
 from charonia.tools.tune.search import load
 from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
@@ -45,6 +45,10 @@ def within(value: float, half: float) -> Estimate:
 
 def loads(value: float, mode: LoadMode = LoadMode.CONCURRENCY) -> tuple[LoadPoint, ...]:
     return (LoadPoint("m", mode, value),)
+
+
+def limited(*constraints: Constraint, objective: Metric = Metric.THROUGHPUT) -> Goal:
+    return Goal((ModelGoal("m", objectives=(Objective(objective),), constraints=constraints),))
 
 
 def told(
@@ -79,7 +83,16 @@ def test_the_scatter_of_repeats_counts_where_it_is_wider_than_their_intervals() 
     pooled = found.point(DEFAULT, loads(1)).metrics["m"][Metric.THROUGHPUT]  # type: ignore[union-attr]
 
     assert pooled.value == 100
+    assert pooled.low == 0
     assert pooled.high - pooled.value == pytest.approx(12.706 * 10, rel=0.01)
+
+
+def test_the_interval_of_repeats_that_agree_is_narrower_than_theirs() -> None:
+    found = evidence(told(DEFAULT, within(100, 20)), told(DEFAULT, within(100, 20), repeat=1))
+
+    pooled = found.point(DEFAULT, loads(1)).metrics["m"][Metric.THROUGHPUT]  # type: ignore[union-attr]
+
+    assert (pooled.low, pooled.value, pooled.high) == pytest.approx((100 - 20 / 2**0.5, 100, 100 + 20 / 2**0.5))
 
 
 def test_the_measurement_that_a_point_was_picked_for_does_not_count_beside_two_more() -> None:
@@ -104,8 +117,14 @@ def test_who_was_repeated_comes_before_who_was_only_looked_at() -> None:
     assert found.ranking()[0].variant == OTHER
 
 
+def test_the_default_configuration_is_not_preferred_for_the_time_spent_on_it() -> None:
+    found = evidence(told(DEFAULT, exact(90)), told(OTHER, exact(100), effort=0.25))
+
+    assert found.ranking()[0].variant == OTHER
+
+
 def test_a_gain_is_the_ratio_of_the_objective_whatever_its_direction() -> None:
-    faster = Goal((ModelGoal("m", objectives=(Objective(Metric.LATENCY_P99),)),))
+    faster = limited(objective=Metric.LATENCY_P99)
     found = evidence(told(DEFAULT, exact(1), p99=20), told(OTHER, exact(1), p99=10), goal=faster)
 
     one, other = found.best(OTHER), found.best(DEFAULT)
@@ -128,7 +147,7 @@ def test_weights_of_objectives_are_relative() -> None:
 
 
 def test_keeping_the_constraints_comes_before_any_gain() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=10),)),))
+    goal = limited(Constraint(Metric.LATENCY_P99, maximum=10))
     found = evidence(told(DEFAULT, exact(100), p99=9), told(OTHER, exact(900), p99=20), goal=goal)
 
     first, last = found.ranking()
@@ -137,14 +156,40 @@ def test_keeping_the_constraints_comes_before_any_gain() -> None:
     assert (last.violation, last.surely_violates) == (1.0, True)
 
 
-def test_a_measurement_without_the_objectives_metric_does_not_count_and_is_named() -> None:
-    goal = Goal((ModelGoal("m", objectives=(Objective(Metric.GPU_USED_MEMORY),)),))
-    history = [told(DEFAULT, exact(100))]
+def test_keeping_the_constraints_comes_first_where_scores_are_below_zero() -> None:
+    goal = limited(Constraint(Metric.THROUGHPUT, minimum=100), objective=Metric.LATENCY_P99)
+    found = evidence(told(DEFAULT, exact(100), p99=90), told(OTHER, exact(99), p99=2), goal=goal)
 
-    decision = decide(goal, history)
+    assert found.ranking()[0].variant.is_default
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        limited(objective=Metric.GPU_USED_MEMORY),
+        limited(Constraint(Metric.GPU_USED_MEMORY, maximum=1)),
+    ],
+)
+def test_a_measurement_without_a_metric_of_the_goal_does_not_count_and_is_named(goal: Goal) -> None:
+    decision = decide(goal, [told(DEFAULT, exact(100))])
 
     assert decision.conclusion is Conclusion.NOTHING_MEASURED
     assert decision.sentences[-1] == "The server or the machine does not report m: gpu_used_memory."
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        ((0.12, 0.09, 0.15), "12 % (9 to 15 %)"),
+        ((0.995, 0.5, 12.0), "99.5 % (50 to 1,200 %)"),
+        ((0.12, -0.5, 9.99), "12 % (-50 to 999 %)"),
+        ((0.12, 0.0, 10.0), "12 % (0 to more than 1,000 %)"),
+    ],
+)
+def test_a_gain_in_percent_does_not_claim_to_know_what_may_be_a_loss_or_huge(
+    share: tuple[float, float, float], text: str
+) -> None:
+    assert percent(Estimate(*share)) == text
 
 
 def test_a_clear_gain_is_told_with_its_interval_and_ties_are_named() -> None:
@@ -182,6 +227,18 @@ def test_a_tie_at_another_load_says_so() -> None:
     history += [told(tie, within(149, 2), repeat=repeat, at=16) for repeat in (0, 1)]
 
     assert decide(GOAL, history).sentences[-1].endswith(": 3 instances (at concurrency 16 against concurrency 1).")
+
+
+@pytest.mark.parametrize(("throughput", "p99", "repeats"), [(149, 20, 2), (146, 1, 2), (149, 1, 1)])
+def test_what_misses_a_constraint_is_surely_worse_or_was_measured_one_time_is_not_named_as_equally_good(
+    throughput: float, p99: float, repeats: int
+) -> None:
+    goal = limited(Constraint(Metric.LATENCY_P99, maximum=10))
+    history = [told(DEFAULT, within(100, 2)), told(OTHER, within(150, 2))]
+    close = Variant((ModelChange("m", instance_count=3),))
+    history += [told(close, within(throughput, 2), p99, repeat=repeat) for repeat in range(repeats)]
+
+    assert len(decide(goal, history).sentences) == 1
 
 
 def test_a_variant_that_is_far_behind_is_never_as_good_however_uncertain_it_is() -> None:
@@ -234,7 +291,7 @@ def test_a_default_that_could_not_be_measured_leaves_the_gain_unknown() -> None:
 
 
 def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throughput() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=10),)),))
+    goal = limited(Constraint(Metric.LATENCY_P99, maximum=10))
 
     decision = decide(goal, [told(DEFAULT, exact(100), p99=12), told(OTHER, exact(80), p99=9)])
 
@@ -245,12 +302,23 @@ def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throug
 
 
 def test_no_variant_reaches_the_least_throughput() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1000),)),))
+    goal = limited(Constraint(Metric.THROUGHPUT, minimum=1000), Constraint(Metric.LATENCY_P99, maximum=1))
 
-    decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(800))])
+    decision = decide(goal, [told(DEFAULT, exact(100)), told(OTHER, exact(999.5))])
 
     assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
-    assert "'2 instances': perf_throughput is 800, the limit 1,000, 20.0% off" in decision.sentences[0]
+    assert decision.sentences == (
+        "No configuration keeps the constraints. The closest is '2 instances': perf_throughput is 999.5, "
+        "the limit 1,000, 0.1% off.",
+    )
+
+
+def test_a_limit_that_is_just_kept_is_not_named_among_those_missed() -> None:
+    goal = limited(Constraint(Metric.THROUGHPUT, minimum=100), Constraint(Metric.LATENCY_P99, maximum=1))
+
+    decision = decide(goal, [told(DEFAULT, exact(100), p99=1.5)])
+
+    assert decision.sentences[0].endswith(" 'default configuration': perf_latency_p99 is 1.5, the limit 1, 50.0% off.")
 
 
 def driver_of(space: LoadSpace, goal: Goal = GOAL) -> TrialDriver:
@@ -309,7 +377,7 @@ def test_loads_that_the_user_gave_are_all_measured() -> None:
 
 
 def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_searched() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.LATENCY_P99, maximum=11),)),))
+    goal = limited(Constraint(Metric.LATENCY_P99, maximum=11))
     driver = driver_of(LoadSpace(maximum=1024), goal)
     linear = answer(lambda value: value, p99=lambda value: value)
 
@@ -321,7 +389,7 @@ def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_s
 
 
 def test_the_edge_between_the_first_two_loads_is_searched_too() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=5),)),))
+    goal = limited(Constraint(Metric.THROUGHPUT, minimum=5))
     driver = driver_of(LoadSpace(values=(), minimum=2, maximum=8), goal)
     linear = answer(lambda value: value)
 
@@ -332,7 +400,7 @@ def test_the_edge_between_the_first_two_loads_is_searched_too() -> None:
 
 
 def test_a_two_point_sweep_whose_first_point_misses_the_limit_ends_well() -> None:
-    goal = Goal((ModelGoal("m", constraints=(Constraint(Metric.THROUGHPUT, minimum=1e6),)),))
+    goal = limited(Constraint(Metric.THROUGHPUT, minimum=1e6))
     driver = driver_of(LoadSpace(maximum=2), goal)
 
     play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value))

@@ -143,21 +143,17 @@ def _ranked(point: Point, default: Point | None, level: float) -> Ranked:
 OPEN = 0.05
 """A gain beyond this that may be chance leaves the verdict open: it is not the same as no gain."""
 
-_NO_GAIN = Estimate(0.0, 0.0, 0.0, 0.0)
 
-
-def _open_rival(ranking: Sequence[Ranked]) -> Ranked | None:
-    """Return the variant that may be clearly better than the default although that is not certain."""
-    rivals = [each for each in ranking if each.gain and each.gain.value > OPEN and not each.variant.is_default]
-    return max((each for each in rivals if each.keeps_constraints), key=_gain_value, default=None)
-
-
-def _gain_value(ranked: Ranked) -> float:
-    return ranked.gain.value if ranked.gain else 0.0
+def _open_rival(ranking: Sequence[Ranked]) -> tuple[Variant, Estimate] | None:
+    """Return the variant, with its gain, that may be clearly better than the default although that is not certain."""
+    rivals = [
+        (each.variant, each.gain) for each in ranking if each.gain and each.gain.value > OPEN and each.keeps_constraints
+    ]
+    return max(rivals, key=lambda rival: rival[1].value, default=None)
 
 
 def _verdict(
-    conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal, rival: Ranked | None
+    conclusion: Conclusion, best: Ranked, default: Ranked | None, goal: Goal, rival: tuple[Variant, Estimate] | None
 ) -> tuple[str, ...]:
     if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
         missed = missed_constraints(best, goal)
@@ -168,7 +164,7 @@ def _verdict(
         return ("Only the default configuration was measured: there is nothing to compare it with.",)
     if rival is not None:
         return (
-            f"Undecided: '{rival.variant}' came to {percent(rival.gain or _NO_GAIN)} over the default configuration, "
+            f"Undecided: '{rival[0]}' came to {percent(rival[1])} over the default configuration, "
             "which may be chance. More time, or a quieter machine, would tell.",
         )
     if conclusion is Conclusion.NO_GAIN or best.gain is None:

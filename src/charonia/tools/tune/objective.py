@@ -124,9 +124,7 @@ class Evidence:
         Points that were measured with the most effort are preferred over briefly measured ones, which were already
         judged when the former were picked.
         """
-        points = list(self.points(variant))
-        most = max((point.effort for point in points), default=0.0)
-        return max((point for point in points if point.effort == most), key=lambda point: point.order, default=None)
+        return max(self.points(variant), key=lambda point: (point.effort, point.order), default=None)
 
     def ranking(self) -> list[Point]:
         """Return the best point of each variant, best first.
@@ -187,8 +185,7 @@ class Evidence:
 
     def _noise_of(self, name: str, effort: float) -> tuple[float, int]:
         if self._noise is None:
-            groups = [group for loads in self._groups.values() for group in loads.values() if len(group) > 1]
-            self._noise = run_to_run_noise(groups)
+            self._noise = run_to_run_noise(group for loads in self._groups.values() for group in loads.values())
         return self._noise.get((name, effort), (0.0, 0))
 
     def _score(self, pools: Mapping[str, Mapping[str, "_Pool"]]) -> Score:
