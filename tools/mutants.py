@@ -6,10 +6,11 @@
     python tools/mutants.py --pure --count 400 --budget 20000     ... over the pure core
 
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
-statement. The tests that reach its line, as a run under coverage has shown, run against a copy of the sources that has
-the fault: those of the file's folder, then the others. The sources themselves are never touched. An undetected fault is
-printed as `file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed
-and sources give the same sample.
+statement. A process for each folder of tests runs them one time under coverage, to learn which lines each of them
+reaches. Then it forks for each fault, puts it into the loaded function, and runs the tests that reach its line, fast
+ones first. A fault outside of functions is put into a copy of the sources, with which the tests of the folder are
+started. The sources themselves are never touched. An undetected fault is printed as `file:line`, the original code and
+the changed code: it needs a test, or makes no difference. The same seed and sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -17,22 +18,29 @@ all files and drops neither statements nor returned values; each brings some 30 
 
 import argparse
 import ast
+import contextlib
+import gc
+import inspect
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
+from multiprocessing import get_context
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import coverage
 import pytest
+from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path("src", "charonia")
@@ -152,7 +160,7 @@ def _variants(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
         case ast.Constant(int(value) | float(value)):
             yield ast.Constant(value + 1)
             yield ast.Constant(value - 1)
-        case ast.Return(value) if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value) if value is not None and not isinstance(value, ast.Constant):  # it has faults itself
             yield ast.Return(ast.Constant(None))
         case ast.AugAssign(target, op, value):
             if type(op) in ARITHMETIC:
@@ -195,70 +203,143 @@ def changed_files(base: str) -> list[Path]:
     return [Path(name) for name in names if name.endswith(".py")]
 
 
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Let coverage.py know which test runs. With its own `test_function`, a property test would be Hypothesis."""
-    measuring = coverage.Coverage.current()
-    assert measuring is not None
-    measuring.switch_context(item.nodeid.partition("[")[0])
+def functions_of(source: str, path: str) -> list[CodeType]:
+    """Return the functions, methods and lambdas of a module in order, without those within others."""
+
+    def within(code: CodeType) -> Iterator[CodeType]:
+        for each in code.co_consts:
+            if isinstance(each, CodeType):
+                if not each.co_flags & inspect.CO_NEWLOCALS:  # a class
+                    yield from within(each)
+                elif each.co_name == "<lambda>" or not each.co_name.startswith("<"):
+                    yield each
+
+    return list(within(compile(source, path, "exec")))
 
 
-class Reach:
-    """Which tests reach each line, by a run of the tests of some folders under coverage.
+def changed_function(fault: Fault) -> tuple[CodeType, CodeType] | None:
+    """Return the function that a fault changes and what it becomes; None for a fault outside of functions."""
+    path = str(ROOT / fault.path)
+    pairs = zip(
+        functions_of((ROOT / fault.path).read_text("utf-8"), path), functions_of(fault.source, path), strict=True
+    )
+    changed = [(one, other) for one, other in pairs if not _is_same(one, other)]
+    fits = len(changed) == 1 and len(changed[0][0].co_freevars) == len(changed[0][1].co_freevars)
+    return changed[0] if fits else None
 
-    Args:
-        data: File of coverage.py with a context for each test; it is made where it is missing.
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two functions, or constants in them, differ by no more than their lines."""
+    if not isinstance(one, CodeType) or not isinstance(other, CodeType):
+        return type(one) is type(other) and repr(one) == repr(other)
+    return (
+        (one.co_code, one.co_names, len(one.co_consts)) == (other.co_code, other.co_names, len(other.co_consts))
+        and one.co_exceptiontable == other.co_exceptiontable
+        and all(map(_is_same, one.co_consts, other.co_consts))
+    )
+
+
+class Forks:
+    """A plugin of pytest that tries faults of functions in forks of the process that has collected the tests."""
+
+    def __init__(self, faults: Sequence[Fault], end_s: float) -> None:
+        self._faults, self._end_s = faults, end_s
+        self.detected: list[bool] = []
+        self.broken: list[str] = []
+
+    def pytest_collection(self) -> None:
+        """Let property tests end with the first example that fails."""
+        from hypothesis import HealthCheck, Phase, settings  # not before pytest's import hook is there
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("faults", deadline=None, suppress_health_check=list(HealthCheck), phases=phases)
+        settings.load_profile("faults")
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Learn which lines the tests reach, then try the faults."""
+        paths = {str(ROOT / fault.path) for fault in self._faults}
+        measuring = coverage.Coverage(data_file=None, include=list(paths), config_file=False)
+        seconds: dict[pytest.Item, float] = {}
+        with measuring.collect():
+            for item in session.items:
+                start_s = time.perf_counter()
+                measuring.switch_context(item.nodeid)
+                if _fails(item):
+                    self.broken.append(item.nodeid)
+                else:
+                    seconds[item] = time.perf_counter() - start_s
+        lines = {path: measuring.get_data().contexts_by_lineno(path) for path in paths}
+        gc.unfreeze()
+        functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        works: dict[pytest.Item, bool] = {}  # in a fork, without a fault
+        for fault in self._faults:
+            before, after = changed_function(fault) or (None, None)
+            names = set(lines[str(ROOT / fault.path)].get(fault.line, ()))
+            tests = sorted((item for item in seconds if item.nodeid in names), key=seconds.__getitem__)
+            for item in tests:
+                if item not in works:
+                    works[item] = not _fork_fails([item], 60 + 5 * seconds[item])
+                    self.broken += [] if works[item] else [item.nodeid]
+            tests = [item for item in tests if works[item]]
+            loaded = [each for each in functions if each.__code__ == before]
+            if time.monotonic() > self._end_s:
+                break
+            limit_s = 20 + 5 * sum(map(seconds.__getitem__, tests))
+            self.detected.append(bool(tests and loaded) and _fork_fails(tests, limit_s, loaded, after))
+        return True
+
+
+def _fails(item: pytest.Item) -> bool:
+    return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
+
+
+def _fork_fails(
+    tests: Sequence[pytest.Item], limit_s: float, functions: Sequence[FunctionType] = (), code: Any = None
+) -> bool:
+    """Whether one of the tests fails, or they take too long, in a fork in which functions have other code."""
+    child = os.fork()
+    if child == 0:
+        failed = True
+        try:
+            os.setpgid(0, 0)
+            for function in functions:
+                function.__code__ = code
+            failed = any(map(_fails, tests))
+        finally:
+            os._exit(failed)
+    end_s, pause_s = time.monotonic() + limit_s, 0.001
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end_s:
+        time.sleep(pause_s)
+        pause_s = min(0.05, pause_s * 1.5)
+    with contextlib.suppress(ProcessLookupError):  # the servers and workers that its tests started are in its group
+        os.killpg(child, signal.SIGKILL)
+    return (done if done[0] else os.waitpid(child, 0))[1] != 0
+
+
+def try_in(folder: Path, faults: Sequence[Fault], end_s: float) -> tuple[list[bool], list[str]]:
+    """Return which faults the tests of a folder detect, of the first ones if there is no time for all.
+
+    Also return the tests that fail without a fault, which are left out.
     """
-
-    def __init__(self, folders: Sequence[Path], data: Path) -> None:
-        if not data.exists():
-            command = [sys.executable, "-m", "coverage", "run", "--rcfile=/dev/null", f"--data-file={data}"]
-            files = [str(file) for folder in folders for file in files_of(folder)]
-            command += [
-                f"--source={PACKAGE}",
-                "--append",
-                "-m",
-                "pytest",
-                "-p",
-                "tools.mutants",
-                "-n",
-                "0",
-                "--timeout=0",
-                *files,
-            ]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            if done.returncode == 1:  # a test may need more time than a busy machine gives it under coverage
-                done = subprocess.run([*command, "--last-failed"], cwd=ROOT, capture_output=True, text=True)
-            if done.returncode != 0:
-                data.unlink(missing_ok=True)
-                raise SystemExit(f"the tests fail as they are:\n{done.stdout[-2000:]}")
-        self._data = coverage.CoverageData(str(data))
-        self._data.read()
-
-    @cache  # noqa: B019  # there is one for a run
-    def _lines(self, path: Path) -> dict[int, list[str]]:
-        return self._data.contexts_by_lineno(str(ROOT / path))
-
-    def tests(self, fault: Fault) -> tuple[list[str], list[str]]:
-        """Return the tests that reach a fault: those of its own folder, and the others."""
-        own = files_of(tests_of(fault.path))
-        found = sorted(self._lines(fault.path).get(fault.line, []))
-        if "" in found:  # it runs when the module is imported
-            return own, []
-        near = [each for each in found if each.split("::")[0] in own]
-        return near, [each for each in found if each not in near]
+    forks = Forks(faults, end_s)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    pytest.main(["-n", "0", "-p", "no:cacheprovider", "--timeout=0", *files_of(folder)], plugins=[forks])
+    return forks.detected, forks.broken
 
 
-def run_tests(tests: Sequence[str], fault: Fault, limit_s: float) -> int | None:
-    """Run tests with a fault in the sources; return pytest's status, None after a timeout."""
+def survives_outside(fault: Fault) -> bool:
+    """Whether the tests of its folder pass with a fault outside of functions in a copy of the sources."""
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE), copy_function=os.link)
         changed = Path(folder, fault.path)
         changed.unlink()
         changed.write_text(fault.source, encoding="utf-8")
         paths = {"PYTHONPATH": str(Path(folder, "src")), "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "examples"))}
-        command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
-            command,
+            [*command, *files_of(tests_of(fault.path))],
             cwd=ROOT,
             env={**os.environ, **paths},
             stdout=subprocess.DEVNULL,
@@ -266,24 +347,14 @@ def run_tests(tests: Sequence[str], fault: Fault, limit_s: float) -> int | None:
             process_group=0,
         )
         try:
-            return process.wait(limit_s)
+            return process.wait(LIMIT_S) == 0
         except subprocess.TimeoutExpired:
-            return None
+            return False
         finally:
             # Its process group has the servers and workers that its tests started.
             if process.poll() is None:
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-def survives(fault: Fault, reach: Reach, end_s: float) -> bool | None:
-    """Whether no test detects a fault; None when the time is over."""
-    if time.monotonic() > end_s:
-        return None
-    detected = any(tests and run_tests(tests, fault, LIMIT_S) != 0 for tests in reach.tests(fault))
-    if not detected:
-        print(fault, flush=True)
-    return not detected
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -296,9 +367,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--budget", type=float, default=600, help="seconds after which no more faults are tried (default: %(default)s)"
     )
-    parser.add_argument("--reach", type=Path, help="keep in this file which tests reach each line, for later runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="faults tried concurrently (default: %(default)s)")
+    parser.add_argument(
+        "--also",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FOLDER",
+        help="more folders with tests that may detect faults",
+    )
     options = parser.parse_args(arguments)
     files = [path.resolve().relative_to(ROOT) for path in options.files]
     if options.pure:
@@ -306,12 +383,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = files or changed_files(options.base)
     faults = [fault for path in files for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        reach = Reach(sorted({tests_of(path) for path in files}), options.reach or Path(folder, "reach"))
-        end_s = time.monotonic() + options.budget
-        outcomes = list(pool.map(lambda fault: survives(fault, reach, end_s), sample))
-    tried = sum(outcome is not None for outcome in outcomes)
-    print(f"{tried} of {len(faults)} possible faults tried with seed {options.seed}: {outcomes.count(False)} detected")
+    end_s = time.monotonic() + options.budget
+    in_functions = [fault for fault in sample if changed_function(fault)]
+    outcomes: dict[Fault, bool] = {}
+    done = set()
+    for folder in sorted({*(tests_of(fault.path) for fault in sample), *options.also}):
+        left = [fault for fault in in_functions if not outcomes.get(fault)]
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            detected, broken = pool.submit(try_in, folder, left, end_s).result()
+        print(
+            f"{folder}: {sum(detected)} of {len(left)} detected", *broken, sep="\n  left out, as it fails: ", flush=True
+        )
+        outcomes.update(zip(left, detected, strict=False))
+        if len(detected) == len(left):
+            done.add(folder)
+    for fault in sample:
+        if fault not in in_functions and time.monotonic() < end_s:
+            outcomes[fault] = not survives_outside(fault)
+    tried = {
+        fault: is_detected
+        for fault, is_detected in outcomes.items()
+        if is_detected or fault not in in_functions or tests_of(fault.path) in done
+    }
+    print(*(fault for fault, is_detected in tried.items() if not is_detected), sep="\n")
+    print(
+        f"{len(tried)} of {len(faults)} possible faults tried with seed {options.seed}: {sum(tried.values())} detected"
+    )
     return 0
 
 
