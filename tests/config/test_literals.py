@@ -23,7 +23,7 @@ def refusal(text: str) -> ServingError:
         (r'"\x41\X41\X4"', "AA\x04"),
         (r'"\101\7\1234"', "A\x07S4"),
         (r'"\303\251 \xc3\xa9 \u00e9 é"', "é é é é"),
-        (r'"\U0001f600 \ud83d\ude00 \uD83D\uDE00"', "\U0001f600 \U0001f600 \U0001f600"),
+        (r'"\U0001f600 \ud83d\ude00 \uD83D\uDE01"', "\U0001f600 \U0001f600 \U0001f601"),
         (r'"\U0010ffff\U0000d7ff\ue000"', "\U0010ffff\ud7ff\ue000"),
         (r'"\a\b\f\n\r\t\v\\\'\""', "\a\b\f\n\r\t\v\\'\""),
         (r"""'a\"b' "c'd" # "\q" '""", "a\"bc'd"),
@@ -50,9 +50,9 @@ def test_an_escape_means_what_it_means_to_triton(literal: str, expected: str) ->
     ],
 )
 def test_an_escape_that_triton_refuses_is_refused_with_its_place(escape: str) -> None:
-    error = refusal(f'name: "m"\nbackend: "é\\n{escape}"')
+    error = refusal(f'\nname: "m"\nbackend: "é\\n{escape}"')
 
-    assert error.message.startswith("config.pbtxt line 2, column 14: a text cannot have the escape \\")
+    assert error.message.startswith("config.pbtxt line 3, column 14: a text cannot have the escape \\")
     assert error.hint == "a backslash itself is written twice: \\\\"
 
 

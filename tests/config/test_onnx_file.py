@@ -74,7 +74,7 @@ def test_files_of_tensors_are_found_wherever_they_are() -> None:
 
 
 def field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2, len(content)]) + content
+    return bytes([number << 3 | 2, len(content) & 0x7F | 0x80, len(content) >> 7]) + content
 
 
 def test_of_repeated_keys_and_values_all_count() -> None:
@@ -82,6 +82,30 @@ def test_of_repeated_keys_and_values_all_count() -> None:
     model = field(7, field(5, field(13, entry)))
 
     assert examined(model)[0] == {"harmless", "/etc/passwd"}
+
+
+def test_fields_of_other_kinds_are_passed_over() -> None:
+    others = b"\x08\xff\x01" + b"\x09" + b"\x3a" * 8 + b"\x0d" + b"\x3a" * 4 + field(6, b"\x3a\x3a")
+    entry = others + field(1, b"location") + others + field(2, b"w" * 128)
+
+    assert examined(others + field(7, others + field(5, others + field(13, entry))))[0] == {"w" * 128}
+
+
+def test_external_weights_are_named_one_time_in_the_order_of_the_model() -> None:
+    tensors = [tensor(name) for name in ("c", "a", "c", "b")]
+    graph = helper.make_graph([helper.make_node("Constant", [], ["c"], value=tensor("d"))], "g", [], [], tensors)
+
+    assert OnnxFile(io.BytesIO(helper.make_model(graph).SerializeToString())).weight_files() == ("c", "a", "b")
+
+
+def test_inputs_and_outputs_without_even_a_rank_are_named() -> None:
+    values = [
+        helper.make_tensor_value_info(f"rank_{shape}", TensorProto.FLOAT, shape) for shape in (None, [], [None], [2, 3])
+    ]
+    outputs = [helper.make_tensor_value_info("out", TensorProto.INT64, None), onnx.ValueInfoProto(name="of no type")]
+    graph = helper.make_graph([], "g", values, outputs, value_info=[helper.make_tensor_value_info("in", 1, None)])
+
+    assert OnnxFile(io.BytesIO(helper.make_model(graph).SerializeToString())).without_shape() == {"rank_None", "out"}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +116,10 @@ def test_of_repeated_keys_and_values_all_count() -> None:
         (b"\x3b", "no wire type 3"),
         (b"\x3a\x05ab", "a part is longer than the whole"),
         (b"\x3a", "no number"),
+        (b"\x3a" + b"\xff" * 10 + b"\x00", "no number"),
+        (b"\x3a\xff\xff\xff\xff\x0f", "a part is longer than the whole"),
+        (b"\x06", "no tag of a field: 6"),
+        (b"\x0e", "no wire type 6"),
     ],
 )
 def test_what_parsers_may_read_in_another_way_is_refused(content: bytes, message: str) -> None:

@@ -163,9 +163,43 @@ def test_text_becomes_records(text: str, expected: ModelConfig) -> None:
             "config.pbtxt line 1, column 1: expected identifier or number, got {.",
             "this is JSON; config.pbtxt holds fields without braces around them, such as max_batch_size: 8",
         ),
+        (
+            "dynamic_batching {\n  preserve_ordering: true\n",
+            'config.pbtxt line 2, column 22: expected "}".',
+            "the brace in line 1, 'dynamic_batching {', is not closed",
+        ),
+        (
+            "input {\n  reshape {\n    shape: 1\n}\ninput {\n  reshape {\n    shape: 1\n}\n",
+            "config.pbtxt line 5, column 1: ModelInput has no field 'input'",
+            "the brace in line 2, 'reshape {', is not closed; 'input' is a field of GraphSpec, LowerBound, ModelConfig",
+        ),
+        (
+            "input {\n  reshape { shape: 1 }\n  dims: 1\n\n",
+            'config.pbtxt line 3, column 9: expected "}".',
+            "the brace in line 1, 'input {', is not closed",
+        ),
+        (
+            "input {\n  reshape {\n    shape: 1 }\n",
+            'config.pbtxt line 3, column 14: expected "}".',
+            "the brace in line 1, 'input {', is not closed",
+        ),
+        (
+            "input {\nreshape {\n}\n",
+            'config.pbtxt line 3, column 1: expected "}".',
+            "the brace in line 1, 'input {', is not closed",
+        ),
+        (
+            "  input {\n}\ndynamic_batching {",
+            'config.pbtxt line 3, column 18: expected "}".',
+            "the brace in line 3, 'dynamic_batching {', is not closed",
+        ),
         ("max_batch_size: many", "config.pbtxt line 1, column 17: couldn't parse integer: many", ""),
         ("max_batch_size: 4294967296", "config.pbtxt line 1, column 17: value out of range: 4294967296", ""),
         ("\ninput { data_type: '\ud800' }", "config.pbtxt line 2: '\\ud800' is no character", ""),
+        ("name: 'a'\n'\udc80'", "config.pbtxt line 2: byte 0x80 is not UTF-8", ""),
+        ("name: '\udcff'", "config.pbtxt line 1: byte 0xff is not UTF-8", ""),
+        ("name: '\udc7f'", "config.pbtxt line 1: '\\udc7f' is no character", ""),
+        ("name: '\udd00'", "config.pbtxt line 1: '\\udd00' is no character", ""),
         ("input { data_type: 99999999999 }", "config.pbtxt: Value out of range: 99999999999", ""),
         ("input { data_type: 99 }", "input[0].data_type: 99 is not a number of DataType", ""),
     ],
@@ -197,17 +231,18 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def test_a_text_over_the_limit_is_refused_unread() -> None:
+    assert parse(" " * MAX_TEXT_CHARS) == ModelConfig()
     assert f"at most {MAX_TEXT_CHARS} are read" in refusal(" " * (MAX_TEXT_CHARS + 1)).message
 
 
 def test_rendered_text_is_readable() -> None:
-    config = ModelConfig(name="m", max_batch_size=8, input=(ModelInput("x", DataType.FP32, dims=(3, -1)),))
+    config = ModelConfig(name="m", max_batch_size=8, input=(ModelInput("é", DataType.FP32, dims=(3, -1)),))
 
     assert render(config).splitlines() == [
         'name: "m"',
         "max_batch_size: 8",
         "input {",
-        '  name: "x"',
+        '  name: "é"',
         "  data_type: TYPE_FP32",
         "  dims: [3, -1]",
         "}",

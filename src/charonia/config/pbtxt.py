@@ -179,8 +179,7 @@ def _unclosed(text: str) -> str:
     """
     lines = text.split("\n")
     open_lines: list[int] = []
-    suspect = -1
-    line = seen = 0
+    line = seen = suspect = 0
     for token in _BRACE.finditer(text):
         line += text.count("\n", seen, token.start())
         seen = token.start()
@@ -188,13 +187,13 @@ def _unclosed(text: str) -> str:
             open_lines.append(line)
         elif token[0] == "}" and open_lines:
             column = _indent(lines[line])
-            begins = lines[line].lstrip().startswith("}") and line != open_lines[-1]
-            if suspect < 0 and begins and column < _indent(lines[open_lines[-1]]):
-                suspect = open_lines[-1]
-            open_lines.pop()
+            begins = lines[line].lstrip().startswith("}")
+            inner, outer = open_lines.pop(), {_indent(lines[each]) for each in open_lines}
+            if not suspect and begins and column < _indent(lines[inner]) and column in outer:
+                suspect = inner
     if not open_lines:
         return ""
-    line = suspect if suspect >= 0 else open_lines[-1]
+    line = suspect or open_lines[-1]
     return f"the brace in line {line + 1}, '{short(lines[line].strip())}', is not closed"
 
 
