@@ -6,11 +6,12 @@
     python tools/mutants.py --pure --count 400 --budget 20000     ... over the pure core
 
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
-statement. A process for each folder of tests runs them one time under coverage, to learn which lines each of them
+statement. A process runs the tests of the files' folders one time under coverage, to learn which lines each of them
 reaches. Then it forks for each fault, puts it into the loaded function, and runs the tests that reach its line, fast
 ones first. A fault outside of functions is put into a copy of the sources, with which the tests of the folder are
-started. The sources themselves are never touched. An undetected fault is printed as `file:line`, the original code and
-the changed code: it needs a test, or makes no difference. The same seed and sources give the same sample.
+started. Files of tests that take long are left out. The sources themselves are never touched. An undetected fault is
+printed as `file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed
+and sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -23,6 +24,7 @@ import gc
 import inspect
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -36,7 +38,7 @@ from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TextIO
 
 import coverage
 import pytest
@@ -184,8 +186,9 @@ def tests_of(path: Path) -> Path:
 
 
 def files_of(tests: Path) -> list[str]:
-    """Return the files of tests in a folder."""
-    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py"))
+    """Return the files of tests in a folder, without those that tests/conftest.py lists because they take long."""
+    slow = set(re.findall(r'"(test_\w+\.py)"', (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")))
+    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py") if file.name not in slow)
 
 
 def pure_files() -> list[Path]:
@@ -242,10 +245,9 @@ def _is_same(one: object, other: object) -> bool:
 class Forks:
     """A plugin of pytest that tries faults of functions in forks of the process that has collected the tests."""
 
-    def __init__(self, faults: Sequence[Fault], end_s: float) -> None:
-        self._faults, self._end_s = faults, end_s
+    def __init__(self, faults: Sequence[Fault], end_s: float, output: TextIO) -> None:
+        self._faults, self._end_s, self._output = faults, end_s, output
         self.detected: list[bool] = []
-        self.broken: list[str] = []
 
     def pytest_collection(self) -> None:
         """Let property tests end with the first example that fails."""
@@ -265,7 +267,7 @@ class Forks:
                 start_s = time.perf_counter()
                 measuring.switch_context(item.nodeid)
                 if _fails(item):
-                    self.broken.append(item.nodeid)
+                    self._tell(f"left out, as it fails without a fault: {item.nodeid}")
                 else:
                     seconds[item] = time.perf_counter() - start_s
         lines = {path: measuring.get_data().contexts_by_lineno(path) for path in paths}
@@ -279,14 +281,20 @@ class Forks:
             for item in tests:
                 if item not in works:
                     works[item] = not _fork_fails([item], 60 + 5 * seconds[item])
-                    self.broken += [] if works[item] else [item.nodeid]
+                    if not works[item]:
+                        self._tell(f"left out, as it fails in a fork without a fault: {item.nodeid}")
             tests = [item for item in tests if works[item]]
             loaded = [each for each in functions if each.__code__ == before]
             if time.monotonic() > self._end_s:
                 break
             limit_s = 20 + 5 * sum(map(seconds.__getitem__, tests))
             self.detected.append(bool(tests and loaded) and _fork_fails(tests, limit_s, loaded, after))
+            if not self.detected[-1]:
+                self._tell(str(fault))
         return True
+
+    def _tell(self, line: str) -> None:
+        print(line, file=self._output, flush=True)
 
 
 def _fails(item: pytest.Item) -> bool:
@@ -316,17 +324,14 @@ def _fork_fails(
     return (done if done[0] else os.waitpid(child, 0))[1] != 0
 
 
-def try_in(folder: Path, faults: Sequence[Fault], end_s: float) -> tuple[list[bool], list[str]]:
-    """Return which faults the tests of a folder detect, of the first ones if there is no time for all.
-
-    Also return the tests that fail without a fault, which are left out.
-    """
-    forks = Forks(faults, end_s)
+def try_in_forks(files: Sequence[str], faults: Sequence[Fault], end_s: float) -> list[bool]:
+    """Return which faults the tests of some files detect, of the first ones if there is no time for all."""
+    forks = Forks(faults, end_s, open(os.dup(1), "w", encoding="utf-8"))  # noqa: SIM115 - to the end of the process
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    pytest.main(["-n", "0", "-p", "no:cacheprovider", "--timeout=0", *files_of(folder)], plugins=[forks])
-    return forks.detected, forks.broken
+    pytest.main(["-n", "0", "-p", "no:cacheprovider", "--timeout=0", *files], plugins=[forks])
+    return forks.detected
 
 
 def survives_outside(fault: Fault) -> bool:
@@ -385,29 +390,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
     end_s = time.monotonic() + options.budget
     in_functions = [fault for fault in sample if changed_function(fault)]
-    outcomes: dict[Fault, bool] = {}
-    done = set()
-    for folder in sorted({*(tests_of(fault.path) for fault in sample), *options.also}):
-        left = [fault for fault in in_functions if not outcomes.get(fault)]
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            detected, broken = pool.submit(try_in, folder, left, end_s).result()
-        print(
-            f"{folder}: {sum(detected)} of {len(left)} detected", *broken, sep="\n  left out, as it fails: ", flush=True
-        )
-        outcomes.update(zip(left, detected, strict=False))
-        if len(detected) == len(left):
-            done.add(folder)
+    folders = sorted({*map(tests_of, files), *options.also})
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        names = [name for folder in folders for name in files_of(folder)]
+        detected = pool.submit(try_in_forks, names, in_functions, end_s).result()
+    outcomes = dict(zip(in_functions, detected, strict=False))
     for fault in sample:
         if fault not in in_functions and time.monotonic() < end_s:
             outcomes[fault] = not survives_outside(fault)
-    tried = {
-        fault: is_detected
-        for fault, is_detected in outcomes.items()
-        if is_detected or fault not in in_functions or tests_of(fault.path) in done
-    }
-    print(*(fault for fault, is_detected in tried.items() if not is_detected), sep="\n")
+            if not outcomes[fault]:
+                print(fault, flush=True)
     print(
-        f"{len(tried)} of {len(faults)} possible faults tried with seed {options.seed}: {sum(tried.values())} detected"
+        f"{len(outcomes)} of {len(faults)} possible faults tried with seed {options.seed}: "
+        f"{sum(outcomes.values())} detected"
     )
     return 0
 
