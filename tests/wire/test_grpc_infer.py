@@ -461,7 +461,8 @@ def test_a_stream_error_says_which_request_it_is_for() -> None:
 
     message = service_pb2.ModelStreamInferResponse.FromString(bytes(data))
     assert message.error_message == "wrong (hint: try)"
-    assert (message.infer_response.id, message.infer_response.model_name) == ("a", "m")
+    found = message.infer_response
+    assert (found.id, found.model_name, found.model_version) == ("a", "m", request.model_version)
     assert message.infer_response.parameters["triton_final_response"].bool_param
 
 

@@ -1,6 +1,7 @@
 """Requests of OpenAI's API for models that do not speak it: what is taken, what is refused, and by which name."""
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,16 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
 from charonia.wire.openai_answer import (
+    AnswerHead,
+    TokenUsage,
     decode_embeddings_request,
+    encode_embeddings,
     error_object,
     normalized,
     padded_tokens,
     pooled,
     shortened,
+    usage_object,
 )
 from charonia.wire.openai_models import engine_routes, model_ids, routes_of
 from charonia.wire.openai_request import TextRequest, decode_text_request
@@ -213,3 +218,68 @@ def test_requests_for_embeddings_are_refused_by_name(document: dict[str, Any], m
         decode_embeddings_request(document)
 
     assert refused.value.message.startswith(message)
+
+
+def test_chunks_and_documents_have_the_form_of_their_route() -> None:
+    chat, text = AnswerHead(True, "i", 7, "m"), AnswerHead(False, "i", 7, "m")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def choices(document: bytes, kind: str) -> list[Any]:
+        whole = json.loads(document)
+        assert (whole["id"], whole["object"], whole["created"], whole["model"]) == ("i", kind, 7, "m")
+        return list(whole["choices"])
+
+    def choice(index: int, reason: str | None = None, **content: object) -> dict[str, object]:
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+
+    chunk = "chat.completion.chunk"
+    assert choices(chat.first(1), chunk) == [choice(1, delta={"role": "assistant", "content": ""})]
+    assert choices(chat.piece(1, "a"), chunk) == [choice(1, delta={"content": "a"})]
+    assert choices(chat.calls(1, [call]), chunk) == [choice(1, delta={"tool_calls": [{"index": 0, **call}]})]
+    assert choices(chat.last(1, "stop"), chunk) == [choice(1, "stop", delta={})]
+    assert choices(text.piece(1, "a"), "text_completion") == [choice(1, text="a")]
+    assert choices(text.last(1, "stop"), "text_completion") == [choice(1, "stop", text="")]
+    assert json.loads(chat.usage({"x": 1}))["usage"] == {"x": 1}
+    assert choices(chat.usage({}), chunk) == []
+    assert choices(text.document([("a", (), "stop"), ("b", (), "length")], {}), "text_completion") == [
+        choice(0, "stop", text="a"),
+        choice(1, "length", text="b"),
+    ]
+    plain, called = choices(chat.document([("a", (), "stop"), ("", [call], "tool_calls")], {}), "chat.completion")
+    assert plain == choice(0, "stop", message={"role": "assistant", "content": "a", "refusal": None})
+    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+    assert called == choice(1, "tool_calls", message=message)
+
+
+@pytest.mark.parametrize(
+    ("usage", "is_estimated", "more"),
+    [
+        (TokenUsage(3, 4), False, {}),
+        (TokenUsage(3, 4), True, {"estimated": True}),
+        (TokenUsage(3, 4, 2), False, {"prompt_tokens_details": {"cached_tokens": 2}}),
+    ],
+)
+def test_usage_says_what_is_estimated_and_what_was_cached(
+    usage: TokenUsage, is_estimated: bool, more: dict[str, object]
+) -> None:
+    expected = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7, **more}
+    assert usage_object(usage, is_estimated=is_estimated) == expected
+
+
+def test_embeddings_are_numbers_or_base64_and_have_usage_where_it_is_known() -> None:
+    vectors = np.array([[1, 2], [3, 4]], np.float32)
+
+    numbers = json.loads(encode_embeddings(vectors, "m", as_base64=False, usage=TokenUsage(5, 0)))
+    text = json.loads(encode_embeddings(vectors[:1], "m", as_base64=True, usage=None))
+
+    assert numbers == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [1, 2]},
+            {"object": "embedding", "index": 1, "embedding": [3, 4]},
+        ],
+        "model": "m",
+        "usage": {"prompt_tokens": 5, "total_tokens": 5},
+    }
+    assert text["data"][0]["embedding"] == "AACAPwAAAEA="
+    assert "usage" not in text

@@ -51,6 +51,17 @@ def test_members_have_their_places_in_a_chat() -> None:
     }
 
 
+def test_a_choice_among_tools_has_its_place_in_a_chat() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+    assert chat_request({"input": "a", "tool_choice": choice}, [])["tool_choice"] == {
+        "type": "allowed_tools",
+        "allowed_tools": allowed,
+    }
+    assert chat_request({"input": "a", "tool_choice": "required"}, [])["tool_choice"] == "required"
+
+
 def test_items_become_messages() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     items = [
@@ -84,6 +95,11 @@ def test_items_become_messages() -> None:
         ({"input": "a", "instructions": []}, "instructions"),
         ({"input": "a", "tools": {}}, "tools"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": ["a", 5]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": "a"}, {"type": "web_search_call"}]}, "input[1]"),
+        ({"input": "a", "tools": [TOOL, {"type": "web_search"}]}, "tools"),
+        ({"input": "a", "tools": ["f"]}, "tools"),
     ],
 )
 def test_what_a_chat_cannot_answer_is_refused_by_name(members: dict[str, Any], named: str) -> None:

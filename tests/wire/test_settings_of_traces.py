@@ -51,6 +51,8 @@ def test_every_setting_can_be_given_or_cleared() -> None:
     texts = {"trace_level": ["TIMESTAMPS"], "trace_rate": ["1"], "trace_count": ["-1"], "log_frequency": ["0"]}
 
     assert read_change(texts) == {"level": TraceLevel.TIMESTAMPS, "rate": 1, "count": -1, "log_frequency": 0}
+    most = {"trace_rate": ["4294967295"], "trace_count": ["2147483647"], "log_frequency": ["4294967295"]}
+    assert read_change(most) == {"rate": 2**32 - 1, "count": 2**31 - 1, "log_frequency": 2**32 - 1}
     assert read_change(dict.fromkeys(texts)) == dict.fromkeys(("level", "rate", "count", "log_frequency"))
 
 

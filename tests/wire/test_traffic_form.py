@@ -21,6 +21,20 @@ def test_settings_and_plans_survive_the_way_to_json_and_back() -> None:
     assert read_plan(json.loads(json.dumps(plan_json(CanaryPlan(2, 1))))) == CanaryPlan(2, 1)
 
 
+@pytest.mark.parametrize(
+    ("members", "count"),
+    [
+        ({}, 2),
+        ({"checks_errors": False}, 1),
+        ({"checks_errors": False, "difference_rate_max": 0}, 2),
+        ({"p99_ratio_max": None, "difference_rate_max": 0.1}, 2),
+        ({"difference_rate_max": 0.1}, 3),
+    ],
+)
+def test_the_conditions_of_a_plan_are_counted(members: dict[str, object], count: int) -> None:
+    assert read_plan({"version": 2, **members}).condition_count == count
+
+
 def test_a_change_leaves_alone_what_it_does_not_name_and_null_resets() -> None:
     assert read_change({"weights": {"1": 1}}) == TrafficChange(weights={1: 1.0})
     assert read_change({"weights": None, "sticky": None, "shadow": None}) == TrafficChange({}, "", {})
