@@ -10,9 +10,9 @@ import pytest
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
+from charonia.core.statistics import TokenUsage
 from charonia.wire.openai_answer import (
     AnswerHead,
-    TokenUsage,
     decode_embeddings_request,
     encode_embeddings,
     error_object,
@@ -222,14 +222,14 @@ def test_requests_for_embeddings_are_refused_by_name(document: dict[str, Any], m
 
 def test_chunks_and_documents_have_the_form_of_their_route() -> None:
     chat, text = AnswerHead(True, "i", 7, "m"), AnswerHead(False, "i", 7, "m")
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    call: dict[str, object] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
     def choices(document: bytes, kind: str) -> list[Any]:
         whole = json.loads(document)
         assert (whole["id"], whole["object"], whole["created"], whole["model"]) == ("i", kind, 7, "m")
         return list(whole["choices"])
 
-    def choice(index: int, reason: str | None = None, **content: object) -> dict[str, object]:
+    def choice(index: int, reason: str | None = None, **content: object) -> dict[str, Any]:
         return {"index": index, **content, "logprobs": None, "finish_reason": reason}
 
     chunk = "chat.completion.chunk"
@@ -247,7 +247,7 @@ def test_chunks_and_documents_have_the_form_of_their_route() -> None:
     ]
     plain, called = choices(chat.document([("a", (), "stop"), ("", [call], "tool_calls")], {}), "chat.completion")
     assert plain == choice(0, "stop", message={"role": "assistant", "content": "a", "refusal": None})
-    message = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
+    message: dict[str, object] = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]}
     assert called == choice(1, "tool_calls", message=message)
 
 

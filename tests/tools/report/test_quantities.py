@@ -5,7 +5,18 @@ from charonia.tools.report.quantities import clock, duration, number, percent, s
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0.000"), (0.1234, "0.123"), (1.234, "1.23"), (9.996, "10.0"), (99.96, "100"), (12345.6, "12,346")],
+    [
+        (0, "0.000"),
+        (0.1234, "0.123"),
+        (1.234, "1.23"),
+        (0.9995, "1.00"),
+        (9.996, "10.0"),
+        (9.994, "9.99"),
+        (99.94, "99.9"),
+        (99.96, "100"),
+        (-99.96, "-100"),
+        (12345.6, "12,346"),
+    ],
 )
 def test_a_number_has_three_digits_and_never_fewer_than_its_whole_part(value: float, text: str) -> None:
     assert number(value) == text
@@ -20,7 +31,8 @@ def test_a_duration_has_the_unit_that_fits(nanoseconds: float, text: str) -> Non
 
 
 def test_sizes_are_binary() -> None:
-    assert [size(value) for value in (12, 2048, 150 * 2**20, 3 * 2**40)] == ["12 B", "2.00 KiB", "150 MiB", "3.00 TiB"]
+    expected = {12: "12 B", 1023: "1023 B", 2048: "2.00 KiB", 2**20 - 1: "1.00 MiB", 150 * 2**20: "150 MiB"}
+    assert {value: size(value) for value in [*expected, 3 * 2**40]} == {**expected, 3 * 2**40: "3.00 TiB"}
 
 
 def test_a_share_is_zero_only_if_there_is_none() -> None:

@@ -156,14 +156,54 @@ def test_gpus_have_tables_and_without_any_there_are_none() -> None:
 
 
 def test_the_summary_has_the_verdict_the_change_and_what_was_left_out() -> None:
-    text = summary(run(group(*TRIALS)))
+    assert summary(run(group(*TRIALS))).splitlines() == [
+        "m: 8 measurements of 2 configurations in 12 s",
+        "",
+        "'2 instances' is 103 % (93.8 to 113 %) better than the default configuration.",
+        "",
+        "configuration     instances  batch  delay  load           infer/s   p99 ms     memory  over default",
+        "---------------------------------------------------------------------------------------------------------",
+        "> config_0        2:CPU      8      -      concurrency 2  203 ±1 %  1.50 ±1 %          +103 % [+94, +113]",
+        "  config_default  1:CPU      8      -      concurrency 2  100 ±1 %  2.00 ±1 %",
+        "",
+        "Change of m (m_config_0/config.pbtxt):",
+        "  @@ -1 +1 @@",
+        "  +count: 2",
+        "",
+        "Not measured:",
+        "  9 instances: no room",
+    ]
 
-    assert "m: 8 measurements of 2 configurations in 12 s" in text
-    assert "> config_0" in text
-    assert "Change of m (m_config_0/config.pbtxt):" in text
-    assert "  +count: 2" in text
-    assert "9 instances: no room" in text
-    assert "at all" not in text
+
+def test_the_summary_of_several_models_has_their_best_in_one_table_and_says_why_it_ended() -> None:
+    reasons = ["no room", "b", "c", "no room", "d", "e", "f", "g", ""]
+    skipped = [Skipped(Variant((ModelChange("m", instance_count=10 + n),)), each) for n, each in enumerate(reasons)]
+    worse = replace(group(*TRIALS[1:3]), skipped=tuple(skipped))
+    resumed = replace(worse, trials=tuple(replace(each, is_resumed=True) for each in TRIALS[1:3]))
+    both = run(group(*TRIALS), resumed)
+
+    blocks = summary(replace(both, problem="lost"), 1, top_configs=3).split("\n\n")
+
+    assert blocks[5] == "m: 2 measurements of 2 configurations in 12 s, 2 of them from the journal"
+    assert blocks[8].splitlines() == [
+        "Not measured:",
+        "  10 instances and 1 other configuration: no room",
+        *(
+            f"  {count} instances: {reason}"
+            for count, reason in ((11, "b"), (12, "c"), (14, "d"), (15, "e"), (16, "f"))
+        ),
+        "  and 2 other reasons",
+    ]
+    assert [line.split()[:2] for line in blocks[9].splitlines()[2:]] == [
+        [">", "config_0"],
+        ["config_default", "1:CPU"],
+        [">", "config_default"],
+    ]
+    assert blocks[10] == "The run ended early: lost. The measurements are kept; the same command resumes."
+    assert summary(replace(both, is_interrupted=True)).endswith(
+        "\n\nInterrupted. The measurements are kept; the same command resumes."
+    )
+    assert "infer/s" not in summary(both, top_configs=3).rpartition("g\n\n")[2]
 
 
 def test_the_summary_shows_the_variants_that_were_asked_for() -> None:

@@ -18,7 +18,7 @@ def number(value: float) -> str:
 def duration(nanoseconds: float) -> str:
     """Return a duration: `470 µs`, `1.95 ms`."""
     for size, unit in _DURATIONS:
-        # 999.9 µs must not become `1,000 µs`.
+        # 999.9 µs must not become `1,000 µs`, nor 1023.9 KiB `1,024 KiB`.
         if nanoseconds >= 0.9995 * size:
             return f"{number(nanoseconds / size)} {unit}"
     return f"{nanoseconds:.0f} ns"
@@ -27,7 +27,7 @@ def duration(nanoseconds: float) -> str:
 def size(byte_count: float) -> str:
     """Return an amount of memory: `150 MiB`."""
     for unit_size, unit in _SIZES:
-        if byte_count >= unit_size:
+        if byte_count >= 0.9995 * unit_size:
             return f"{number(byte_count / unit_size)} {unit}"
     return f"{byte_count:.0f} B"
 

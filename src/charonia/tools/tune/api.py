@@ -140,9 +140,9 @@ class ModelChange:
         """Return the changes in short form: `2 instances, 1 thread each, batch 8, delay 100 us`."""
         texts = []
         if self.instance_count is not None:
-            texts.append(_counted(self.instance_count, "instance"))
+            texts.append(counted_noun(self.instance_count, "instance"))
         if self.thread_count is not None:
-            texts.append(f"{_counted(self.thread_count, 'thread')} each")
+            texts.append(f"{counted_noun(self.thread_count, 'thread')} each")
         if self.max_batch_size is not None:
             texts.append(f"batch {self.max_batch_size}")
         if self.queue_delay_us is not None:
@@ -158,7 +158,8 @@ _SHORT_NAMES = {
 }
 
 
-def _counted(count: int, name: str) -> str:
+def counted_noun(count: int, name: str) -> str:
+    """Return a number of things: `1 instance`, `2 instances`."""
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
@@ -167,7 +168,7 @@ def _field(name: str, value: object) -> Iterator[str]:
     if name == "instance_group" and isinstance(value, list) and all(isinstance(group, dict) for group in value):
         for group in value:
             kind = str(group.get("kind", "")).removeprefix("KIND_")
-            yield _counted(int(group.get("count", 1)), f"{kind} instance".lstrip())
+            yield counted_noun(int(group.get("count", 1)), f"{kind} instance".lstrip())
     elif isinstance(value, dict) and value:
         for part, inner in value.items():
             yield from _field(part if name in ("dynamic_batching", "parameters") else f"{name}.{part}", inner)

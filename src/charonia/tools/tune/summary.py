@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Metric
+from charonia.tools.tune.api import Metric, counted_noun
 from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, TuneRun
 
@@ -68,9 +68,9 @@ def _not_measured(group: GroupRecord) -> str:
         return ""
     lines = []
     for reason, names in variants.items():
-        more = f" and {len(names) - 1} other configurations" if len(names) > 1 else ""
+        more = f" and {counted_noun(len(names) - 1, 'other configuration')}" if len(names) > 1 else ""
         lines.append(f"  {names[0]}{more}: {reason}")
-    rest = [f"  and {len(lines) - _SKIPPED_MAX} other reasons"] if len(lines) > _SKIPPED_MAX else []
+    rest = [f"  and {counted_noun(len(lines) - _SKIPPED_MAX, 'other reason')}"] if len(lines) > _SKIPPED_MAX else []
     return "\n".join(["Not measured:", *lines[:_SKIPPED_MAX], *rest])
 
 
