@@ -90,6 +90,75 @@ def test_equal_samples_have_an_interval_without_width() -> None:
     assert (found.low, found.high) == (7.0, 7.0)
 
 
+STEPS = np.arange(2000.0)
+LOOSE = 50 + np.sin(STEPS * 12.9898) * 5  # neighbours hardly resemble each other
+SLOW = 50 + np.sin(STEPS / 40) * 5 + np.sin(STEPS * 12.9898)  # neighbours do
+
+
+@pytest.mark.parametrize(
+    ("samples", "value", "low", "high", "confidence"),
+    [
+        (LOOSE[:19], 50.599319, 50.599319, 50.599319, 0),
+        (LOOSE[:20], 50.814798, 45.514031, 56.115566, 0.95),
+        (LOOSE[:41], 50.321271, 47.949031, 52.693511, 0.95),
+        (LOOSE, 50.005888, 49.935068, 50.076708, 0.95),
+        (SLOW[:20], 51.327142, 50.132563, 52.521721, 0.95),
+        (SLOW[:300], 50.432276, 43.602867, 57.261686, 0.95),
+        (SLOW, 50.005009, 48.769763, 51.240255, 0.95),
+    ],
+)
+def test_the_interval_of_given_samples_stays(
+    samples: Floats, value: float, low: float, high: float, confidence: float
+) -> None:
+    found = intervals.mean_interval(samples, 0.95)
+
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high), abs=2e-6)
+    assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("samples", "percentile", "value", "low", "high", "confidence"),
+    [
+        (LOOSE, 50, 50.009203, 49.888654, 50.148147, 0.95),
+        (LOOSE[:300], 90, 54.754903, 54.500242, 54.908907, 0.95),
+        (LOOSE[:160], 97, 54.969979, 54.969979, 54.969979, 0),
+        (LOOSE[:160], 3, 45.016737, 45.016737, 45.016737, 0),
+        (LOOSE, 99, 54.997377, 54.995197, 54.998655, 0.95),
+        (SLOW[:300], 90, 54.691978, 53.177822, 55.999578, 0),
+        (SLOW, 99, 55.855198, 55.775681, 55.954087, 0.95),
+    ],
+)
+def test_the_interval_of_a_percentile_of_given_samples_stays(
+    samples: Floats, percentile: float, value: float, low: float, high: float, confidence: float
+) -> None:
+    found = intervals.percentile_interval(samples, percentile, 0.95)
+
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high), abs=2e-6)
+    assert found.confidence == confidence
+
+
+@pytest.mark.parametrize(
+    ("count", "value", "low", "high"),
+    [
+        (39, 621.03869, 621.03869, 621.03869),
+        (400, 666.4197, 620.74853, 712.09088),
+        (1999, 665.92706, 661.23668, 670.61744),
+    ],
+)
+def test_the_interval_of_a_rate_of_given_times_stays(count: int, value: float, low: float, high: float) -> None:
+    times = np.cumsum(1e6 * (1.5 + np.sin(STEPS[:count] * 12.9898))).astype(np.int64)
+
+    found = intervals.rate_interval(times, 0, int(times[-1]) + 1, 0.9)
+
+    assert (found.value, found.low, found.high) == pytest.approx((value, low, high), abs=2e-5)
+
+
+def test_the_warm_up_of_given_samples_stays() -> None:
+    samples = np.concatenate([np.linspace(100, 10, 100), LOOSE[:900] / 5])
+
+    assert [intervals.warmup(samples[:count]) for count in (1000, 250, 104, 99)] == [100, 100, 45, 0]
+
+
 def test_a_slow_begin_is_left_out() -> None:
     random = np.random.default_rng(1)
     samples = np.concatenate([np.linspace(100, 10, 100), random.normal(10, 1, 900)])

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from charonia.tools.perf import statistics
 
 
@@ -34,6 +36,8 @@ def test_the_difference_is_what_happened_in_between() -> None:
     assert model is not None
     assert (model.success_count, model.inference_count, model.execution_count) == (20, 40, 20)
     assert (model.request_ns, model.overhead_ns, model.cache_hit_count) == (1000.0, 100.0, 0)
+    computing = (model.compute_input_ns, model.compute_infer_ns, model.compute_output_ns)
+    assert (*computing, model.queue_ns, model.queue_count, model.fail_count) == (1000, 14_000, 1000, 2000, 20, 0)
 
 
 def test_the_version_that_did_something_is_taken() -> None:
@@ -50,8 +54,8 @@ def test_the_version_that_did_something_is_taken() -> None:
 
 
 def test_several_busy_versions_are_said() -> None:
-    before = statistics.reading([entry("m", 0, "9"), entry("m", 0, "10")])
-    after = statistics.reading([entry("m", 5, "9"), entry("m", 7, "10")])
+    before = statistics.reading([entry("m", 0, version) for version in ("9", "10", "11")])
+    after = statistics.reading([entry("m", 5, "9"), entry("m", 7, "10"), entry("m", 0, "11")])
 
     model, note = statistics.difference(before, after, "m")
 
@@ -71,28 +75,33 @@ def test_a_model_that_was_loaded_in_between_counts_from_zero() -> None:
     assert model.success_count == 0
 
 
-def test_other_clients_are_seen_by_the_count() -> None:
-    model, _ = statistics.difference({}, statistics.reading([entry("m", 24_688)]), "m")
-
-    side = statistics.server_side(model, [], [], ended=1824, in_flight=1)
-
-    assert side.other_traffic
-    assert "24688 requests and this client 1824" in side.notes[0]
+MORE = "The server counted {} requests and this client {}: so its times include other clients."
+LESS = "The server counted only {} of this client's {} requests."
 
 
-def test_requests_on_their_way_are_no_other_clients() -> None:
-    model, _ = statistics.difference({}, statistics.reading([entry("m", 1016)]), "m")
+@pytest.mark.parametrize(
+    ("counted", "ended", "in_flight", "note"),
+    [
+        (24_688, 1824, 1, MORE),
+        (104, 100, 1, ""),  # a few in any case
+        (105, 100, 1, MORE),
+        (96, 100, 1, ""),
+        (95, 100, 1, LESS),
+        (1032, 1000, 16, ""),  # those on their way
+        (1033, 1000, 16, MORE),
+        (1_020_000, 1_000_000, 1, ""),  # a share
+        (1_020_001, 1_000_000, 1, MORE),
+        (0, 100, 1, ""),
+    ],
+)
+def test_other_clients_are_seen_by_the_count(counted: int, ended: int, in_flight: int, note: str) -> None:
+    failed = counted // 5
+    model, _ = statistics.difference({}, statistics.reading([entry("m", counted - failed, fail=failed)]), "m")
 
-    assert not statistics.server_side(model, [], ["A note."], ended=1000, in_flight=16).other_traffic
+    side = statistics.server_side(model, [], ["A note."], ended=ended, in_flight=in_flight)
 
-
-def test_a_server_that_counts_less_is_said() -> None:
-    model, _ = statistics.difference({}, statistics.reading([entry("m", 40, fail=10)]), "m")
-
-    side = statistics.server_side(model, [], [], ended=100, in_flight=1)
-
-    assert not side.other_traffic
-    assert side.notes == ("The server counted only 50 of this client's 100 requests.",)
+    assert side.other_traffic == (note == MORE)
+    assert side.notes == ("A note.", *([note.format(counted, ended)] if note else []))
 
 
 def test_composing_models_come_along() -> None:

@@ -86,6 +86,8 @@ def test_the_limit_is_reached_in_whole_milliseconds_of_a_late_window() -> None:
 
     assert windows.is_over([slow, fast, fast], 50 * MS)
     assert not windows.is_over([slow, fast, fast, fast], 50 * MS)
+    assert windows.is_over([slow], 50 * MS + 200_000)
+    assert not windows.is_over([slow], 51 * MS)
     assert not windows.is_over([slow], 0)
 
 

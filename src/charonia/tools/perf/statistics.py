@@ -36,12 +36,10 @@ def difference(before: Reading, after: Reading, model: str, version: str = "") -
         versions = [found for found in versions if found == version]
     found = [_delta(before.get((model, name), {}), after[model, name], model, name) for name in versions]
     moved = [entry for entry in found if entry.success_count or entry.fail_count]
-    if len(moved) > 1:
-        return moved[
-            -1
-        ], f"Several versions of '{model}' were busy; these are the statistics of version {versions[-1]}."
-    known = moved or found
-    return (known[-1] if known else None), ""
+    last = next(reversed(moved or found), None)
+    if last is not None and len(moved) > 1:
+        return last, f"Several versions of '{model}' were busy; these are the statistics of version {last.version}."
+    return last, ""
 
 
 def server_side(
