@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,159 @@ def test_racing_measures_for_less_time_than_brute_force() -> None:
         spent[mode] = sum(told.outcome.elapsed_s for told in search.history)
 
     assert spent[SearchMode.RACE] < spent[SearchMode.BRUTE] / 2
+
+
+SEVERAL = SearchSpace(
+    (FACTS,), automatic_dimensions(FACTS, instance_counts=(1, 2, 3), batch_sizes=(1, 4, 8)), LoadSpace(maximum=32)
+)
+# Mode, space and goal of a search; the effort, purpose, variant and loads of its trials; and the verdict.
+SEARCHES = [
+    (
+        SearchMode.RACE,
+        SEVERAL,
+        p99_goal(15),
+        """
+        0.5 default configuration: default configuration: 1 2 4 8
+        0.25 first look: 1 instance, batch 4: 8 4 2
+        0.25 first look: 2 instances, batch 8: 32 16 8 4
+        0.25 first look: 3 instances, batch 1: 8 16 4
+        0.25 first look: 1 instance, batch 1: 2
+        0.25 first look: 3 instances, batch 8: 32 16 8
+        0.25 first look: 2 instances, batch 4: 16
+        0.25 first look: 3 instances, batch 4: 32 16 8
+        0.25 first look: 1 instance, batch 8: 16
+        0.25 first look: 2 instances, batch 1: 4
+        0.5 second look: 3 instances, batch 4: 16
+        0.5 second look: 3 instances, batch 8: 16
+        0.5 loads of the best variants: 3 instances, batch 8: 1 2 4 8 32
+        0.5 loads of the best variants: 3 instances, batch 4: 1 2 4 8 32
+        0.5 edge of the constraints: default configuration: 6 7
+        0.5 edge of the constraints: 3 instances, batch 8: 24 20 18 19
+        1 repeat of the best: 3 instances, batch 8: 16
+        1 repeat of the best: 3 instances, batch 4: 16
+        1 repeat of the best: 2 instances, batch 8: 8
+        1 repeat of the best: default configuration: 6 16
+        1 repeat of the best: 3 instances, batch 8: 16
+        1 repeat of the best: 3 instances, batch 4: 16
+        1 repeat of the best: 2 instances, batch 8: 8
+        1 repeat of the best: default configuration: 6 16
+        1 repeat of the best: 3 instances, batch 8: 16
+        1 repeat of the best: 3 instances, batch 4: 16
+        """,
+        "'3 instances, batch 8' is 190 % (155 to 231 %) better",
+    ),
+    (
+        SearchMode.BRUTE,
+        SEVERAL,
+        THROUGHPUT,
+        """
+        0.5 default configuration: default configuration: 1 2 4 8 16 32
+        0.5 brute search: 1 instance, batch 1: 1 2 4 8
+        0.5 whether this is the plateau: 1 instance, batch 1: 1 4
+        0.5 brute search: 1 instance, batch 4: 1 2 4 8 16 32
+        0.5 whether this is the plateau: 1 instance, batch 4: 4 32
+        0.5 brute search: 1 instance, batch 8: 1 2 4 8 16 32
+        0.5 brute search: 2 instances, batch 1: 1 2 4 8 16
+        0.5 whether this is the plateau: 2 instances, batch 1: 2 8
+        0.5 brute search: 2 instances, batch 4: 1 2 4 8 16 32
+        0.5 brute search: 2 instances, batch 8: 1 2 4 8 16 32
+        0.5 brute search: 3 instances, batch 1: 1 2 4 8 16 32
+        0.5 brute search: 3 instances, batch 4: 1 2 4 8 16 32
+        0.5 brute search: 3 instances, batch 8: 1 2 4 8 16 32
+        1 repeat of the best: 3 instances, batch 8: 32
+        1 repeat of the best: 3 instances, batch 4: 16
+        1 repeat of the best: 2 instances, batch 8: 16
+        1 repeat of the best: default configuration: 16 32
+        1 repeat of the best: 3 instances, batch 8: 32
+        1 repeat of the best: 3 instances, batch 4: 16
+        1 repeat of the best: 2 instances, batch 8: 16
+        1 repeat of the best: default configuration: 16 32
+        1 repeat of the best: 3 instances, batch 8: 32
+        1 repeat of the best: 3 instances, batch 4: 16
+        1 repeat of the best: 3 instances, batch 8: 32
+        1 repeat of the best: 3 instances, batch 4: 16
+        """,
+        "'3 instances, batch 8' is 198 % (178 to 219 %) better",
+    ),
+    (
+        SearchMode.RACE,
+        replace(SEVERAL, load=LoadSpace(LoadMode.REQUEST_RATE, minimum=64, maximum=2048)),
+        p99_goal(15),
+        """
+        0.5 default configuration: default configuration: 64 128 256
+        0.25 first look: 1 instance, batch 4: 128
+        0.25 first look: 2 instances, batch 8: 128 256 512
+        0.25 first look: 3 instances, batch 1: 128
+        0.25 first look: 1 instance, batch 1: 128
+        0.25 first look: 3 instances, batch 8: 128
+        0.25 first look: 2 instances, batch 4: 128
+        0.25 first look: 3 instances, batch 4: 128
+        0.25 first look: 1 instance, batch 8: 128
+        0.25 first look: 2 instances, batch 1: 128
+        0.5 second look: 2 instances, batch 8: 256
+        0.5 loads of the best variants: 3 instances, batch 4: 64 128 256 512 1024
+        0.5 loads of the best variants: 3 instances, batch 1: 64 128 256 512 1024
+        0.5 edge of the constraints: default configuration: 192 224 240 232 228
+        0.5 edge of the constraints: 3 instances, batch 4: 768 640 704 672 688
+        0.5 edge of the constraints: 3 instances, batch 1: 768 640 576 608 624
+        1 repeat of the best: 3 instances, batch 4: 672
+        1 repeat of the best: 3 instances, batch 1: 624
+        1 repeat of the best: 2 instances, batch 1: 128
+        1 repeat of the best: default configuration: 228 672
+        1 repeat of the best: 3 instances, batch 4: 672
+        1 repeat of the best: 3 instances, batch 1: 624
+        1 repeat of the best: 2 instances, batch 1: 128
+        1 repeat of the best: default configuration: 228 672
+        """,
+        "'3 instances, batch 4' is 192 % (134 to 263 %) better",
+    ),
+    (
+        SearchMode.RACE,
+        replace(SEVERAL, load=LoadSpace(maximum=64, formula=True, batch_sizes=(1, 2))),
+        THROUGHPUT,
+        """
+        0.5 default configuration: default configuration: 16 16
+        0.25 first look: 1 instance, batch 4: 8 8
+        0.25 first look: 2 instances, batch 8: 32 32
+        0.25 first look: 3 instances, batch 1: 6 6
+        0.25 first look: 1 instance, batch 1: 2 2
+        0.25 first look: 3 instances, batch 8: 48 48
+        0.25 first look: 2 instances, batch 4: 16 16
+        0.25 first look: 3 instances, batch 4: 24 24
+        0.25 first look: 1 instance, batch 8: 16 16
+        0.25 first look: 2 instances, batch 1: 4 4
+        0.5 second look: 3 instances, batch 8: 48
+        0.5 loads of the best variants: 3 instances, batch 8: 48
+        0.5 loads of the best variants: 3 instances, batch 4: 24 24
+        1 repeat of the best: 3 instances, batch 8: 48
+        1 repeat of the best: 3 instances, batch 4: 24
+        1 repeat of the best: 2 instances, batch 8: 32
+        1 repeat of the best: default configuration: 16 48
+        1 repeat of the best: 3 instances, batch 8: 48
+        1 repeat of the best: 3 instances, batch 4: 24
+        1 repeat of the best: 2 instances, batch 8: 32
+        1 repeat of the best: default configuration: 16 48
+        1 repeat of the best: 3 instances, batch 8: 48
+        1 repeat of the best: 3 instances, batch 4: 24
+        """,
+        "'3 instances, batch 8' is 187 % (158 to 220 %) better",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mode", "space", "goal", "trials", "verdict"), SEARCHES)
+def test_a_search_of_a_server_with_noise_goes_as_it_always_did(
+    mode: SearchMode, space: SearchSpace, goal: Goal, trials: str, verdict: str
+) -> None:
+    search = Search(space, goal, SearchOptions(mode, seed=3))
+
+    run(search, SimulatedServer(space, noise=0.03, seed=1))
+
+    made = [told.trial for told in search.history]
+    runs = groupby(made, key=lambda trial: f"{trial.effort:g} {trial.purpose}: {trial.variant}")
+    lines = [f"{head}: {' '.join(f'{trial.loads[0].value:g}' for trial in found)}" for head, found in runs]
+    assert lines == [line.strip() for line in trials.strip().splitlines()]
+    assert decide(goal, search.history).sentences[0].startswith(verdict)
 
 
 class EqualVariants(SimulatedServer):
