@@ -34,6 +34,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
@@ -261,9 +262,17 @@ class Forks:
         """Learn which lines the tests reach, then try the faults."""
         paths = {str(ROOT / fault.path) for fault in self._faults}
         measuring = coverage.Coverage(data_file=None, include=list(paths), config_file=False)
+        gc.unfreeze()
+        caches = [
+            each
+            for each in gc.get_objects()
+            if isinstance(each, type(cache(len))) and inspect.unwrap(each).__code__.co_filename in paths
+        ]
         seconds: dict[pytest.Item, float] = {}
         with measuring.collect():
             for item in session.items:
+                for each in caches:  # what is in them would keep tests from reaching a fault
+                    each.cache_clear()
                 start_s = time.perf_counter()
                 measuring.switch_context(item.nodeid)
                 if _fails(item):
@@ -271,8 +280,9 @@ class Forks:
                 else:
                     seconds[item] = time.perf_counter() - start_s
         lines = {path: measuring.get_data().contexts_by_lineno(path) for path in paths}
-        gc.unfreeze()
         functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        for each in caches:
+            each.cache_clear()
         works: dict[pytest.Item, bool] = {}  # in a fork, without a fault
         for fault in self._faults:
             before, after = changed_function(fault) or (None, None)
