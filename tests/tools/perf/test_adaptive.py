@@ -1,5 +1,7 @@
 """Measured on simulated servers: requests one after the other, with response times drawn from known distributions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,15 @@ def test_the_shortest_time_of_a_steady_level_can_be_chosen() -> None:
     settled = [decision.settled(adaptive.look(rows, 0, now * MS, MeasurePlan()), 100) for now in (100, 200, 300)]
 
     assert settled == [False, False, True]
+
+
+def test_a_level_is_settled_by_two_tight_analyses_in_a_row_of_enough_requests() -> None:
+    tight = adaptive.look(closed_loop(10, MS, 0.05, seed=1), 0, SECOND, MeasurePlan())
+    loose = replace(tight, latency=replace(tight.latency, high=tight.latency.value * 2))
+    decision = adaptive.AdaptiveStop(MeasurePlan(time_min_s=1), 0)
+
+    looks = [(tight, 39), (tight, 40), (loose, 50), (tight, 50), (loose, 60), (tight, 60), (tight, 60)]
+    assert [decision.settled(*each) for each in looks] == [False, False, False, False, False, False, True]
 
 
 def test_a_wilder_server_takes_longer() -> None:

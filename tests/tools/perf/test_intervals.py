@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from charonia.tools.perf import intervals
-from charonia.tools.results.records import Estimate, student
+from charonia.tools.results.records import Estimate
 
 Floats = NDArray[np.float64]
 
@@ -171,8 +171,3 @@ def test_a_steady_begin_is_kept() -> None:
 
     assert intervals.warmup(samples) < 250
     assert intervals.warmup(samples[:20]) == 0
-
-
-@pytest.mark.parametrize(("freedom", "exact"), [(9, 2.2622), (19, 2.0930), (63, 1.9983)])
-def test_student_s_distribution_is_precise(freedom: int, exact: float) -> None:
-    assert student(0.95, freedom) == pytest.approx(exact, rel=1e-3)

@@ -36,6 +36,13 @@ def test_intervals_are_played_over_and_over() -> None:
     assert list(islice(schedule.intervals((10, 20)), 5)) == [10, 30, 40, 60, 70]
 
 
+def test_a_replay_keeps_the_times_between_requests_and_begins_at_once() -> None:
+    assert schedule.gaps_between([5.0, 5.25, 5.25, 6.0], "--replay") == (0, 250_000_000, 0, 750_000_000)
+    assert schedule.gaps_between([5.0], "--replay") == (1_000_000_000,)
+    with pytest.raises(ServingError, match="--replay: expected requests at different times"):
+        schedule.gaps_between([5.0, 5.0], "--replay")
+
+
 def test_the_rate_of_intervals_is_exact() -> None:
     assert schedule.interval_rate((20 * MS, 40 * MS, 20 * MS)) == 37.5
 

@@ -102,6 +102,9 @@ def test_ids_come_again_but_never_while_they_are_in_use() -> None:
 
     assert taken == [10, 11]
     assert [ids.take(), ids.take()] == [12, 10]
+    ids.give_back(12)
+    assert ids.take() == 12
+    assert ids.take() == 10  # all are in use
 
 
 def test_processes_share_out_the_ids() -> None:

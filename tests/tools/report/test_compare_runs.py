@@ -85,6 +85,27 @@ def test_the_same_files_give_the_same_answer() -> None:
     assert compare(*runs) == compare(*runs)
 
 
+def test_the_figures_of_two_given_runs_stay() -> None:
+    before = synthetic_run(ONE, FakeService(wander=0.1), seed=1, error_share=0.01)
+    after = synthetic_run(ONE, FakeService(520_000, wander=0.1), seed=2, error_share=0.03)
+
+    found = {each.figure: each.difference for each in compare(before, after).levels[0].changes}
+
+    expected = {
+        "throughput": (-0.0738, -0.0385, -0.0013),
+        "p50": (-0.0544, 0.0104, 0.0829),
+        "p90": (-0.0754, 0.0148, 0.1121),
+        "p95": (-0.0967, 0.0134, 0.1376),
+        "p99": (0.0166, 0.0166, 0.0166),
+        "errors": (0.0153, 0.0192, 0.0233),
+    }
+    # The ends of an interval are those of draws.
+    ends = {name: (each.low, each.value, each.high) for name, each in found.items()}
+    assert ends == {
+        name: pytest.approx(each, abs=0.002 + 0.03 * (each[2] - each[0])) for name, each in expected.items()
+    }
+
+
 def test_errors_that_were_not_there_before_are_worse_at_any_threshold() -> None:
     comparison = compare(synthetic_run(ONE, seed=1), synthetic_run(ONE, seed=2, error_share=0.005), Criteria())
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from tests.support.tuning import SimulatedServer
 
-from charonia.tools.results.records import Estimate, LoadMode, student
+from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.tune.api import (
     Constraint,
     Goal,
@@ -63,13 +63,6 @@ def evidence(*history: Told, goal: Goal = GOAL) -> Evidence:
     for each in history:
         found.add(each)
     return found
-
-
-@pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (math.inf, 1.960)]
-)
-def test_the_quantile_is_students(freedom: float, expected: float) -> None:
-    assert student(0.95, freedom) == pytest.approx(expected, rel=0.01)
 
 
 def test_a_value_without_an_interval_is_not_taken_for_exact() -> None:

@@ -19,9 +19,9 @@ def render(run: PerfRun) -> str:
         _row([column.title for column in columns]),
         _row(["---" if column.is_text else "---:" for column in columns]),
         *(_row([column.text(result) for column in columns]) for result in run.levels),
-        "",
     ]
-    lines += [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
+    notes = [f"- {_plain(note)}" for note in [*run.notes, *_reasons(run)]]
+    lines += ["", *notes] if notes else []
     lines += ["", f"{_plain(server)}, {run.began_at}, {run.machine.core_count} cores ({_plain(run.machine.processor)})"]
     return "\n".join(lines) + "\n"
 
