@@ -73,6 +73,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
 }
 UNTOUCHED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
+LARGE = 1000
+"""From here on, a constant is a limit or a factor of units: it becomes twice or half as much, as one more is as good."""
 LIMIT_S = 300.0
 """Seconds after which tests with a fault are taken to hang."""
 
@@ -160,6 +162,9 @@ def _variants(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
             yield operand
         case ast.Constant(bool(value)):
             yield ast.Constant(not value)
+        case ast.Constant(int(value) | float(value)) if abs(value) >= LARGE:
+            yield ast.Constant(value * 2)
+            yield ast.Constant(value // 2)
         case ast.Constant(int(value) | float(value)):
             yield ast.Constant(value + 1)
             yield ast.Constant(value - 1)
