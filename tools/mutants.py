@@ -74,7 +74,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }
 UNTOUCHED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
 LARGE = 1000
-"""From here on, a constant is a limit or a factor of units: it becomes twice or half as much, as one more is as good."""
+"""From here on, a constant is a limit or a factor of units, for which 1 more is as good: it becomes twice or half."""
 LIMIT_S = 300.0
 """Seconds after which tests with a fault are taken to hang."""
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from charonia.tools.perf import samples, windows
+from charonia.tools.perf import outcome, samples, windows
+from charonia.tools.perf.api import MeasurePlan, ServiceObjective
 from charonia.tools.perf.samples import Rows
 from charonia.tools.results.records import Window
 
@@ -57,6 +58,51 @@ def test_an_empty_window_is_zero() -> None:
 @pytest.mark.parametrize(("percentile", "expected"), [(None, 50.5), (50, 51), (99, 99), (1, 2)])
 def test_the_latency_is_the_mean_or_the_nearest_rank(percentile: float | None, expected: float) -> None:
     assert windows.stabilising_latency(np.arange(1, 101), percentile) == expected
+
+
+def test_a_time_line_has_the_requests_of_each_interval() -> None:
+    found = [
+        *(request(10 * SECOND + 50 * MS, 5 * MS), request(10 * SECOND + 99 * MS, 9 * MS)),
+        *(request(10 * SECOND + 100 * MS, 7 * MS), request(10 * SECOND + 250 * MS, 3 * MS, outcome=1)),
+        request(10 * SECOND + 309 * MS, 2 * MS),
+    ]
+
+    buckets = outcome.timeline(rows(*found), np.empty((0, 2), np.int64), 10 * SECOND, 10 * SECOND + 310 * MS)
+
+    counts = [(each.sent_count, each.completed_count, each.error_count) for each in buckets]
+    assert counts == [(3, 2, 0), (0, 1, 0), (1, 0, 1), (1, 1, 0)]
+    assert [(each.begin_ns, each.end_ns) for each in buckets] == [
+        *((0, 100 * MS), (100 * MS, 200 * MS), (200 * MS, 300 * MS), (300 * MS, 310 * MS))
+    ]
+    assert [(each.p50_ns, each.p99_ns, each.max_ns) for each in buckets] == [
+        *((5 * MS, 9 * MS, 9 * MS), (7 * MS, 7 * MS, 7 * MS), (0, 0, 0), (2 * MS, 2 * MS, 2 * MS))
+    ]
+
+
+def test_a_long_time_line_has_at_most_so_many_intervals() -> None:
+    sent = np.array([[0, 5 * SECOND], [0, 125 * SECOND]], np.int64)
+
+    buckets = outcome.timeline(samples.no_rows(), sent, 0, 126 * SECOND)
+
+    assert len(buckets) == outcome.TIMELINE_BUCKETS == 120
+    assert [(number, each.sent_count) for number, each in enumerate(buckets) if each.sent_count] == [(4, 1), (119, 1)]
+    assert outcome.timeline(samples.no_rows(), sent, 5, 5) == ()
+
+
+def test_good_requests_are_those_within_every_limit() -> None:
+    plan = MeasurePlan(objectives=(ServiceObjective("latency 10", 10.0), ServiceObjective("latency 20", 20.0)))
+    used = rows(request(100, 10), request(100, 11), request(100, 5, outcome=1), request(100, 9))
+
+    found = outcome.goodput(used, plan, 2 * SECOND)
+    none = outcome.goodput(used[:0], plan, 0)
+
+    assert (found.objectives, found.good_count, found.rate, found.share) == (("latency 10", "latency 20"), 2, 1.0, 0.5)
+    assert (none.good_count, none.rate, none.share) == (0, 0.0, 0.0)
+
+
+def test_an_interval_of_requests_is_from_the_first_send_to_the_last_end() -> None:
+    assert outcome.clamped(rows(request(100, 10), request(95, 20)), 5, 500) == (75, 101)
+    assert outcome.clamped(samples.no_rows(), 5, 500) == (5, 500)
 
 
 def _differing(name: str, found: list[Window], agree: bool) -> list[str]:

@@ -233,7 +233,7 @@ def timeline(rows: Rows, sent: Rows, begin_ns: int, end_ns: int) -> tuple[TimeBu
         return ()
     width = max(-(-(end_ns - begin_ns) // TIMELINE_BUCKETS), _BUCKET_MIN_NS)
     edges = np.arange(begin_ns, end_ns, width)
-    ends = np.append(edges[1:], max(end_ns, int(edges[-1]) + 1))
+    ends = np.append(edges[1:], end_ns)
     sends = np.sort(sent[:, 1] if len(sent) else rows[:, SENT])
     found = []
     for low, high in zip(edges.tolist(), ends.tolist(), strict=True):
