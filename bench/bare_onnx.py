@@ -14,13 +14,12 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import onnxruntime
 import uvloop
 
-from bench.fixed_answers import complete, documents, inference, response, statistics
+from bench.fixed_answers import HttpConnection, documents, inference, response, statistics
 from bench.models import INPUT_SHAPES, MODELS, OUTPUT_SHAPES
 from bench.servers import HOST
 
@@ -79,31 +78,11 @@ class Bare:
             self._is_polling = False
 
 
-class Connection(asyncio.Protocol):
-    """One client, which waits for each answer before it asks again."""
-
-    def __init__(self, bare: Bare) -> None:
-        self._bare = bare
-        self._received = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class, with the same methods
-
-    def data_received(self, data: bytes) -> None:
-        """Answer once the request is whole."""
-        self._received += data
-        if path := complete(self._received):
-            request = bytes(self._received)
-            self._received.clear()
-            self._transport.write(self._bare.answer(path, request))
-
-
 async def serve(model: str, port: int) -> None:
     """Answer until ended."""
     loop = asyncio.get_running_loop()
     bare = Bare(model, loop)
-    server = await loop.create_server(lambda: Connection(bare), HOST, port)
+    server = await loop.create_server(lambda: HttpConnection(bare.answer), HOST, port)
     await server.serve_forever()
 
 

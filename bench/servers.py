@@ -28,7 +28,7 @@ PEERS = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia
 SERVERS = ("charonia", "pure", "triton", "fixed", "bare")
 
 FLOORS = {"fixed": "bench.fixed_answers", "bare": "bench.bare_onnx"}
-"""Servers that do less than a server must, over HTTP only."""
+"""Servers that do less than a server must; the second one over HTTP only."""
 
 
 def command_of(server: str, model: str, repository: Path, ports: Sequence[int]) -> list[str]:
@@ -42,7 +42,8 @@ def command_of(server: str, model: str, repository: Path, ports: Sequence[int]) 
     """
     name, _, python = server.partition("@")
     if name in FLOORS:
-        return [sys.executable, "-m", FLOORS[name], f"--model={model}", f"--http-port={ports[0]}"]
+        command = [sys.executable, "-m", FLOORS[name], f"--model={model}", f"--http-port={ports[0]}"]
+        return command + [f"--grpc-port={ports[1]}"] * (name == "fixed")
     command = (
         [str(PEERS / "bin" / "tritonserver")]
         if name == "triton"
