@@ -16,6 +16,7 @@ INTERNAL = {
     "version": set(),
     "compiled": set(),
     "clock": set(),
+    "busy_poll": {"clock"},
     "die_with_parent": set(),
     "python_command": set(),
     "http_call": set(),
@@ -78,11 +79,27 @@ INTERNAL = {
     },
     "server.rate_limiter": {"core", "config", "server.scheduling", "server.metrics", "server.backends.api"},
     "server.ragged": {"core", "config", "server.scheduling", "server.backends.api"},
-    "server.execution": {"clock", "core", "config", "server.scheduling", "server.metrics", "server.machine.cores"}
+    "server.execution": {
+        "busy_poll",
+        "clock",
+        "core",
+        "config",
+        "server.scheduling",
+        "server.metrics",
+        "server.machine.cores",
+    }
     | {"server.backends.api", "server.rate_limiter.limiter", "server.ragged", "server.sequences.api"},
     "server.scaling": {"clock", "core", "config", "server.execution", "server.machine.gauges"}
     | {"server.metrics.prometheus"},
-    "server.sequences": {"clock", "core", "config", "server.scheduling", "server.metrics", "server.backends.api"}
+    "server.sequences": {
+        "busy_poll",
+        "clock",
+        "core",
+        "config",
+        "server.scheduling",
+        "server.metrics",
+        "server.backends.api",
+    }
     | {"server.execution", "server.rate_limiter"},
     "server.ensembles": {"clock", "core", "config", "server.metrics", "server.execution", "server.backends.batch"},
     "server.response_cache": {
@@ -107,6 +124,7 @@ INTERNAL = {
         "server.sequences",
     },
     "server.lifecycle": {
+        "busy_poll",
         "clock",
         "install_hint",
         "core",
@@ -127,6 +145,7 @@ INTERNAL = {
     "server.grpc": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}
     | {"server.shared_memory.registry"},
     "server.front_ends": {
+        "busy_poll",
         "clock",
         "version",
         "core",
@@ -157,11 +176,22 @@ INTERNAL = {
         "server.backends.registry",
     }
     | {"server.lifecycle", "server.machine"},
-    "server": {"clock", "version", "compiled", "core", "config", "wire", "stores", "server"},
+    "server": {"busy_poll", "clock", "version", "compiled", "core", "config", "wire", "stores", "server"},
     # The second tower.
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},
-    "tools.perf": {"clock", "version", "core", "config", "http_call", "install_hint", "wire", "client", "tools.results"}
+    "tools.perf": {
+        "busy_poll",
+        "clock",
+        "version",
+        "core",
+        "config",
+        "http_call",
+        "install_hint",
+        "wire",
+        "client",
+        "tools.results",
+    }
     | {"python_command"},
     "tools.tune": {"version", "core", "config", "install_hint", "wire", "client", "die_with_parent", "tools.perf"}
     | {"python_command", "tools.report", "tools.results"},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from charonia import compiled
+from charonia.busy_poll import Neighbours, make_busy_poll
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
@@ -18,7 +19,6 @@ from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import Neighbours, make_busy_poll
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer, explanation_json
 from charonia.server.explain.load_reports import EngineLoad

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from charonia import busy_poll
+from charonia.busy_poll import ALONE_MIN, BusyPoll, LoneCallerRule
 from charonia.clock import now_ns
-from charonia.server.execution import busy_poll
-from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll, LoneCallerRule
 
 LIMIT = 500_000
 SOON = 200_000

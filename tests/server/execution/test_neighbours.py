@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from charonia.server.execution import busy_poll
-from charonia.server.execution.busy_poll import ALONE_MIN, AWAKE_NS, BusyPoll, Neighbours, leaves_a_core
+from charonia import busy_poll
+from charonia.busy_poll import ALONE_MIN, AWAKE_NS, BusyPoll, Neighbours, leaves_a_core
 
 NOW = 10**12
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.in_place import FixedPlace
 from tests.support.models import identity_pbtxt, write_model
 
+from charonia.busy_poll import ALONE_MIN, BusyPoll, Neighbours
 from charonia.clock import now_ns
 from charonia.config.backends import BackendRecord
 from charonia.core.dtypes import DataType
@@ -24,7 +25,6 @@ from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.busy_poll import ALONE_MIN, BusyPoll, Neighbours
 from charonia.server.execution.executor import BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.front_ends import local_models

@@ -12,6 +12,7 @@ import pytest
 from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
+from charonia.busy_poll import AWAKE_NS, Neighbours
 from charonia.clock import now_ns
 from charonia.config.model import SequenceBatching
 from charonia.core.dtypes import DataType
@@ -22,7 +23,6 @@ from charonia.core.statistics import Duration, ModelStatistics
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel
 from charonia.server.channel.end import ChannelEnd
-from charonia.server.execution.busy_poll import AWAKE_NS, Neighbours
 from charonia.server.facade import Services
 from charonia.server.front_ends import engine_port, link, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort

@@ -1,8 +1,11 @@
 """Who used the cores of the machine, and what that means for a verdict."""
 
+import subprocess
+
+import psutil
 import pytest
 
-from charonia.tools.perf.observer import CpuSample, load_between
+from charonia.tools.perf.observer import CpuSample, descendants, load_between
 from charonia.tools.perf.outcome import judged
 from charonia.tools.results.records import MachineLoad, Verdict
 
@@ -55,3 +58,21 @@ def test_an_unstable_level_is_disturbed_where_others_took_cores_and_any_other_ve
     assert judged(Verdict.STABLE, ("It agreed.",), busy) == (Verdict.STABLE, ("It agreed.", busy.disturbance))
     for load in (quiet, None):
         assert judged(Verdict.UNSTABLE, ("It differed.",), load) == (Verdict.UNSTABLE, ("It differed.",))
+
+
+def test_the_processes_of_a_server_are_those_that_it_has_started_and_theirs() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo started; wait"], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"started\n"
+        own = psutil.Process()
+
+        found = descendants(own)
+
+        child = psutil.Process(parent.pid)
+        (grandchild,) = child.children()
+        assert child in found
+        assert grandchild in found
+        assert set(found) <= set(own.children(recursive=True))
+        grandchild.kill()
+        parent.kill()
+    assert descendants(child) == []

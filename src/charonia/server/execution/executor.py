@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import ClassVar, Protocol
 
+from charonia.busy_poll import BusyPoll
 from charonia.clock import now_ns
 from charonia.core.errors import ServingError, internal
 from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule, ShortRequests
 from charonia.server.scheduling.slots import CAPACITY_MAX

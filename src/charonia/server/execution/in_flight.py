@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
+from charonia.busy_poll import BusyPoll
 from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import is_language_model, repeats_text
@@ -27,7 +28,6 @@ from charonia.core.statistics import ResponseKind
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import Execution, Outputs, Result
 from charonia.server.execution.admission import with_request_id
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector, WaitingRequest
 from charonia.server.execution.executor import Executor
 from charonia.server.metrics.metric_families import chosen_buckets

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from typing import cast
 
+from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
 from charonia.config.model import ModelConfig
 from charonia.config.parameters import bounds_of
@@ -25,7 +26,6 @@ from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import ANSWERED, ExecutionRecord, InferResponse, Reply, Ticket
 from charonia.server.backends.api import Execution
 from charonia.server.execution.admission import Admission, RequestCheck, with_request_id
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
 from charonia.server.execution.executor import BlockingExecutor, Executor
 from charonia.server.execution.in_flight import (

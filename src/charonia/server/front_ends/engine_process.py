@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from charonia.busy_poll import Neighbours
 from charonia.core.errors import ServingError, internal, unavailable
 from charonia.server.app import InferenceServer
-from charonia.server.execution.busy_poll import Neighbours
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.children import ENGINE, ErrorRecord, ProcessReport, number_of, read_order
 from charonia.server.front_ends.engine_port import EnginePort

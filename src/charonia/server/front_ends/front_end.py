@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from charonia.busy_poll import Neighbours, make_busy_poll
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.metadata import ServerMetadata
 from charonia.core.request import InferRequest
@@ -23,7 +24,6 @@ from charonia.core.response import Reply, Ticket
 from charonia.server.app import SWITCH_INTERVAL_S
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints
-from charonia.server.execution.busy_poll import Neighbours, make_busy_poll
 from charonia.server.facade import LogControl
 from charonia.server.front_ends.calls import CALLS
 from charonia.server.front_ends.children import front_end_name, number_of

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+from charonia.busy_poll import Neighbours
 from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, unavailable
@@ -24,7 +25,6 @@ from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.channel.channel import Incoming
 from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import models_at
-from charonia.server.execution.busy_poll import Neighbours
 from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.bursts import BurstReader, RequestWriter
 from charonia.server.front_ends.calls import CALLS, Asked, asked, service

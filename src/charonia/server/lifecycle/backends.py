@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Mapping, Set
 
+from charonia.busy_poll import BusyPoll
 from charonia.core.errors import invalid
 from charonia.server.backends.api import Backend, BackendSettings, Models
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory, device_metric_names

@@ -5,10 +5,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from charonia.busy_poll import BusyPoll
 from charonia.config.model import ModelConfig, SequenceBatching, SequenceDirect
 from charonia.core.errors import invalid
 from charonia.core.tensor import Array
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import Executor
 from charonia.server.rate_limiter.limiter import Claim

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
+from charonia.busy_poll import BusyPoll
 from charonia.clock import now_ns
 from charonia.config.kinds import ControlKind
 from charonia.config.model import ModelConfig
@@ -20,7 +21,6 @@ from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest
 from charonia.core.response import Outcome, Reply, Ticket
 from charonia.server.backends.api import Outputs, Rescheduled, Result
 from charonia.server.execution.admission import Admission
-from charonia.server.execution.busy_poll import BusyPoll
 from charonia.server.execution.deadlock import DeadlockDetector
 from charonia.server.execution.executor import Executor
 from charonia.server.execution.in_flight import DONE, QUEUED, RUNNING, PendingRequest, RunningBatch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
+from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
 from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
@@ -90,10 +91,14 @@ class ClosedLoopLoad:
 
     Args:
         request_count: Requests to send; 0 for no limit.
+        busy_poll: Keeps the event loop awake until a response, None for no polling.
     """
 
-    def __init__(self, sender: RequestSender, slots: list[Slot], request_count: int = 0) -> None:
+    def __init__(
+        self, sender: RequestSender, slots: list[Slot], request_count: int = 0, busy_poll: BusyPoll | None = None
+    ) -> None:
         self._sender = sender
+        self._busy_poll = busy_poll
         self._places = [_Place(slot) for slot in slots]
         self._finishing = _Finishing(sender, self._places)
         self._left = request_count if request_count else -1
@@ -121,9 +126,13 @@ class ClosedLoopLoad:
         self._left -= 1
         place.in_flight = 1
         self._sender.send(place.next(), 0, place.then)
+        if self._busy_poll is not None:
+            self._busy_poll.submitted(now_ns())
 
     def _ended(self, place: _Place, kind: str) -> None:
         place.in_flight = 0
+        if self._busy_poll is not None:
+            self._busy_poll.answered()
         if kind:
             place.failed()
             if kind in _UNSENT:
