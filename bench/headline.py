@@ -45,6 +45,23 @@ TITLES = {
 }
 """Names of models, networks and steps on the pages, where they differ."""
 
+UNPAIRED = ("startup", "instances", "burst_memory", "tune_search", "profiles")
+"""Modules that measure no pairs."""
+
+SHARES = {
+    "kernel": "kernel",
+    "interpreter": "interpreter",
+    "of it, source": "evaluation",
+    "compiled code": "compiled",
+    "event loop": "event_loop",
+    "HTTP/2 library": "http2",
+    "numpy": "numpy",
+    "orjson": "orjson",
+    "ONNX Runtime": "onnxruntime",
+    "C library": "c_library",
+}
+"""Groups of `bench.profiles` by the head of a column."""
+
 FIGURES = {"infer/s": "rate_per_s", "p50 us": "p50_us", "p99 us": "p99_us", "server CPU us": "cpu_us"}
 """Name in a summary by the beginning of a column's head."""
 
@@ -271,6 +288,15 @@ def idle_connections(head: list[str], records: list[Any]) -> Rows:
     return [[f"{row[key]:,}" if key != "form" else row[key] for key in keys] for row in records[0]["rows"]]
 
 
+def profiles(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.profiles`; shares below one percent are left out."""
+    rows = []
+    for point in records[0]["points"]:
+        shares = [point["shares"][SHARES[column]] for column in head[1:]]
+        rows.append([point["title"], *(f"{share:.0f}" if share >= 1 else "" for share in shares)])
+    return rows
+
+
 def pair(a: str, b: str, options: str = "", note: str = "") -> tuple[str, str]:
     """Return a comparison and its results file."""
     client = "wrk" if "wrk" in options else "perf_analyzer"
@@ -290,6 +316,8 @@ TABLES = (
         both_forms,
     ),
     Table((("forms", "forms.json"),), forms),
+    Table((pair("charonia:identity", "fixed:identity", f"{LIGHT} --concurrency 16 64"),), compared),
+    Table((("profiles", "profiles.json"),), profiles),
     Table((pair("charonia:identity", "triton:python_identity"),), compared),
     Table((pair("charonia:image", "triton:python_image", "--concurrency 1 8"),), compared),
     Table((pair("charonia:python_identity", "triton:python_identity", "--concurrency 1 16"),), compared),
@@ -357,7 +385,7 @@ TABLES = (
 def missing(table: Table) -> str:
     """Return what the measurement needs and does not find, "" for nothing."""
     text = " ".join(command for command, _ in table.commands)
-    light = "wrk" in text
+    light = "wrk" in text or "profiles" in text
     own_client = not text.startswith(("compare", "perf_client --", "perf_client charonia"))
     native = ("triton:mlp", "triton:identity", "against triton")
     needs = {
@@ -369,6 +397,7 @@ def missing(table: Table) -> str:
         ).returncode,
         "model-analyzer (bench/peers.sh)": "tune_search" not in text or (PEERS / "bin" / "model-analyzer").exists(),
         "wrk and h2load (apt-get install wrk nghttp2-client)": not light or all(map(shutil.which, ("wrk", "h2load"))),
+        "perf (apt-get install linux-perf)": "profiles" not in text or shutil.which("perf"),
         "perf_analyzer (bench/peers.sh)": light or own_client or (PEERS / "bin" / "perf_analyzer").exists(),
         "tritonserver (bench/peers.sh)": "triton:" not in text or (PEERS / "bin" / "tritonserver").exists(),
         "Triton's C++ backends": not any(each in text for each in native)
@@ -403,7 +432,7 @@ def measure(table: Table, rounds: int, seconds: float) -> list[Any]:
     for command, results in table.commands:
         module, *given = command.split()
         given = [os.environ["ENVIRONMENT"] if each == "ENVIRONMENT" else each for each in given]
-        if "--rounds" not in given and module not in ("startup", "instances", "burst_memory", "tune_search"):
+        if "--rounds" not in given and module not in UNPAIRED:
             given += ["--rounds", str(rounds)]
         if module not in ("forms", "startup", "instances", "tensorflow_service"):
             given += ["--output", str(RESULTS / results)]
@@ -470,7 +499,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         day = f"{datetime.now(UTC):%d %B %Y}".lstrip("0")
         measured = (
             f"{MEASURED}{day} by `python -m bench.headline`: {facts['cpu']}, {facts['cores']} cores, {python}, "
-            f"compiled form, {given.rounds} pairs."
+            f"compiled form{'' if table.commands[0][0].split()[0] in UNPAIRED else f', {given.rounds} pairs'}."
         )
         for page in PAGES:
             text = (ROOT / page).read_text(encoding="utf-8")

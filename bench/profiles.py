@@ -46,7 +46,6 @@ LIBRARIES = {
     "compiled": ("__mypyc",),
     "event_loop": ("loop.cpython",),
     "http2": ("ngh2", "_core.cpython", "events.cpython"),
-    "http": ("parser.cpython",),
     "numpy": ("_multiarray_umath",),
     "orjson": ("orjson",),
     "onnxruntime": ("onnxruntime",),
