@@ -181,7 +181,7 @@ def main() -> int:
             if plane.problems or cpu_s >= given.seconds:
                 return int(bool(plane.problems))
     if given.faults is not None:
-        return int(faults.table(given.faults, given.seconds or 600.0) > 0)
+        return int(faults.table(given.faults, given.seconds or 600.0, given.seed) > 0)
     limit_s = given.hours * 3600 or given.seconds or 60.0
     folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
     simulated_s = cpu_s = 0.0

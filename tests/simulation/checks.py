@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation import left
 from tests.simulation.machine import SECOND_NS, START_NS
@@ -250,6 +250,11 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     unloads = [each for each in world.changes if is_on_demand or each.kind != "load"]
     if any(_overlaps(unloads, request, name) for name in names):
         return ""
+    loads = [each for each in world.changes if each.kind == "load" and each.model in names]
+    if "is damaged" in text and any(
+        each.begin_s <= load.end_s and load.begin_s <= each.end_s for each in world.outages for load in loads
+    ):
+        return ""  # the next engine has started while the files of a bad load were there
     if values.get("region") and _overlaps(world.changes, request, "clients") and "shared memory region" in text:
         return ""
     if is_on_demand:
@@ -258,7 +263,7 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         if re.search("no room for model|does not fit|could not be loaded within", text):
             return ""
     if request.sums is not None and ("sequence" in text.lower()):
-        is_idle = values["gap_ms"] > 900
+        is_idle = _is_idle(values)
         others = world.parts_of[request.operation.number]
         is_broken = values.get("pipelined") and any(each.outcome.status in ("left", "error") for each in others[:-1])
         loads = [each for each in world.changes if each.model == model.name and each.end_s >= others[0].begin_s]
@@ -274,7 +279,12 @@ def _knows_loss(world: "World", request: "Request") -> bool:
     parts = world.parts_of[request.operation.number]
     is_first = [each.outcome.status for each in parts if each.end_s < request.end_s][-1:] == ["ok"]
     is_changed = any(each.model == request.model.name for each in world.changes)
-    return is_simple and is_first and not is_changed and request.operation.values["gap_ms"] < 900
+    return is_simple and is_first and not is_changed and not _is_idle(request.operation.values)
+
+
+def _is_idle(values: dict[str, Any]) -> bool:
+    """Whether a sequence pauses for so long that it may be over: its requests are late, too."""
+    return bool(values["gap_ms"] + (500 if values.get("reads_slowly") else 0) > 900)
 
 
 def _parts(model: object) -> list[str]:

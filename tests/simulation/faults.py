@@ -214,7 +214,7 @@ def put_back(name: str) -> None:
     sys.meta_path.insert(0, Finder)
 
 
-def try_fault(fault: Fault, seconds: float) -> tuple[bool, float, str]:
+def try_fault(fault: Fault, seconds: float, seed: int) -> tuple[bool, float, str]:
     """Run the simulation with a fault; return whether it was found, the CPU time, and the first problem.
 
     A seed that fails without the fault, too, has not found it.
@@ -225,7 +225,7 @@ def try_fault(fault: Fault, seconds: float) -> tuple[bool, float, str]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
 
-    done = run("--seconds", str(seconds), "--fault", fault.name)
+    done = run("--seed", str(seed), "--seconds", str(seconds), "--fault", fault.name)
     found = re.search(r"failed: .*?(\d+)\D.* after ([\d.]+) s of CPU", done.stdout)
     if found is None:
         return False, seconds, done.stderr[-300:]
@@ -235,13 +235,13 @@ def try_fault(fault: Fault, seconds: float) -> tuple[bool, float, str]:
     return True, float(found[2]), f"seed {found[1]}: {problem[1] if problem else done.stdout[-300:]}"
 
 
-def table(beginnings: list[str], seconds: float) -> int:
-    """Print after how much CPU time each fault is found; return how many are not."""
+def table(beginnings: list[str], seconds: float, seed: int) -> int:
+    """Run scenarios from a seed on; print after how much CPU time each fault is found; return how many are not."""
     chosen = [f for f in FAULTS if not beginnings or any(f.name.startswith(each) for each in beginnings)]
     print("| fault | module | found after (s of CPU) | by |\n|---|---|---|---|")
     count = 0
     for fault in chosen:
-        was_found, took_s, problem = try_fault(fault, seconds)
+        was_found, took_s, problem = try_fault(fault, seconds, seed)
         count += was_found
         after = f"{took_s:.1f}" if was_found else f"not in {took_s:.0f}"
         print(f"| {fault.name} | `{fault.file}` | {after} | {problem[:110]} |", flush=True)

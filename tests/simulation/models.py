@@ -257,12 +257,22 @@ class Worked(PythonInstance):
         RECORD.closed(self._counted)
 
 
+async def _load_for(seconds: float, model: str) -> None:
+    """Pass the time of a part of a load, which continues when who has asked for it has gone."""
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        if PROCESS.get().startswith("engine"):
+            RECORD.problems.append(f"a load of {model} was broken off")
+        raise
+
+
 class _Loaded:
     def __init__(self, config: ModelConfig, work: _Work) -> None:
         self._config, self._work = config, work
 
     async def create_instance(self, placement: Placement) -> Blocking | Elsewhere | Worked:
-        await asyncio.sleep(RECORD.chance.random() * 0.2)
+        await _load_for(RECORD.chance.random() * 0.2, self._config.name)
         kind = self._config.parameters["kind"]
         if kind == "blocking":
             return Blocking(self._work, placement.name)
@@ -291,7 +301,7 @@ class SimulatedBackend:
         return Completion(config)
 
     async def load(self, files: ModelFiles, config: ModelConfig, settings: BackendSettings) -> _Loaded:
-        await asyncio.sleep(RECORD.chance.random() * 0.3)
+        await _load_for(RECORD.chance.random() * 0.3, config.name)
         return _Loaded(config, await asyncio.to_thread(_Work, config, files))
 
     async def aclose(self) -> None:

@@ -199,6 +199,7 @@ class Network:
         self.ends: list[End] = []
         self._tidy_at = 16
         self._ports = itertools.count()
+        self._hosts = self.chance.choice((1, 1, 3))  # addresses of clients
         loop.network = self
 
     def listen(self, factory: Any, port: int, start_serving: bool = True, **options: object) -> Listener:
@@ -215,7 +216,9 @@ class Network:
         listener = self.chance.choice(found)
 
         ours = End(self, protocol, ("127.0.0.1", port))
-        theirs = listener.context.run(End, self, listener.factory(), ("127.0.0.1", 40000 + next(self._ports) % 20000))
+        number = next(self._ports)
+        peer = f"127.0.0.{1 + number % self._hosts}", 40000 + number % 20000
+        theirs = listener.context.run(End, self, listener.factory(), peer)
         ours.peer, theirs.peer = theirs, ours
         self.ends.append(theirs)
         if len(self.ends) > self._tidy_at:

@@ -93,7 +93,7 @@ answers, timeouts, more sequences than slots, loads on demand, and canary plans.
 def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
     name = f"{role}{number}"
     batch = chance.choice((0, 1, 4, 8)) if role in ("plain", "cached") else chance.choice((1, 4))
-    batch = 1 if theme == "sequences" else batch
+    batch = 1 if theme == "sequences" else chance.choice((1, 4, 8)) if theme in ("ordered", "timers") else batch
     is_slow = theme == "slow" or (theme in ("restarts", "cached", "timers") and chance.random() < 0.5)
     cost_us = round(10 ** (chance.uniform(4.3, 5.3) if is_slow else chance.uniform(1, 4.3)))
     kind = "elsewhere"
@@ -102,10 +102,10 @@ def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
     lines = [f'backend: "simulated"\nmax_batch_size: {batch}', _tensors(batch > 0)]
     lines.append(f'parameters {{ key: "cost_us" value {{ string_value: "{cost_us}" }} }}')
     lines.append(f'parameters {{ key: "kind" value {{ string_value: "{kind}" }} }}')
-    lines.append(f"instance_group {{ count: {chance.randint(1, 3)} kind: KIND_CPU }}")
+    lines.append(f"instance_group {{ count: {chance.randint(2 if theme == 'ordered' else 1, 3)} kind: KIND_CPU }}")
     queue_max = 0
     is_timed = theme == "timers"
-    if role in ("plain", "cached", "decoupled") and batch and (is_timed or chance.random() < 0.7):
+    if role in ("plain", "cached", "decoupled") and batch and (theme in ("ordered", "timers") or chance.random() < 0.7):
         queue_max = chance.choice((0, 0, 4, 30))
         timeout_us = chance.choice((1_000, 5_000, 20_000) if is_timed else (0, 0, 20_000, 200_000))
         delay_us = chance.choice((0, 100, 3_000, 30_000, 1_000_000) if is_timed else (0, 100, 3_000, 30_000))
@@ -146,11 +146,18 @@ def _ensemble(number: int, first: Model, second: Model) -> Model:
     return Model(f"ensemble{number}", "ensemble", text)
 
 
+FREQUENT = {
+    "canaries": ("traffic", "canary"), "demand": ("load",), "ordered": ("burst",), "restarts": ("load",),
+    "sequences": ("harm_worker",), "timers": ("burst",),
+}  # fmt: skip
+"""Control and faults that themes have most of."""
+
 OTHER_CONTROLS = ("auto", "idle", "poll")
 
 SHARES = {
     "fault": 0.03, "leaves_ms": 0.08, "deadline_ms": 0.1, "timeout_us": 0.05, "rows": 0.05, "reads_slowly": 0.02,
     "version": 0.3, "stops_after": 0.05, "pipelined": 0.2, "shared": 0.5, "region": 0.1,
+    "pauses": 0.1,
 }  # fmt: skip
 """Share of the requests with each property; a scenario leaves some out, and has more of others."""
 
@@ -165,8 +172,10 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     theme = drawn if theme is None else theme
     seconds = seconds or chance.choice((4.0, 8.0) if theme == "restarts" else (1.0, 2.0, 2.0, 4.0, 8.0))
     is_rare = theme in ("slow", "restarts", "sequences")
-    rate = rate or chance.choice((10.0, 30.0) if is_rare else (30.0, 100.0, 300.0))
+    rates = (3.0, 10.0, 100.0) if theme == "demand" else (30.0, 100.0, 300.0)  # or no model is ever idle
+    rate = rate or chance.choice((10.0, 30.0) if is_rare else rates)
     shares = {name: min(share * chance.choice((0, 1, 1, 8)), 0.8) for name, share in SHARES.items()}
+    shares["rows"] = max(shares["rows"], 0.3) if theme == "timers" else shares["rows"]  # whole batches do not wait
     count = chance.choice((1, 1, 2, 3, 8))
     roles = chance.choices(THEMES[theme], k=count)
     models = [_model(chance, number, role, theme) for number, role in enumerate(roles)]
@@ -181,7 +190,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     controlled = [model for model in models if model.role != "ensemble"]
     controls = {"load": 0.15, "unload": 0.03, "statistics": 0.1, "traffic": 0.05, "canary": 0.03, "index": 0.1}
     for kind, per_s in controls.items():
-        often: tuple[int, ...] = (5, 10) if theme == "canaries" and kind in ("traffic", "canary") else (0, 1, 10)
+        often: tuple[int, ...] = (5, 10) if kind in FREQUENT.get(theme, ()) else (0, 1, 10)
         for _ in range(_poisson(chance, per_s * seconds * chance.choice(often))):
             model = chance.choice(controlled)
             values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
@@ -204,7 +213,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
         faults += [(kind, 0.03) for kind in frequent or ends]
     for kind, per_s in faults:
         most: tuple[int, ...] = (3, 8) if kind in frequent else (0, 1, 10)
-        most = (10,) if theme == "sequences" and kind == "harm_worker" else most
+        most = (10,) if kind in FREQUENT.get(theme, ()) else most
         for _ in range(_poisson(chance, per_s * seconds * chance.choice(most))):
             values = {"down_s": round(10 ** chance.uniform(-2, 0.3), 3), "pick": chance.randrange(1000)}
             model = chance.choice(models)
@@ -260,7 +269,8 @@ def _request(
 
     values: dict[str, Any] = {"protocol": chance.choice(("json", "binary", "grpc", "grpc", "stream"))}
     if model.role == "sequence":
-        values |= {"length": chance.randint(1, 6), "gap_ms": round(10 ** chance.uniform(0, 2.5), 2)}
+        exponent = chance.uniform(2.5, 2.9) if has("pauses") else chance.uniform(0, 2.5)
+        values |= {"length": chance.randint(1, 6), "gap_ms": round(10**exponent, 2)}
         if has("stops_after"):
             values["stops_after"] = chance.randint(1, values["length"])
         if has("pipelined"):

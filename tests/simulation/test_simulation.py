@@ -47,11 +47,11 @@ def test_a_short_scenario_holds_at_every_step(shape: str, injected: str) -> None
     ("fault", "seed", "left"),
     [
         ("the timers of a connection stay", "1", "timer "),
-        ("the bytes of a copy stay counted", "9", "Shadowing has size_bytes"),
+        ("the bytes of a copy stay counted", "17", "Shadowing has size_bytes"),
         ("a request's files stay", "10", "charonia-files-"),
-        ("a closed connection is kept", "1", "HttpConnection"),
-        ("shared memory of a response stays in use", "6", "references to shared memory"),
-        ("the instances of a load stay at shutdown", "30", "after the shutdown, there is still: "),
+        ("a closed connection is kept", "5", "HttpConnection"),
+        ("shared memory of a response stays in use", "18", "references to shared memory"),
+        ("the instances of a load stay at shutdown", "1", "after the shutdown, there is still: "),
     ],
 )
 def test_what_is_left_over_is_found(fault: str, seed: str, left: str) -> None:

@@ -158,6 +158,12 @@ class Harness:
         assert isinstance(outcome, ServingError)
         return outcome
 
+    async def settle(self) -> None:
+        """Wait until no model is being loaded on demand."""
+        async with asyncio.timeout(5):
+            while self.demand._loads:
+                await asyncio.sleep(0.001)
+
     def ready(self) -> set[str]:
         return {e.name for e in self.engine.index() if e.state is ModelState.READY}
 
@@ -270,7 +276,34 @@ async def test_a_model_in_flight_is_waited_for_and_never_unloaded(
 
     assert isinstance(await busy, InferResponse)
     assert isinstance(await other, InferResponse)
+    await harness.settle()
     assert harness.ready() == {"b"}
+    await harness.lifecycle.drain()
+
+
+async def test_loads_whose_models_requests_have_loaded_do_not_wait_for_each_other(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    harness = Harness(tmp_path, patch, budget=150)
+    for name in ("a", "b", "c"):
+        harness.model(name)
+    await harness.start()
+    await harness.answer("a")
+    gate = threading.Event()
+    harness.backend.gate = gate.wait
+    busy = harness.ask("a")
+    others = [harness.ask("b"), harness.ask("c")]
+    await asyncio.sleep(0.05)
+    for name in ("b", "c"):
+        await harness.engine.load_model(name)
+    gate.set()
+
+    outcomes = await asyncio.wait_for(asyncio.gather(busy, *others), 5)
+
+    assert all(isinstance(each, InferResponse) for each in outcomes)
+    await harness.settle()
     await harness.lifecycle.drain()
 
 

@@ -439,7 +439,9 @@ class OnDemandLoader:
         while True:
             async with self._deciding:
                 residents = self.residents()
-                residents.pop(key, None)  # a request has loaded it meanwhile
+                is_loaded = residents.pop(key, None) is not None  # meanwhile, by a request
+                if is_loaded:
+                    self._deferred.run(key)
                 waits = {k for k in residents if k in held or name_of(k) in held}
                 least = make_room(residents, budget, needed, held=waits)
                 if least.verdict is Fit.NEVER:
@@ -450,7 +452,12 @@ class OnDemandLoader:
                     self._reserved[key] = needed
                     await self._evict(room.evict)
                     return
-            if now_ns() > deadline:
+            is_over = now_ns() > deadline
+            if is_loaded and (
+                is_over or make_room(residents, budget, needed + reserved, held=waits).verdict is Fit.FITS
+            ):
+                return  # or loads whose models are in each other's way would wait for each other
+            if is_over:
                 raise unavailable(
                     f"there was no room for model '{name_of(key)}': the models that are loaded have requests in flight",
                     hint="raise --model-memory-budget",

@@ -180,6 +180,9 @@ class Sequencer:
             assert sum(each.id == request_id for each in sequence.queue) == 1, f"{request_id} does not wait once"
         for sequence, request in self._running.values():
             assert sequence.running is request, f"request {request.id} does not run"
+        for instance in self._table.instances:
+            is_ready = instance.is_idle and bool(instance.ready)
+            assert not is_ready or instance.due_ns is not None, "a request is ready, and nothing wakes its instance"
         ran = [request.id for instance in self._table.instances for _, request in instance.running]
         assert sorted(ran) == sorted(self._running), "the running requests are not the instances' requests"
 
