@@ -3,6 +3,7 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor
 from charonia.wire.example_inputs import example_dims, example_inputs, takes_picture
-from charonia.wire.example_request import ELEMENTS_MAX, ExampleRequest, body_hint, example_request
+from charonia.wire.example_request import ELEMENTS_MAX, HINT_ELEMENTS_MAX, ExampleRequest, body_hint, example_request
 from charonia.wire.python_values import make_tensors
 from charonia.wire.v2_generate import decode_generate
 from charonia.wire.v2_request import InferDecoder
@@ -190,6 +191,40 @@ def test_the_hint_for_a_body_advises_no_json_that_cannot_carry_the_input(datatyp
 
     assert hint.startswith("send the elements of in put1 in binary form")
     assert '"data"' not in hint
+
+
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        (
+            model((DataType.INT32, (2,))),
+            'a body for this model: {"inputs":[{"name":"in put0","shape":[2],"datatype":"INT32","data":[1,1]}]}',
+        ),
+        (
+            model((DataType.INT32, (HINT_ELEMENTS_MAX + 1,)), (DataType.BYTES, (-1,)), batch=4),
+            'a body is {"inputs": [{"name": NAME, "datatype": TYPE, "shape": SHAPE, "data": ELEMENTS}]}; the inputs of '
+            f"this model are in put0 INT32 [-1, {HINT_ELEMENTS_MAX + 1}], in put1 BYTES [-1, -1]",
+        ),
+    ],
+)
+def test_the_hint_for_a_body_is_a_body_or_the_inputs_of_a_long_one(config: ModelConfig, hint: str) -> None:
+    assert body_hint(config) == hint
+
+
+def test_a_body_of_as_many_elements_as_a_hint_may_have_is_one() -> None:
+    assert body_hint(model((DataType.INT32, (HINT_ELEMENTS_MAX,)))).startswith("a body for this model")
+
+
+def test_a_key_is_in_every_form_of_the_request() -> None:
+    request = replace(example_request(model((DataType.FP32, (2,)))), has_key=True)
+
+    assert ' -H "Authorization: Bearer $KEY" -d ' in request.curl()
+    assert request.infer_command().endswith(' -H "Authorization: Bearer $KEY"')
+    assert request.python().splitlines()[:4] == ["import os", "", "from charonia.client import Client, WireOptions", ""]
+    assert request.python().splitlines()[-4:-2] == [
+        """options = WireOptions(headers=[("Authorization", f"Bearer {os.environ['KEY']}")])""",
+        'with Client("localhost:8000", options=options) as client:',
+    ]
 
 
 def test_outputs_that_json_cannot_carry_are_asked_for_in_binary_form() -> None:

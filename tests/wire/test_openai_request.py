@@ -114,6 +114,8 @@ def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
         ({"messages": []}, "messages: expected 1 to 10000 messages, got 0"),
         ({"messages": ["hi"]}, "messages[0]: expected an object with a role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: expected a string"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: expected a string"),
+        ({"messages": [{"role": "assistant", "content": 5}]}, "messages[0].content: expected a string"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(members: dict[str, Any], beginning: str) -> None:

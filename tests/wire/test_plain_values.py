@@ -203,6 +203,7 @@ def test_a_function_chooses_type_status_and_header_fields() -> None:
 
     assert own_body() is None
     assert own_body(http_content_type="image/svg+xml") == (200, b"<svg/>", b"image/svg+xml", b"")
+    assert [own_body(http_content_type="a/b", http_status=status)[0] for status in (200, 599)] == [200, 599]
     assert own_body(http_content_type="a/b", http_status=404, http_headers=headers) == (
         404,
         b"<svg/>",
@@ -219,6 +220,7 @@ def test_a_function_chooses_type_status_and_header_fields() -> None:
         {"http_headers": '{"X Y": "a"}'},
         {"http_headers": '{"Content-Length": "1"}'},
         {"http_status": 199},
+        {"http_status": 600},
         {"http_status": "200"},
     ],
 )
