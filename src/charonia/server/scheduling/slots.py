@@ -48,7 +48,7 @@ class CapacityRule:
     def took(self, duration_ns: int) -> None:
         """Take in the duration of an execution."""
         self._mean_ns = mean_ns = self._mean_ns + (duration_ns - self._mean_ns) // 8
-        if self.capacity < self._limit and 2 * self.capacity * mean_ns <= SUPPLY_NS_MAX:
+        if 2 * self.capacity * mean_ns <= SUPPLY_NS_MAX:
             self.capacity = min(2 * self.capacity, self._limit)
         while self.capacity > 1 and self.capacity * mean_ns > 2 * SUPPLY_NS_MAX:
             self.capacity //= 2
@@ -138,10 +138,9 @@ class Slots:
         self.running -= 1
         instance = slot % self._count
         rule = self._rules[instance]
-        if rule is None:
-            self._states[slot] = SlotState.FREE
-            return self._again[slot]
         self._states[slot] = SlotState.FREE
+        if rule is None:
+            return self._again[slot]
         rule.took(compute_ns)
         if rule.capacity == self._capacities[instance]:
             if slot < self._count * rule.capacity:
