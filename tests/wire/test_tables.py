@@ -160,6 +160,18 @@ def test_what_is_wrong_with_a_table_is_said(document: object, message: str) -> N
     assert message in refusal(TABLE, document)
 
 
+def test_csv_is_the_text_of_a_model_with_no_other_input_than_a_text() -> None:
+    text, count = (
+        ModelInput("text", DataType.BYTES, dims=(1,)),
+        ModelInput("n", DataType.INT64, dims=(1,), optional=True),
+    )
+    schemas = {"text": {"type": "string"}, "n": {"type": ["integer", "null"]}}
+    alone, with_more = config({"text": schemas["text"]}, text), config(schemas, text, count)
+
+    assert form_document(alone, b"text/csv", b"/", b"text\nhi\n") == {"text": b"text\nhi\n"}
+    assert form_document(with_more, b"text/csv", b"/", b"text\nhi\n") == {"text": ["hi"], "n": [None]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
