@@ -22,8 +22,8 @@ from charonia.wire.openai_answer import (
     shortened,
     usage_object,
 )
-from charonia.wire.openai_models import engine_routes, model_ids, routes_of
-from charonia.wire.openai_request import TextRequest, decode_text_request
+from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS, engine_routes, model_ids, routes_of
+from charonia.wire.openai_request import TextRequest, check_engine_request, decode_text_request
 
 TEXT = ModelInput("text_input", DataType.BYTES, dims=(1,))
 OUTPUT = ModelOutput("text_output", DataType.BYTES, (1,))
@@ -220,6 +220,27 @@ def test_requests_for_embeddings_are_refused_by_name(document: dict[str, Any], m
         decode_embeddings_request(document)
 
     assert refused.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("route", "member", "good", "bad"),
+    [
+        (CHAT, "messages", [{"role": "user", "content": "a"}], []),
+        (COMPLETIONS, "prompt", "a", 5),
+        (EMBEDDINGS, "input", "a", 5),
+    ],
+)
+def test_what_every_engine_needs_is_checked_by_route(route: str, member: str, good: object, bad: object) -> None:
+    assert check_engine_request(route, {member: good, "stream": True})
+    assert not check_engine_request(route, {member: good, "stream": None})
+    with pytest.raises(ServingError, match=member):
+        check_engine_request(route, {member: bad})
+
+
+def test_an_engine_may_get_embedded_prompts_and_messages_to_embed() -> None:
+    assert not check_engine_request(COMPLETIONS, {"prompt_embeds": "AAAA"})
+    assert not check_engine_request(EMBEDDINGS, {"messages": []})
+    assert not check_engine_request("/v1/audio", {})
 
 
 def test_chunks_and_documents_have_the_form_of_their_route() -> None:
