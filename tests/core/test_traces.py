@@ -77,13 +77,14 @@ def test_a_request_has_no_more_children_than_the_limit() -> None:
     assert children[-1] is None
 
 
-def test_events_beyond_the_limit_are_left_out() -> None:
-    made = tree()
+def test_events_and_tensors_beyond_the_limit_are_left_out() -> None:
+    made = tree(level=TraceLevel.TIMESTAMPS | TraceLevel.TENSORS)
     for at_ns in range(EVENTS_MAX + 5):
         made.mark("HTTP_SEND_START", at_ns)
         made.root.mark(INFER_RESPONSE_COMPLETE, at_ns)
+        made.root.show(TENSOR_QUEUE_INPUT, [Tensor("IN", DataType.FP32, np.zeros(2, np.float32))])
 
-    assert len(made.front) == len(made.root.events) == EVENTS_MAX
+    assert len(made.front) == len(made.root.events) == len(made.root.tensors) == EVENTS_MAX
 
 
 def test_events_at_the_same_time_are_in_the_order_in_which_they_come_about() -> None:

@@ -160,6 +160,13 @@ def test_what_is_wrong_with_a_table_is_said(document: object, message: str) -> N
     assert message in refusal(TABLE, document)
 
 
+def test_the_body_of_an_infer_request_is_no_table() -> None:
+    tensors = [{"name": "age", "datatype": "INT64", "shape": [1], "data": [1]}]
+
+    assert refusal(TABLE, {"inputs": tensors}).startswith("model 'm' has no input 'inputs'")
+    assert refusal(TABLE, {"instances": tensors}).startswith("model 'm' has no input 'name'")
+
+
 def test_csv_is_the_text_of_a_model_with_no_other_input_than_a_text() -> None:
     text, count = (
         ModelInput("text", DataType.BYTES, dims=(1,)),

@@ -64,6 +64,9 @@ def test_instances_are_one_group_of_the_kind_that_the_model_runs_on() -> None:
     assert made.instance_group == (InstanceGroup(kind=InstanceKind.KIND_CPU, count=3),)
     assert made.parameters == {"intra_op_thread_count": "2"}
     assert instance_group_text(made) == "3:CPU"
+    groups = (InstanceGroup(name="a", count=1, passive=True), InstanceGroup(name="b", count=1))
+    grouped = apply_change(model(replace(BATCHING, instance_group=groups)), ModelChange("m", instance_count=3))
+    assert grouped.instance_group == (InstanceGroup(name="a", kind=InstanceKind.KIND_CPU, count=3, passive=True),)
 
 
 def test_a_number_of_instances_that_is_tried_does_not_follow_the_load() -> None:

@@ -319,7 +319,7 @@ def rank_below(count: int, chance: float) -> int | None:
     """Return the highest rank, from 0, whose value lies above the p99 with at most this probability; None for none."""
     at_least = np.cumsum(_tail_chances(count)[::-1])[::-1]
     enough = int(np.argmax(at_least <= chance))  # values above the p99, this number or more
-    return count - enough if 0 < enough <= count else None
+    return count - enough if enough <= count else None
 
 
 def rank_above(count: int, chance: float) -> int | None:
