@@ -335,6 +335,12 @@ def test_cutting_tensors_out_loses_nothing(name: str, id: str, raw: list[bytes],
     assert service_pb2.ModelInferRequest.FromString(bytes(rest)) == message
 
 
+@pytest.mark.parametrize("length", [b"\x01", b"\x81\0", b"\x81\x80\x80\x80\0"])
+def test_a_length_has_at_most_five_bytes(length: bytes) -> None:
+    assert split_raw_inputs(b"\x0a\1m\x3a" + length + b"a") == (b"\x0a\1m", [b"a"])
+    assert split_raw_inputs(b"\x3a\x81\x80\x80\x80\x80\0a")[1] is None
+
+
 @given(st.binary(max_size=64))
 @settings(max_examples=300)
 def test_where_bytes_can_be_cut_the_parser_agrees(data: bytes) -> None:

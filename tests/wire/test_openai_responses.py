@@ -150,8 +150,13 @@ def test_a_truncated_answer_is_incomplete() -> None:
     last = events[-1]["response"]
     assert (last["status"], last["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert last["output"][0]["status"] == "incomplete"
-    assert last["usage"]["input_tokens_details"] == {"cached_tokens": 2}
-    assert (last["usage"]["input_tokens"], last["usage"]["output_tokens"], last["usage"]["total_tokens"]) == (4, 3, 7)
+    assert last["usage"] == {
+        "input_tokens": 4,
+        "input_tokens_details": {"cached_tokens": 2},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 7,
+    }
 
 
 def test_reasoning_text_and_calls_are_items() -> None:
