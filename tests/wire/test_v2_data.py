@@ -90,6 +90,8 @@ def test_arrays_of_different_lengths_are_read_in_order() -> None:
         (DataType.BYTES, [1], ["\ud800"], 'expected a string (BYTES), got "\\ud800"'),
         (DataType.INT8, [MIB + 1], [1], "larger than the maximum of 1048576 bytes"),
         (DataType.BYTES, [MIB // 4 + 1], ["a"], "larger than the maximum of 1048576 bytes"),
+        (DataType.INT8, [MIB], [1], "has 1048576 elements, got 1"),
+        (DataType.BYTES, [MIB // 4], ["a"], "has 262144 elements, got 1"),
         (DataType.INT8, [1] * 100, [1], "has too many or too large dimensions"),
     ],
 )
