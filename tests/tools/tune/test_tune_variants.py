@@ -158,6 +158,29 @@ def test_an_ensemble_of_other_configurations_is_another_configuration() -> None:
     assert named(2) == {"m": "m_config_0", "e": "e_config_0"}
 
 
+def test_a_model_whose_callees_have_other_configurations_has_another_configuration() -> None:
+    names, bases = Names(), {"m": model(), "called": model(name="called")}
+
+    def named(count: int | None) -> dict[str, str]:
+        return names.names(bases, apply_variant(bases, Variant((ModelChange("called", instance_count=count),))), ["m"])
+
+    assert named(None) == {"called": "called_config_default", "m": "m_config_default"}
+    assert named(2) == {"called": "called_config_0", "m": "m_config_0"}
+    assert list(named(3).items()) == [("called", "called_config_1"), ("m", "m_config_1")]
+
+
+@pytest.mark.parametrize(
+    ("groups", "count"),
+    [
+        ((), 1),
+        ((InstanceGroup(count=0),), 1),
+        ((InstanceGroup(count=2, gpus=(0, 1)), InstanceGroup(count=3)), 7),
+    ],
+)
+def test_instances_of_all_groups_on_all_gpus_count(groups: tuple[InstanceGroup, ...], count: int) -> None:
+    assert BaseModel("m", BATCHING, replace(BATCHING, instance_group=groups)).instance_count == count
+
+
 def test_a_variant_that_writes_the_default_down_makes_the_same_server() -> None:
     bases = {"m": model()}
 
