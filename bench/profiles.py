@@ -89,6 +89,7 @@ _JSON = ("--input-tensor-format=json", "--output-tensor-format=json", "--concurr
 CASES = (
     Case("identity, HTTP, 16", "charonia:identity", ("wrk", "http", 16)),
     Case("identity, HTTP, 64, 2 front ends", "charonia:identity", ("wrk", "http", 64), _TWO),
+    Case("identity in the engine, HTTP, 16, 2 front ends", "charonia:engine_identity", ("wrk", "http", 16), _TWO),
     Case("identity, gRPC, 16", "charonia:identity", ("h2load", "grpc", 16)),
     Case("identity, HTTP, JSON, 16", "charonia:identity", perf_load(*_JSON)),
     Case("perceptron, HTTP, 16", "charonia:mlp", ("wrk", "http", 16)),
