@@ -1,5 +1,6 @@
 """What a history must fulfil."""
 
+import gc
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -322,17 +323,19 @@ def check_quiet(world: "World") -> None:
             world.problem(f"without clients, the engine has {len(peer._open)} requests of a front end")
     if any(not end.is_gone for end in world.network.ends):
         world.problem("without clients, a connection is open")
-    if not world.outages:
-        world.network.ends.clear()
-        found = left.kept()
-        more = world.left() - world.calm
-        for each in ("timer TrafficService._look of engine 1", *left.POOLED):  # of a canary plan
-            more.pop(each, None)
-        files = [each.provided for each in lifecycle.table.models.values() if each.provided is not None]
-        brought = [each for provided in files for each in (provided, *provided.earlier) if each.override is not None]
-        more -= Counter({left.STAGED: 2 * len(brought), left.KEPT: len(world.brought)})
-        if found or more:
-            world.problem(f"without clients, there is more than at the start: {', '.join([*found, *more][:8])}")
+    world.network.ends.clear()
+    gc.collect()
+    ended = left.of_ended(world.loop, world.living())
+    found = left.kept(ended)
+    more = left.by_role(world.left(ended)) - left.by_role(world.calm)
+    for each in ("timer TrafficService._look of engine", *left.POOLED):  # of a canary plan
+        more.pop(each, None)
+    files = [each.provided for each in lifecycle.table.models.values() if each.provided is not None]
+    brought = [each for provided in files for each in (provided, *provided.earlier) if each.override is not None]
+    more -= Counter({left.STAGED: 2 * len(brought), left.KEPT: len(world.brought)})
+    if found or more:
+        names = [*found, *(f"{count} {name}" for name, count in more.items())]
+        world.problem(f"without clients, there is more than at the start: {', '.join(names[:8])}")
     _check_counts(world)
 
 

@@ -187,6 +187,10 @@ LEFTOVERS = (
           "        self._transport = None\n        globals().setdefault('kept', []).append(self)\n"),
     Fault("shared memory of a response stays in use", "channel/end.py", "        self._released.append(region)\n",
           "        pass\n"),
+    Fault("the reports of ended processes stay", "guard/supervisor.py",
+          "                self._loop.call_later(REPORT_S, self._remove_files, name)\n", ""),
+    Fault("an engine keeps the front ends that have gone", "front_ends/engine_port.py",
+          "        self._peers.discard(peer)\n", ""),
     Fault("the instances of a load stay at shutdown", "lifecycle/lifecycle.py",
           "            await asyncio.wait(list(self._loads.values()), timeout=LOADS_S_MAX)\n", "            pass\n"),
 )

@@ -1,15 +1,22 @@
 """What the server's processes have at a time, and what they may not have when no client is left."""
 
 import gc
+import io
+import mmap
 import os
 import re
+import socket
+import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any
 
 from tests.simulation.machine import MACHINE, PROCESS, SimulatedLoop, Thread
+from tests.simulation.network import End
 from tests.simulation.workers import WORKERS
 
 from charonia.core.request import InferRequest
@@ -18,6 +25,7 @@ from charonia.server.channel.end import ChannelEnd, TensorLink
 from charonia.server.channel.regions import RegionPool
 from charonia.server.ensembles.call import EnsembleCall, StepCall
 from charonia.server.execution.in_flight import PendingRequest, RunningBatch
+from charonia.server.front_ends.link import Link
 from charonia.server.front_ends.reconnect import Reconnect
 from charonia.server.grpc.calls import GrpcCall
 from charonia.server.grpc.connection import GrpcConnection
@@ -52,8 +60,8 @@ FILES_OF_WORKER = {"pipe:": 4, "socket:": 4}
 POOLED = ("/memfd:charonia (deleted)", "mapped /memfd:charonia (deleted)")
 """Shared memory of channels, which their ends keep for reuse."""
 
-RECORDS = ("changes", "requests")
-"""The guard's files with requests to it."""
+RECORDS = ("changes", "hand_over", "requests")
+"""Files of the server that changes and upgrades write, one of each."""
 
 STAGED = "charonia-files-"
 """Beginning of the names of folders with files that came with a load request; each is open, too."""
@@ -96,22 +104,96 @@ def _name(callback: Any) -> str:
     return str(getattr(callback, "__qualname__", callback))
 
 
-def files() -> Counter[str]:
-    """Return the open descriptors by kind or path, without those of workers, and the mapped memory objects."""
+Objects = Mapping[int, Any]
+"""Objects by id."""
+
+
+def of_ended(loop: SimulatedLoop, living: list[object]) -> Objects:
+    """Return what processes have that have ended: killed ones leave it in the memory of the simulation.
+
+    Args:
+        living: Objects beyond which nothing belongs to them.
+    """
+    borders = {id(each) for each in (loop, MACHINE, *living, *map(vars, sys.modules.values()))}
+    borders |= {id(task) for task, process in loop.process_of.items() if process not in MACHINE.dead}
+    threads_ = [each for each in gc.get_objects() if type(each) is Thread and each.process in MACHINE.dead]
+    found: dict[int, Any] = {}
+    more: list[Any] = [*MACHINE.graveyard, *threads_]
+    for each in threads_:
+        frame = each.greenlet.gr_frame
+        while frame is not None:
+            more += frame.f_locals.values()
+            frame = frame.f_back
+    while more:
+        following = []
+        for each in more:
+            number = id(each)
+            if number in found or number in borders or isinstance(each, _SHARED):
+                continue
+            if isinstance(each, End) and each.process not in MACHINE.dead:
+                continue
+            found[number] = each
+            following.append(each)
+        more = gc.get_referents(*following)
+    return found
+
+
+_SHARED = (type, ModuleType, BuiltinFunctionType, CodeType, str, bytes, int, float)
+"""Kinds of objects that no process has for itself."""
+
+_NUMBERS = ("fd", "_fd", "_file", "pidfd")
+"""Attributes with descriptors."""
+
+
+def descriptors(objects: Objects) -> set[int]:
+    """Return the descriptors of objects."""
+    found = {
+        each.fileno()
+        for each in objects.values()
+        if isinstance(each, (socket.socket, io.FileIO)) and not (isinstance(each, io.FileIO) and each.closed)
+    }
+    for each in objects.values():
+        values = getattr(each, "__dict__", None) or {}
+        found.update(values[name] for name in _NUMBERS if isinstance(values.get(name), int))
+    return found
+
+
+def files(ended: Objects | None = None) -> Counter[str]:
+    """Return the open descriptors by kind or path, without those of workers, and the mapped memory objects.
+
+    Args:
+        ended: Objects whose descriptors and mappings do not count.
+    """
     found: Counter[str] = Counter()
+    left_out = descriptors(ended or {})
+    maps = Counter(_size(each) for each in (ended or {}).values() if isinstance(each, mmap.mmap))
+    mapped = dict(maps)
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}").partition("[")[0]
+            size = os.stat(int(descriptor)).st_size
         except OSError:  # the one of the list
+            continue
+        if int(descriptor) in left_out:
+            continue
+        if target.startswith("/") and maps[size] > 0:  # a map has its own descriptor
+            maps[size] -= 1
             continue
         found[STAGED if STAGED in target else target] += 1
     for line in Path("/proc/self/maps").read_text().splitlines():
         name = line.split(maxsplit=5)[5:]
         found.update(f"mapped {each}" for each in name if each.startswith(("/memfd:", "/dev/shm/")))
+    for memory in [each for each in found if each.startswith("mapped /dev/shm/")]:
+        found[memory] -= mapped.get(os.stat(memory.split()[1]).st_size, 0)
     for worker in WORKERS.values():
         if worker.returncode is None:
             found.subtract(FILES_OF_WORKER)
     return +found
+
+
+def links(ended: Objects) -> Counter[str]:
+    """Return the ends of connections between processes, except those among these objects."""
+    return Counter("end of a link" for each in gc.get_objects() if type(each) is Link and id(each) not in ended)
 
 
 def paths(folder: Path) -> Counter[str]:
@@ -121,14 +203,27 @@ def paths(folder: Path) -> Counter[str]:
     return Counter([*own, *(STAGED for _ in Path(tempfile.gettempdir()).iterdir())])
 
 
-def kept() -> list[str]:
-    """Return what requests have left in memory. Collects garbage."""
-    gc.collect()
+def _size(memory: mmap.mmap) -> int:
+    return 0 if memory.closed else len(memory)
+
+
+def by_role(names: Counter[str]) -> Counter[str]:
+    """Return counts without the numbers of processes: others may have taken their places."""
+    found: Counter[str] = Counter()
+    for name, count in names.items():
+        found[re.sub(r"(engine|front_end)[_0-9]*( \d+)?", r"\1", name)] += count
+    return found
+
+
+def kept(ended: Objects) -> list[str]:
+    """Return what requests have left in memory, except in these objects. Garbage must have been collected."""
     requests: Counter[str] = Counter()
     problems = []
     named = dropped = 0  # references to shared memory of the other process, and those that it learns of next
     for each in gc.get_objects():
         kind = type(each)
+        if id(each) in ended:
+            continue
         if issubclass(kind, PER_REQUEST):
             requests[kind.__name__] += 1
         elif kind in ACCOUNTS:

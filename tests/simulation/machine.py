@@ -79,6 +79,7 @@ class Machine:
         now_ns: Monotonic time.
         wall_ns: Difference between wall clock and monotonic time; it may jump.
         early_ns: Time by which the timers of models end too early; negative: too late.
+        late: Share of messages that processes read late.
         chance: Delays of threads and sockets.
         dead: Names of killed processes.
         unchecked: Events of schedulers until their state is checked again.
@@ -88,7 +89,7 @@ class Machine:
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        self.now_ns, self.wall_ns = START_NS, EPOCH_NS
+        self.now_ns, self.wall_ns, self.late = START_NS, EPOCH_NS, 0.02
         self.chance = random.Random(f"machine {seed}")
         self.early_ns = self.chance.choice((0, 500_000, -2_000_000))
         self.entropy = random.Random(f"entropy {seed}")
@@ -124,7 +125,7 @@ def _disk(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _late_s() -> float:
     """Return how late a process may run that has something to read: sometimes others have its core."""
-    return 0.2 if MACHINE.chance.random() < 0.02 else 3e-3
+    return 0.2 if MACHINE.chance.random() < MACHINE.late else 3e-3
 
 
 _EVENTS = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextvars
+import fcntl
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.simulation.machine import MACHINE, PROCESS, SIGNALS
@@ -16,6 +20,7 @@ from charonia.server.app import InferenceServer
 from charonia.server.front_ends import engine_process, front_end, upgrades
 from charonia.server.guard import supervisor
 from charonia.server.guard.notify import Notifier
+from charonia.server.machine import private_folder
 from charonia.server.options import ServerOptions
 
 HEARTBEAT_S = 10.0
@@ -79,6 +84,10 @@ class Process:
             del Process.all[self.name]
         for key in [key for key in SIGNALS if key[0] == self.process]:
             del SIGNALS[key]
+        for fd, inode in _LOCKED.pop(self.process, ()):
+            with suppress(OSError):
+                if os.stat(fd).st_ino == inode:  # or it has been closed
+                    fcntl.flock(fd, fcntl.LOCK_UN)
         Process.ended(self, status)
         self._status.set_result(status)
 
@@ -116,6 +125,16 @@ def _kept(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+_LOCKED: dict[str, list[tuple[int, int]]] = {}
+"""Descriptors and inodes that processes have locked: their ends release them."""
+
+
+def _flock(fd: int, operation: int) -> None:
+    fcntl.flock(fd, operation)
+    if operation == fcntl.LOCK_EX:
+        _LOCKED.setdefault(PROCESS.get(), []).append((fd, os.stat(fd).st_ino))
+
+
 async def _idle() -> None:
     await asyncio.Event().wait()
 
@@ -135,6 +154,7 @@ def begin(options: ServerOptions, ended: Callable[[Process, int], None], starts_
 asyncio.create_subprocess_exec = _create  # type: ignore[assignment]
 vars(supervisor)["with_parent_death_signal"] = lambda command: command
 vars(upgrades)["_check_memory"] = lambda pid: None
+vars(private_folder)["fcntl"] = SimpleNamespace(**vars(fcntl) | {"flock": _flock})
 vars(logs)["configure"] = lambda options: None
 vars(engine_process)["InferenceServer"] = _kept(InferenceServer)
 vars(front_end)["FrontEnd"] = _kept(front_end.FrontEnd)

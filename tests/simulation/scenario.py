@@ -85,9 +85,11 @@ THEMES = {
     "sequences": ("sequence",),
     "demand": ("plain", "plain", "sequence"),
     "canaries": ("plain",),
+    "changes": ("plain", "plain", "cached"),
 }
 """Situations and the roles of their models: anything, queues behind slow models, ends of processes, the cache, order of
-answers, timeouts, more sequences than slots, loads on demand, and canary plans."""
+answers, timeouts, more sequences than slots, loads on demand, canary plans, and changes of models among ends of
+processes."""
 
 
 def _model(chance: random.Random, number: int, role: str, theme: str) -> Model:
@@ -152,7 +154,9 @@ FREQUENT = {
 }  # fmt: skip
 """Control and faults that themes have most of."""
 
-OTHER_CONTROLS = ("auto", "idle", "poll")
+CONTROLS = {
+    "": ("explicit", "explicit", "auto", "idle", "poll"), "demand": ("auto", "idle"), "changes": ("explicit",),
+}  # fmt: skip
 
 SHARES = {
     "fault": 0.03, "leaves_ms": 0.08, "deadline_ms": 0.1, "timeout_us": 0.05, "rows": 0.05, "reads_slowly": 0.02,
@@ -170,7 +174,8 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     chance = random.Random(f"scenario {seed}")
     drawn = chance.choice(("", *THEMES))
     theme = drawn if theme is None else theme
-    seconds = seconds or chance.choice((4.0, 8.0) if theme == "restarts" else (1.0, 2.0, 2.0, 4.0, 8.0))
+    has_ends = theme in ("restarts", "changes")  # of processes
+    seconds = seconds or chance.choice((4.0, 8.0) if has_ends else (1.0, 2.0, 2.0, 4.0, 8.0))
     is_rare = theme in ("slow", "restarts", "sequences")
     rates = (3.0, 10.0, 100.0) if theme == "demand" else (30.0, 100.0, 300.0)  # or no model is ever idle
     rate = rate or chance.choice((10.0, 30.0) if is_rare else rates)
@@ -182,7 +187,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     unbatched = [m for m in models if m.role == "plain" and "max_batch_size: 0" in m.pbtxt and len(m.versions) == 1]
     if len(unbatched) > 1:
         models.append(_ensemble(len(models), *unbatched[:2]))
-    shape = shape or ("apart" if theme == "restarts" else chance.choice(("one", "one", "one", "apart")))
+    shape = shape or ("apart" if has_ends else chance.choice(("one", "one", "one", "apart")))
     operations: list[Operation] = []
     at_s = 0.0
     while (at_s := at_s + chance.expovariate(rate)) < seconds:
@@ -191,6 +196,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     controls = {"load": 0.15, "unload": 0.03, "statistics": 0.1, "traffic": 0.05, "canary": 0.03, "index": 0.1}
     for kind, per_s in controls.items():
         often: tuple[int, ...] = (5, 10) if kind in FREQUENT.get(theme, ()) else (0, 1, 10)
+        often = (10, 30) if theme == "changes" and kind == "unload" else often
         for _ in range(_poisson(chance, per_s * seconds * chance.choice(often))):
             model = chance.choice(controlled)
             values: dict[str, Any] = {"is_bad": True} if kind == "load" and chance.random() < 0.2 else {}
@@ -198,7 +204,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
                 action = chance.choice(("", "", "abort", "promote", "pause"))
                 values = {"shadow": chance.random() < 0.5, "action": action}
             if kind == "unload":
-                values = {"back_s": round(chance.uniform(0.01, 8 if theme == "restarts" else 2), 3)}
+                values = {"back_s": round(chance.uniform(0.01, 8 if has_ends else 2), 3)}
             operations.append(Operation(len(operations), chance.uniform(0, seconds), kind, model.name, values))
     faults = [("cut", 0.5), ("wall_clock", 0.02), ("burst", 0.15), ("disk", 0.05)]
     if shares["region"]:
@@ -208,7 +214,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     frequent: tuple[str, ...] = ()
     if shape == "apart":
         ends = ("kill_engine", "kill_front_end", "upgrade")
-        if theme == "restarts":
+        if has_ends:
             frequent = chance.choice((ends, ends[:1], ends[2:], ends[:2], ends[1:]))
         faults += [(kind, 0.03) for kind in frequent or ends]
     for kind, per_s in faults:
@@ -231,6 +237,10 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
                             operation.values.pop(each, None)
                     operations.append(operation)
                 continue
+            if kind == "kill_engine" and chance.random() < 0.2:
+                values["again"] = chance.randint(2, 6)
+            if kind == "upgrade" and chance.random() < 0.6:  # a process is killed after one of its steps
+                values |= {"step": chance.randint(1, 5), "role": chance.choice(("engine", "engine", "front_end"))}
             at_s = chance.uniform(0, seconds)
             anchors = [each.at_s for each in operations if each.kind not in ("request", "cut")]
             if anchors and chance.random() < 0.5:  # soon after something else
@@ -240,11 +250,12 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     options: dict[str, Any] = {
         "exit_timeout_secs": chance.choice((1, 5)),
         "cache_bytes": chance.choice((0, 4096, 1 << 20)),
-        "front_ends": chance.choice((1, 1, 2, 3)),
+        "front_ends": chance.choice((2, 3) if theme == "changes" else (1, 1, 2, 3)),
         "exits_busy": chance.random() < 0.5,
-        "control": chance.choice(("auto", "idle") if theme == "demand" else ("explicit", "explicit", *OTHER_CONTROLS)),
+        "control": chance.choice(CONTROLS.get(theme, CONTROLS[""])),
         "theme": theme,
         "starts_s": chance.choice((0.5, 0.5, 15.0)) if theme == "restarts" else 0.5,
+        "late": chance.choice((0.02, 0.3)) if has_ends else 0.02,  # share of messages that processes read late
         "memory_mb": chance.choice((2, 3, 100)),
         "regions": shares["region"] > 0,
         "inline_bytes": chance.choice((32, 65536, 65536)),  # larger tensors travel in shared memory

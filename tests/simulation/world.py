@@ -179,6 +179,7 @@ class World:
     def run(self) -> None:
         """Run the scenario and check its history."""
         MACHINE.reset(self.scenario.seed)
+        MACHINE.late = self.scenario.options["late"]
         self.record = models.begin(self.scenario.seed)
         self.loop = loop = SimulatedLoop()
         asyncio.set_event_loop(loop)
@@ -235,7 +236,7 @@ class World:
         if self.scenario.options["regions"]:
             await self._register()
         self.started_s = self.now_s()
-        self.calm = self.left()
+        self.calm = self.left({})
         self.event("ready")
         watching = self.spawn("clients", self._watch())
         tasks: list[asyncio.Task[None]] = []
@@ -402,9 +403,15 @@ class World:
         if took_s > limit_s:
             self.problem(f"the shutdown took {took_s:.1f} s, the limits allow {limit_s:g} s")
 
-    def left(self) -> Counter[str]:
-        """Return what the server has: tasks, timers, descriptors and files."""
-        return left.tasks(self.loop) + left.timers(self.loop) + left.files() + left.paths(self._folder)
+    def left(self, ended: left.Objects) -> Counter[str]:
+        """Return what the server has: tasks, timers, descriptors and files, except those of objects."""
+        found = left.tasks(self.loop) + left.timers(self.loop) + left.files(ended) + left.paths(self._folder)
+        return found + left.links(ended)
+
+    def living(self) -> list[object]:
+        """Return what is not part of a process that has ended."""
+        alive = Process.all.values() if self._guard is not None else ()
+        return [self, self.network, self._guard, self.record, *alive, *(each.server for each in alive), *self.models]
 
     def _check_ended(self) -> None:
         if any(not end.is_gone for end in self.network.ends):
@@ -739,7 +746,8 @@ class World:
         begin_s = self.now_s()
         for _ in range(3):
             found = await self._control("GET", f"/v2/models/{name}")
-            others = [each for each in (*self.changes, *self.outages) if each.end_s >= begin_s and each.model != name]
+            others = [each for each in self.changes if each.end_s >= begin_s and each.model == DISK_FAULT]
+            others += [each for each in self.outages if each.end_s >= begin_s and each.model == "engine"]  # not told
             own = [each for each in self.changes if each.end_s >= begin_s and each.model == name]
             is_answer = found.status in ("ok", "error") and found.code in (200, 400, 404)
             if is_answer and not others and len(own) == 1 and not self._is_stopping and (found.code == 200) != is_there:
@@ -764,6 +772,7 @@ class World:
                 break
             await asyncio.sleep(1.0)
         self.event(f"load {operation.model} {again.status} {again.code}")
+        await self._check_known(operation.model, again, is_there=True)
         change.end_s = self.now_s()
 
     async def statistics(self, operation: Operation) -> None:
@@ -875,48 +884,60 @@ class World:
 
     async def upgrade(self, operation: Operation) -> None:
         """A second engine starts, and the first one hands its front ends over, which are then renewed."""
+        assert self._guard is not None
         if self._is_stopping:
             return
-        stops_first = operation.values["pick"] % 4 == 0
+        stops_first, waiting_s = operation.values["pick"] % 4 == 0, self.now_s() + operation.values["pick"] % 20
+        while not (self._guard._restarts.may_upgrade or self.now_s() > waiting_s or self._is_stopping):
+            await asyncio.sleep(0.05)
         upgrade = Change("engine" if stops_first else "upgrade", self.now_s())
         self.outages.append(upgrade)
         last: dict[str, object] = {}
 
+        killing: list[asyncio.Task[None]] = []
+
         async def follow() -> None:
+            steps = 0
             async for message in self._upgrades.answer({"stop_first": stops_first, "finish_s": FINISH_S}):
                 self.event(f"upgrade: {message}")
                 last.update(message)
+                if steps == operation.values.get("step"):
+                    killing.append(self.spawn("clients", self._harm(operation.values["role"], operation.values)))
+                steps += 1
 
         await self.spawn("guard", follow())
+        await asyncio.gather(*killing)
         is_alone = all(each is upgrade or each.end_s < upgrade.begin_s for each in self.outages)
         if "error" in last and is_alone and not any(each.end_s > upgrade.begin_s for each in self.changes):
             self.problem(f"the upgrade has failed: {last}")
         await self._recover(upgrade)
 
     async def kill_engine(self, operation: Operation) -> None:
-        await self._harm("engine", operation.values["pick"])
+        await self._harm("engine", operation.values)
 
     async def kill_front_end(self, operation: Operation) -> None:
-        await self._harm("front_end", operation.values["pick"])
+        await self._harm("front_end", operation.values)
 
-    async def _harm(self, role: str, pick: int) -> None:
-        """Kill a process, or let it hang, until the guard notices."""
-        alive = [each for name, each in Process.all.items() if name.startswith(role)]
-        if self._is_stopping or not alive:
-            return
-        process = alive[pick % len(alive)]
-        outage = Change(role, self.now_s())
+    async def _harm(self, role: str, values: dict[str, Any]) -> None:
+        """Kill a process, or let it hang, until the guard notices; some crash again when they are back."""
+        outage, pick = Change(role, self.now_s()), values["pick"]
         self.outages.append(outage)
-        self.event(f"{'hang' if pick % 5 == 0 else 'kill'} {process.process}")
-        if pick % 5:
-            process.kill()
-        else:
-            process.hang()
-            await asyncio.sleep(2 * HEARTBEAT_S)
-        await self._recover(outage)
+        for _ in range(values.get("again", 1)):
+            alive = [each for name, each in Process.all.items() if name.startswith(role)]
+            if self._is_stopping or not alive:
+                outage.end_s = min(outage.end_s, self.now_s())
+                break
+            process, outage.end_s = alive[pick % len(alive)], float("inf")
+            self.event(f"{'hang' if pick % 5 == 0 else 'kill'} {process.process}")
+            if pick % 5:
+                process.kill()
+            else:
+                process.hang()
+                await asyncio.sleep(2 * HEARTBEAT_S)
+            await self._recover(outage)
 
     async def _recover(self, outage: Change) -> None:
-        """Wait until the guard has brought everything back."""
+        """Wait until the guard has brought everything back; the outage ends then."""
         assert self._guard is not None
         end_s, restarts = self.now_s() + RECOVERY_S, self._guard._restarts
         await asyncio.sleep(0.1)  # it notices that a process has ended
@@ -926,8 +947,7 @@ class World:
                 self.problem(f"the guard does not bring the server back: {states}")
                 break
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)  # the front ends find the engine
-        outage.end_s = self.now_s()
+        outage.end_s = self.now_s() + 1.0  # the front ends find the engine
 
 
 def _place(number: int, size: int, *, is_output: bool = False) -> dict[str, Any]:

@@ -119,6 +119,29 @@ def test_a_server_is_ready_when_all_its_processes_are_and_stops_when_told(
         assert runner.run(run()) == 0
 
 
+def test_the_report_of_a_process_that_has_ended_for_good_is_removed_a_while_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("charonia.server.guard.supervisor.REPORT_S", 0.2)
+    reports = [folder / "engine.report", folder / "engine_2.report"]
+    for report in reports:
+        report.write_text("started")
+
+    async def run() -> None:
+        with contextlib.closing(Supervisor([spec("engine")], folder, exit_timeout_s=0.1)) as supervisor:
+            assert await supervisor.start()
+            supervisor.upgrade(spec("engine_2", FAILING), stops_first=False, finish_s=0.1)
+            await until(lambda: supervisor.may_upgrade)
+            assert [report.exists() for report in reports] == [True, True]
+            await until(lambda: not reports[1].exists())
+            supervisor.stop()
+            await supervisor.ended
+
+    asyncio.run(run())
+
+    assert [report.exists() for report in reports] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["engine", "front_end_0"])
 def test_a_process_that_is_killed_is_started_again_and_the_other_goes_on(
     name: str, folder: Path, caplog: pytest.LogCaptureFixture

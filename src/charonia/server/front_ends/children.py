@@ -273,11 +273,16 @@ def read_report(folder: Path, name: str) -> ProcessReport | None:
 
 def write_options(folder: Path, options: ServerOptions, name: str = "") -> None:
     """Write the options for the children, or, with its name, of a new engine for the time after an upgrade."""
-    (folder / (f"{name}.{OPTIONS_NAME}" if name else OPTIONS_NAME)).write_bytes(pickle.dumps(options))
+    options_path(folder, name).write_bytes(pickle.dumps(options))
+
+
+def options_path(folder: Path, name: str) -> Path:
+    """Return the path of the options of a new engine, "" for those of the server."""
+    return folder / (f"{name}.{OPTIONS_NAME}" if name else OPTIONS_NAME)
 
 
 def take_options(folder: Path, name: str) -> None:
-    (folder / f"{name}.{OPTIONS_NAME}").replace(folder / OPTIONS_NAME)
+    options_path(folder, name).replace(folder / OPTIONS_NAME)
 
 
 def read_options(folder: Path) -> ServerOptions:

@@ -25,6 +25,7 @@ from charonia.server.front_ends.children import (
     error_of,
     new_engine_path,
     number_of,
+    options_path,
     process_spec,
     read_options,
     read_report,
@@ -256,7 +257,8 @@ class Upgrades:
 
     def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
         """Return why the new engine has failed."""
-        new_engine_path(self._folder, self._name).unlink(missing_ok=True)
+        for path in (new_engine_path(self._folder, self._name), options_path(self._folder, self._name)):
+            path.unlink(missing_ok=True)
         error = error_of(self._folder, self._name)
         reason = error.message if error is not None else report.reason
         if self._is_cancelled:

@@ -58,6 +58,9 @@ _log = logging.getLogger(__name__)
 ORPHANS_S = 5.0
 """Pause between two looks for orphans that have ended."""
 
+REPORT_S = 10.0
+"""Time in which the report of a process that has ended for good is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
@@ -219,6 +222,12 @@ class Supervisor:
         self._loop.remove_reader(heard)
         heard.close()
 
+    def _remove_files(self, name: str) -> None:
+        """Remove what a process has left, unless another one has its name now."""
+        if name not in self._sockets:
+            for kind in ("finish", "report"):
+                (self._folder / f"{name}.{kind}").unlink(missing_ok=True)
+
     def _read(self, name: str) -> None:
         """Read the messages of a process."""
         with contextlib.suppress(BlockingIOError):
@@ -256,6 +265,7 @@ class Supervisor:
                 self._listen(name)
             case Forget(name):
                 self._forget(name)
+                self._loop.call_later(REPORT_S, self._remove_files, name)
             case StopListening(name):
                 for sock in self._specs[name].sockets:
                     stop_listening(sock)
