@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from pathlib import Path
@@ -23,7 +25,8 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from packaging.utils import canonicalize_name
 from tests.support.models import add_sub, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.ports import free_port
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 TREE = Path(os.environ.get("CHARONIA_IMAGE_TREE", ""))
 SIZE_BYTES_MAX = 300_000_000
@@ -47,6 +50,15 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 """
 
+GROUPED = """
+import humanize
+from charonia import model
+
+@model
+def grouped(n: int) -> str:
+    return humanize.intcomma(n)
+"""
+
 pytestmark = pytest.mark.skipif(
     not (os.environ.get("CHARONIA_IMAGE_TREE") and shutil.which("bwrap")),
     reason="there is no built image, or no bubblewrap: make image",
@@ -56,11 +68,13 @@ pytestmark = pytest.mark.skipif(
 class Contained(subprocess.Popen[str]):
     """A command in the tree of the image; what is sent to it goes to its process 1."""
 
-    def __init__(self, models: Path, user: str, arguments: list[str], stdout: int | None = None) -> None:
+    def __init__(
+        self, models: Path, user: str, arguments: list[str], stdout: int | None = None, mounts: Sequence[str] = ()
+    ) -> None:
         uid, gid = user.split(":")
         command = ["bwrap", "--unshare-user", "--unshare-pid", "--as-pid-1", "--die-with-parent", "--clearenv"]
         command += ["--uid", uid, "--gid", gid, "--ro-bind", f"{TREE}/root", "/", "--ro-bind", str(models), "/models"]
-        command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+        command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", *mounts]
         command += [word for line in image_config()["Env"] for word in ("--setenv", *line.split("=", 1))]
         super().__init__([*command, "--", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True)
 
@@ -79,6 +93,17 @@ class ImageServer(ServeProcess):
     def _start(self) -> Any:
         config = image_config()
         return Contained(self._models, self._user, [*config["Entrypoint"], *config["Cmd"], *self._arguments[2:]])
+
+
+def variant() -> str:
+    version: str = image_config()["Labels"]["org.opencontainers.image.version"]
+    return version.rpartition("-")[2]
+
+
+@pytest.fixture
+def of_a_server() -> None:
+    if variant() == "platform":
+        pytest.skip("this image is for the platform")
 
 
 def image_config() -> dict[str, Any]:
@@ -108,6 +133,7 @@ def infer(module: Any, address: str, model: str, shape: tuple[int, ...], count: 
         client.close()
 
 
+@pytest.mark.usefixtures("of_a_server")
 @pytest.mark.parametrize("arguments", SHAPES)
 @pytest.mark.parametrize("user", ["", "1234567890:0"], ids=["own-user", "any-user"])
 def test_the_image_answers_over_both_protocols_and_drains(models: Path, user: str, arguments: Shape) -> None:
@@ -127,6 +153,7 @@ def test_the_image_answers_over_both_protocols_and_drains(models: Path, user: st
             assert complaint not in server.log
 
 
+@pytest.mark.usefixtures("of_a_server")
 def test_the_image_runs_the_compiled_form(models: Path) -> None:
     config = image_config()
     with ImageServer(models) as server:
@@ -142,6 +169,7 @@ def test_the_image_runs_the_compiled_form(models: Path) -> None:
     assert re.search(r"charonia +\S+, compiled", checked)
 
 
+@pytest.mark.usefixtures("of_a_server")
 def test_the_health_check_follows_the_server(models: Path) -> None:
     config = image_config()
     with ImageServer(models) as server:
@@ -156,12 +184,64 @@ def test_the_health_check_follows_the_server(models: Path) -> None:
     assert (ready.returncode, stopped.returncode) == (0, 1)
 
 
+@pytest.mark.timeout(900)
+def test_the_platform_deploys_a_function_in_an_environment_of_the_compiled_form(tmp_path: Path) -> None:
+    if variant() != "platform":
+        pytest.skip("this image is for servers")
+    config, port = image_config(), free_port()
+    address, data = f"http://127.0.0.1:{port}", Path(tempfile.mkdtemp())  # pytest's own folders are closed
+    data.chmod(0o777)
+    (tmp_path / "requirements.txt").write_text("humanize")
+    (tmp_path / "grouped.py").write_text(GROUPED)
+    certificates = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")  # those of a proxy, too
+    mounts = ["--bind", str(data), "/data", "--ro-bind", certificates, "/etc/ssl/certs/ca-certificates.crt"]
+    mounts += ["--ro-bind", "/etc/resolv.conf", "/etc/resolv.conf", "--ro-bind", "/etc/hosts", "/etc/hosts"]
+    mounts += ["--setenv", "SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt"]
+    arguments = [*config["Entrypoint"], *config["Cmd"], f"--port={port}", "--host=127.0.0.1", "--isolation=available"]
+
+    def run(*command: str) -> str:
+        key = (data / "owner.key").read_text()
+        given = [sys.executable, "-m", "charonia", *command, f"--server={address}", f"--key={key}"]
+        return subprocess.run(given, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+    try:
+        with Contained(tmp_path, config["User"], arguments, mounts=mounts) as platform:
+            check = ["env", f"CHARONIA_HEALTH_URL={address}/login", *config["Healthcheck"]["Test"][1:]]
+
+            def is_healthy() -> bool:
+                with Contained(tmp_path, config["User"], check) as asked:
+                    return asked.wait() == 0
+
+            assert eventually(is_healthy, 120)
+
+            built = run("environments", "add", "--name=small", f"--requirements={tmp_path}/requirements.txt")
+            deployed = run("deploy", f"{tmp_path}/grouped.py", "--environment=small")
+            [served] = re.findall(r"serves at http://([\d.:]+)", deployed)
+            asked = http_client.InferInput("n", [1], "INT64")
+            asked.set_data_from_numpy(np.array([1234567]))
+            client = http_client.InferenceServerClient(served)
+            answer = client.infer("grouped", [asked]).as_numpy("output")
+            metadata = client.get_server_metadata()
+            platform.send_signal(signal.SIGTERM)
+            _, log = platform.communicate()
+    finally:
+        subprocess.run(["rm", "-rf", str(data)], check=True)
+
+    assert "charonia: compiled form" in built
+    assert answer is not None
+    assert answer.tolist() == [b"1,234,567"]
+    assert "compiled" in metadata["extensions"]
+    for complaint in ("Traceback", "Read-only", "Permission denied"):
+        assert complaint not in log
+
+
 def test_the_image_holds_no_more_than_it_needs() -> None:
     files = [path for path in (TREE / "root").rglob("*") if path.is_file() and not path.is_symlink()]
 
-    if image_config()["Labels"]["org.opencontainers.image.version"].endswith("-cpu"):
+    if variant() == "cpu":
         assert sum(path.stat().st_size for path in files) < SIZE_BYTES_MAX
-    assert [path for path in files if WASTE.fullmatch(path.name) and path.stat().st_mode & 0o111] == []
+    programs = {path.name for path in files if WASTE.fullmatch(path.name) and path.stat().st_mode & 0o111}
+    assert programs == ({"uv", "uvx"} if variant() == "platform" else set())  # it builds environments
     assert [path for path in files if path.stat().st_mode & 0o6000] == []
     assert [path for path in files if "/var/lib/apt/lists/" in str(path) or "/.cache/" in str(path)] == []
 
@@ -182,4 +262,5 @@ def test_the_bill_of_materials_is_that_of_the_image() -> None:
 
     assert document["bomFormat"] == "CycloneDX"
     assert listed == installed
-    assert {"charonia", "onnxruntime", "libc6", "python3", "mypy", "htmx-org"} <= {name for name, _ in listed}
+    runtime = "onnxruntime-gpu" if variant() in ("cuda", "torch") else "onnxruntime"
+    assert {"charonia", runtime, "libc6", "python3", "mypy", "htmx-org"} <= {name for name, _ in listed}
