@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -200,12 +201,15 @@ def test_the_platform_deploys_a_function_in_an_environment_of_the_compiled_form(
     arguments = [*config["Entrypoint"], *config["Cmd"], f"--port={port}", "--host=127.0.0.1", "--isolation=available"]
 
     def run(*command: str) -> str:
-        key = (data / "owner.key").read_text()
+        key = (data / "owner.key").read_text().strip()
         given = [sys.executable, "-m", "charonia", *command, f"--server={address}", f"--key={key}"]
-        return subprocess.run(given, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+        done = subprocess.run(given, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     try:
-        with Contained(tmp_path, config["User"], arguments, mounts=mounts) as platform:
+        with Contained(tmp_path, config["User"], arguments, mounts=mounts) as platform, ExitStack() as stack:
+            stack.callback(lambda: platform.poll() is None and platform.kill())
             check = ["env", f"CHARONIA_HEALTH_URL={address}/login", *config["Healthcheck"]["Test"][1:]]
 
             def is_healthy() -> bool:
