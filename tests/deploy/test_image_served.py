@@ -209,7 +209,12 @@ def test_the_platform_deploys_a_function_in_an_environment_of_the_compiled_form(
 
     try:
         with Contained(tmp_path, config["User"], arguments, mounts=mounts) as platform, ExitStack() as stack:
-            stack.callback(lambda: platform.poll() is None and platform.kill())
+
+            def end() -> None:
+                if platform.poll() is None:
+                    platform.kill()
+
+            stack.callback(end)
             check = ["env", f"CHARONIA_HEALTH_URL={address}/login", *config["Healthcheck"]["Test"][1:]]
 
             def is_healthy() -> bool:
