@@ -183,6 +183,9 @@ CROSSING_S = 0.02
 SHARE_ERROR = 4
 """Requests by which the share of a version may differ: points are spread evenly."""
 
+BUSY_S = 10.0
+"""Time after its last answer in which a model may be busy: a sequence is idle, and another model is loaded."""
+
 FINISH_S = 10.0
 """Time that an engine has for its requests after an upgrade."""
 
@@ -242,6 +245,8 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         began_s = min(each.begin_s for each in world.outages if each.end_s + _SECONDS_AFTER >= request.begin_s)
         if re.search("the engine ended before|exit timeout expired|is shutting down", text):
             return "" if request.end_s - began_s >= FINISH_S else "was not finished"
+    if "was not loaded in time" in text and _has_busy_models(world, request):
+        return ""
     if re.search(r"[Tt]imeout expired|deadline|Deadline", text):
         has_limit = values.get("timeout_us") or values.get("deadline_ms") or "default_timeout" in model.pbtxt
         return "" if has_limit else "timed out without a limit"
@@ -281,6 +286,12 @@ def _knows_loss(world: "World", request: "Request") -> bool:
     is_first = [each.outcome.status for each in parts if each.end_s < request.end_s][-1:] == ["ok"]
     is_changed = any(each.model == request.model.name for each in world.changes)
     return is_simple and is_first and not is_changed and not _is_idle(request.operation.values)
+
+
+def _has_busy_models(world: "World", request: "Request") -> bool:
+    """Whether other models were in the way until the end of a request, which has waited for room in memory."""
+    others = [each for each in world.requests if each.model is not request.model and each.outcome.status == "ok"]
+    return any(each.begin_s < request.end_s and each.end_s > request.end_s - BUSY_S for each in others)
 
 
 def _is_idle(values: dict[str, Any]) -> bool:
