@@ -258,9 +258,11 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         return ""
     loads = [each for each in world.changes if each.kind == "load" and each.model in names]
     if "is damaged" in text and any(
-        each.begin_s <= load.end_s and load.begin_s <= each.end_s for each in world.outages for load in loads
+        is_on_demand or any(each.begin_s <= load.end_s and load.begin_s <= each.end_s for each in world.outages)
+        for load in loads
+        if load.begin_s <= request.end_s
     ):
-        return ""  # the next engine has started while the files of a bad load were there
+        return ""  # a load on demand, or the next engine, has read the files of a bad load
     if values.get("region") and _overlaps(world.changes, request, "clients") and "shared memory region" in text:
         return ""
     if is_on_demand:

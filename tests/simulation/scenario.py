@@ -149,7 +149,7 @@ def _ensemble(number: int, first: Model, second: Model) -> Model:
 
 
 FREQUENT = {
-    "canaries": ("traffic", "canary"), "demand": ("load",), "ordered": ("burst",), "restarts": ("load",),
+    "canaries": ("traffic", "canary"), "ordered": ("burst",), "restarts": ("load",),
     "sequences": ("harm_worker",), "timers": ("burst",),
 }  # fmt: skip
 """Control and faults that themes have most of."""
@@ -177,7 +177,7 @@ def draw(seed: int, seconds: float = 0.0, rate: float = 0.0, shape: str = "", th
     has_ends = theme in ("restarts", "changes")  # of processes
     seconds = seconds or chance.choice((4.0, 8.0) if has_ends else (1.0, 2.0, 2.0, 4.0, 8.0))
     is_rare = theme in ("slow", "restarts", "sequences")
-    rates = (3.0, 10.0, 100.0) if theme == "demand" else (30.0, 100.0, 300.0)  # or no model is ever idle
+    rates = (1.0, 3.0, 100.0) if theme == "demand" else (30.0, 100.0, 300.0)  # or no model is ever idle
     rate = rate or chance.choice((10.0, 30.0) if is_rare else rates)
     shares = {name: min(share * chance.choice((0, 1, 1, 8)), 0.8) for name, share in SHARES.items()}
     shares["rows"] = max(shares["rows"], 0.3) if theme == "timers" else shares["rows"]  # whole batches do not wait
