@@ -109,7 +109,8 @@ class Campaign:
         """Run a scenario; yield what differs.
 
         What only follows from a difference is left out: a model that one of them did not load is left alone from then
-        on, and the counts of models whose answers differed are not compared.
+        on, and the counts of models whose answers differed are not compared. So is what follows a call that had no
+        answer in time: its client has gone, which ends the sequence here, but not in Triton.
 
         Raises:
             DiedError: Triton has ended, or answers no longer.
@@ -127,11 +128,14 @@ class Campaign:
                     continue
                 if isinstance(call, Together) or (isinstance(call, Stream) and len(call.messages) > 1):
                     miscounted |= used & scenario.batching  # which of them make a batch is chance
+                silences = self._silences
                 for found in self._differences(scenario, call):
                     yield found
                     miscounted |= scenario.used_by(found.call)
                     if is_control(found.call):
                         apart |= scenario.used_by(found.call)
+                if self._silences > silences:
+                    apart |= used
         finally:
             for side in self._sides:
                 for entry in scenario.models:
@@ -140,8 +144,9 @@ class Campaign:
     def _differences(self, scenario: Scenario, call: Call) -> list[Difference]:
         found: list[Difference] = []
         if isinstance(call, Following):
+            silences = self._silences
             for part in call.calls:
-                if found:
+                if found or self._silences > silences:
                     self._make(part)
                 else:
                     found = self._differences(scenario, part)
