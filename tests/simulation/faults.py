@@ -189,6 +189,8 @@ LEFTOVERS = (
           "        pass\n"),
     Fault("the reports of ended processes stay", "guard/supervisor.py",
           "                self._loop.call_later(REPORT_S, self._remove_files, name)\n", ""),
+    Fault("the socket of a new engine that was killed stays", "front_ends/upgrades.py",
+          ", folder / _socket_of(name)):\n", "):\n"),
     Fault("an engine keeps the front ends that have gone", "front_ends/engine_port.py",
           "        self._peers.discard(peer)\n", ""),
     Fault("the instances of a load stay at shutdown", "lifecycle/lifecycle.py",

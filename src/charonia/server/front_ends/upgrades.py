@@ -257,7 +257,8 @@ class Upgrades:
 
     def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
         """Return why the new engine has failed."""
-        for path in (new_engine_path(self._folder, self._name), options_path(self._folder, self._name)):
+        folder, name = self._folder, self._name
+        for path in (new_engine_path(folder, name), options_path(folder, name), folder / _socket_of(name)):
             path.unlink(missing_ok=True)
         error = error_of(self._folder, self._name)
         reason = error.message if error is not None else report.reason
