@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.fake_engine import FakeTicket
 from tests.support.grpc_memory import MemoryClient, frame
 from tests.support.idle_time import IdleTimeLoop
 from tests.support.linked_engine import BOTH_SHAPES
@@ -319,6 +320,26 @@ async def test_a_client_that_leaves_cancels_everything(play: Any, leave: str) ->
         await stream.client.settle()
 
         assert [ticket.cancelled for ticket in bench.engine.tickets] == [True, True]
+
+
+async def test_a_cancelled_request_may_release_the_response_of_another_one(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that preserves the order of responses holds that of the second request until the first one is over."""
+    async with play() as bench:
+        bench.engine.hold = True
+        stream = Stream(bench.client())
+        stream.send(infer_message(), infer_message())
+        await stream.client.settle()
+        first, second = bench.engine.tickets
+        others = {first: 1, second: 0}
+        monkeypatch.setattr(FakeTicket, "cancel", lambda ticket: bench.engine.release(others[ticket]))
+        stream.client.http2.reset_stream(stream.stream_id)
+        stream.client.exchange()
+
+        assert first.finished
+        assert second.finished
+        assert not stream.response.messages
 
 
 async def test_a_deadline_ends_the_stream(play: Any) -> None:

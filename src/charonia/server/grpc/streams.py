@@ -251,8 +251,9 @@ class InferStream:
         self._turns.clear()
         self._in_order.clear()
         gone = ServingError(Code.CANCELLED, "the call has ended")
-        for turn in turns:
+        for turn in turns:  # all before the first is cancelled: that may release the responses of the others
             turn.is_final = turn.is_given_up = True
+        for turn in turns:
             self._log_access(turn, gone, 0)
             if turn.ticket is not None:
                 turn.ticket.cancel()
