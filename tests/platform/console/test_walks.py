@@ -91,17 +91,28 @@ def go_to(page: Page, target: Locator) -> None:
     """Press Tab until an element has the focus, which has to be visible all the way."""
     for _ in range(60):
         page.keyboard.press("Tab")
-        assert page.evaluate("""() => {
-            const shown = (element) => {
-                const style = getComputedStyle(element);
-                return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
-            };
-            const found = document.activeElement;
-            return found === document.body || shown(found) || shown(found.closest("label") ?? found);
-        }"""), page.evaluate("document.activeElement.outerHTML")
-        if target.evaluate("element => element === document.activeElement"):
+        try:
+            is_shown = page.evaluate(FOCUS_IS_SHOWN)
+            is_there = target.evaluate("element => element === document.activeElement")
+        except Error as error:  # a page that has changed as a whole loads itself again
+            if "navigation" not in error.message:
+                raise
+            page.wait_for_load_state()
+            continue
+        assert is_shown, page.evaluate("document.activeElement.outerHTML")
+        if is_there:
             return
     raise AssertionError(f"Tab does not lead to {target}")
+
+
+FOCUS_IS_SHOWN = """() => {
+    const shown = (element) => {
+        const style = getComputedStyle(element);
+        return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+    };
+    const found = document.activeElement;
+    return found === document.body || shown(found) || shown(found.closest("label") ?? found);
+}"""
 
 
 @contextmanager
