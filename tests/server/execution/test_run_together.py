@@ -186,7 +186,8 @@ def test_a_lone_caller_does_not_wait_for_the_end_of_the_turn() -> None:
         collecting(runner, taken)
         for _ in range(2):
             runner.submit(request(FINE, 0), lambda outcome, final: taken.append(outcome))
-        await asyncio.sleep(0)
+        while len(taken) < 2:  # on a busy machine, the second one may run in a later turn
+            await asyncio.sleep(0)
         for lone in range(runner_module.LONE_TURNS):
             taken.clear()
             runner.submit(request(FINE, lone), lambda outcome, final: taken.append(outcome))
