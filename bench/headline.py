@@ -45,7 +45,7 @@ TITLES = {
 }
 """Names of models, networks and steps on the pages, where they differ."""
 
-UNPAIRED = ("startup", "instances", "burst_memory", "tune_search", "profiles")
+UNPAIRED = ("startup", "instances", "burst_memory", "tune_search", "profiles", "link_cost")
 """Modules that measure no pairs."""
 
 SHARES = {
@@ -297,6 +297,12 @@ def profiles(head: list[str], records: list[Any]) -> Rows:
     return rows
 
 
+def links(head: list[str], records: list[Any]) -> Rows:
+    """Return rows of `bench.link_cost`."""
+    keys = ("one_process_us", "apart_us")
+    return [[str(row["together"]), *(f"{row[key]:.1f}" for key in keys)] for row in records[0]["rows"]]
+
+
 def pair(a: str, b: str, options: str = "", note: str = "") -> tuple[str, str]:
     """Return a comparison and its results file."""
     client = "wrk" if "wrk" in options else "perf_analyzer"
@@ -318,6 +324,7 @@ TABLES = (
     Table((("forms", "forms.json"),), forms),
     Table((pair("charonia:identity", "fixed:identity", f"{LIGHT} --concurrency 16 64"),), compared),
     Table((("profiles", "profiles.json"),), profiles),
+    Table((("link_cost", "link_cost.json"),), links),
     Table((pair("charonia:identity", "triton:python_identity"),), compared),
     Table((pair("charonia:image", "triton:python_image", "--concurrency 1 8"),), compared),
     Table((pair("charonia:python_identity", "triton:python_identity", "--concurrency 1 16"),), compared),

@@ -11,16 +11,21 @@ short runs, so that other work on the machine disturbs it little.
 
 import argparse
 import asyncio
+import json
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from bench.compare import RESULTS
+from bench.machine import machine
 from bench.models import INPUT_SHAPES, MODEL, MODELS
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
@@ -83,8 +88,9 @@ async def cost_us(engine: Engine, request: Requests, count: int, runs: int) -> f
     return statistics.quantiles(times, n=10)[0]
 
 
-async def measure(model: str, together: Sequence[int]) -> None:
-    """Measure and print."""
+async def measure(model: str, together: Sequence[int]) -> list[dict[str, float]]:
+    """Measure and print; return the figures of each number of requests."""
+    rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         MODELS[model](Path(folder) / "models")
         options = ServerOptions()
@@ -108,8 +114,10 @@ async def measure(model: str, together: Sequence[int]) -> None:
                 "without front ends apart",
                 flush=True,
             )
+            rows.append({"together": count, "apart_us": apart, "private_us": copied, "one_process_us": inside})
         remote.close()
         await server.shutdown()
+    return rows
 
 
 async def _nothing(question: str, arguments: list[object]) -> object:
@@ -121,9 +129,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), default="engine_identity")
     parser.add_argument("--together", type=int, nargs="+", default=[*TOGETHER])
+    parser.add_argument("--output", type=Path, default=RESULTS / "link_cost.json")
     given = parser.parse_args()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(measure(given.model, given.together))
+        rows = runner.run(measure(given.model, given.together))
+    result: dict[str, Any] = {
+        "format": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "model": given.model,
+        "rows": rows,
+    }
+    given.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
