@@ -43,7 +43,7 @@ from charonia.tools.tune.options import (
     TuneRequest,
 )
 from charonia.tools.tune.output import CONFIG_FILE
-from charonia.tools.tune.profile import Event, Noted, SearchDone, TrialBegun, TrialDone, profile
+from charonia.tools.tune.profile import Event, Noted, TrialBegun, TrialDone, profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
@@ -415,8 +415,6 @@ class TunePrinter:
                 )
             case Noted():
                 self._say(event.text)
-            case SearchDone():
-                pass
 
     def _say(self, text: str) -> None:
         # Names are a model's: control characters must not reach a terminal. A closed one must not end the run.

@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from charonia.client.balancing.call import Routing, prefix_of
 from charonia.client.balancing.options import DEFAULT, Balancing
-from charonia.client.balancing.transport import EndpointStatus
+from charonia.client.balancing.transport import EndpointStatus, Routing, prefix_of
 from charonia.client.errors import ClientError, error_of, failed
 from charonia.client.requests import Ask, InferResult, MetadataCache, SequencePart
 from charonia.client.servers import Servers, read

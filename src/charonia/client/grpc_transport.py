@@ -10,7 +10,7 @@ GOAWAY names, or was refused. Every other call ends with a failure.
 import asyncio
 import time
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
 from charonia.client.dialing import Dialer, loss
 from charonia.client.errors import failed
@@ -50,29 +50,6 @@ from charonia.wire.transport import DEFAULT_FORM, RequestForm, WireOptions
 _STATUS_DIGITS_MAX = 4
 
 
-class CallOwner(Protocol):
-    """The transport, as its calls see it.
-
-    Attributes:
-        endpoint: The server.
-        options: Settings and limits.
-        failures: Number of failures by kind.
-    """
-
-    endpoint: Endpoint
-    options: WireOptions
-    failures: dict[Failure, int]
-
-    def send_again(self, call: "GrpcCall") -> None:
-        """Resend a call that the server has not processed."""
-
-
-class Carrier(Protocol):
-    """The connection, as its calls see it."""
-
-    def forget(self, call: "GrpcCall") -> None: ...
-
-
 class GrpcCall:
     """A request and its answers: the sender's handle."""
 
@@ -99,7 +76,7 @@ class GrpcCall:
         "tries",
     )
 
-    def __init__(self, owner: CallOwner, request: GrpcRequest, on_answer: OnAnswer, keep_body: bool) -> None:
+    def __init__(self, owner: "GrpcTransport", request: GrpcRequest, on_answer: OnAnswer, keep_body: bool) -> None:
         self._sent_ns = _now_ns()
         self._owner = owner
         self._on_answer = on_answer
@@ -112,7 +89,7 @@ class GrpcCall:
         self._unary: Buffer = b""
         self.request = request
         self.keep_body = keep_body
-        self.connection: Carrier | None = None
+        self.connection: GrpcClientConnection | None = None
         self.stream_id = 0
         self.timeout_s = 0.0
         self.deadline_s = 0.0

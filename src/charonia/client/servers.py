@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from charonia.client.balancing.addresses import parse_addresses
-from charonia.client.balancing.call import ANYWHERE, Routing
 from charonia.client.balancing.options import Balancing
-from charonia.client.balancing.transport import BalancedTransport, EndpointStatus
+from charonia.client.balancing.transport import ANYWHERE, BalancedTransport, EndpointStatus, Routing
 from charonia.client.errors import ClientError, error_of
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.client.balancing.call import prefix_of
 from charonia.client.balancing.options import Balancing
 from charonia.client.balancing.pool import (
     SEQUENCES_MAX,
@@ -20,6 +19,7 @@ from charonia.client.balancing.pool import (
     ServerPool,
     Trouble,
 )
+from charonia.client.balancing.transport import prefix_of
 from charonia.wire.endpoint import Endpoint
 
 S = 1_000_000_000

@@ -12,16 +12,273 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from charonia.client.balancing.addresses import Resolve, ServerAddresses, resolve
 from charonia.client.balancing.budgets import Latencies, RetryBudget
-from charonia.client.balancing.call import ANYWHERE, BalancedCall, Routing
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.pool import PoolServer, RequestEnd, ServerPool
+from charonia.client.errors import failed
 from charonia.core.errors import Code
-from charonia.wire.answer import Answer, Failure, OnAnswer
+from charonia.wire.answer import Answer, Failure, Handle, OnAnswer
 from charonia.wire.endpoint import Endpoint
 from charonia.wire.query import Dialect
 from charonia.wire.transport import Transport, WireOptions
+
+PREFIX_BLOCK_BYTES = 256
+"""Block of a prompt; the prefix has whole ones."""
+
+PREFIX_BLOCKS_MAX = 4
+"""Blocks of a prompt that decide its server."""
+
+_now_ns = time.monotonic_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The properties of a request that decide its server.
+
+    Attributes:
+        model: Its model, "" for a request without one.
+        sequence: Id of its sequence, 0 or "" for none.
+        start: Whether the sequence begins with it.
+        end: Whether the sequence ends with it.
+        is_stream: Whether it may have several responses.
+        passes_timeout: Whether the server drops it from its queue when its client no longer waits.
+        prefix: What its prompt begins with, b"" for nothing.
+    """
+
+    model: str = ""
+    sequence: int | str = 0
+    start: bool = False
+    end: bool = False
+    is_stream: bool = False
+    passes_timeout: bool = False
+    prefix: bytes = b""
+
+
+def prefix_of(prompt: object) -> bytes:
+    """Return the first whole blocks of a prompt, all of a shorter one, b"" for something else.
+
+    The later turns of a conversation have the prefix of its first turn with as many blocks.
+    """
+    while isinstance(prompt, list | tuple | np.ndarray) and len(prompt):
+        prompt = prompt[0]
+    text = prompt.encode() if isinstance(prompt, str) else prompt if isinstance(prompt, bytes) else b""
+    blocks = min(len(text) // PREFIX_BLOCK_BYTES, PREFIX_BLOCKS_MAX)
+    return text[: blocks * PREFIX_BLOCK_BYTES] if blocks else text
+
+
+ANYWHERE = Routing()
+"""The routing of a request that any server may answer."""
+
+
+class BalancedCall:
+    """A request at one server after the other, or at two at the same time: the sender's handle."""
+
+    __slots__ = (
+        "_before",
+        "_deadline_s",
+        "_has_begun",
+        "_keep_body",
+        "_on_answer",
+        "_owner",
+        "_request",
+        "_routing",
+        "_sent_ns",
+        "_timer",
+        "_tried",
+        "_tries",
+        "is_over",
+    )
+
+    def __init__(
+        self,
+        owner: "BalancedTransport",
+        request: Any,
+        on_answer: OnAnswer,
+        timeout_s: float,
+        keep_body: bool,
+        routing: Routing,
+    ) -> None:
+        self._owner = owner
+        self._request = request
+        self._on_answer = on_answer
+        self._keep_body = keep_body
+        self._routing = routing
+        self._sent_ns = _now_ns()
+        self._deadline_s = owner.loop.time() + timeout_s if timeout_s else 0.0
+        self._tries: dict[PoolServer, Handle] = {}
+        self._tried: list[PoolServer] = []
+        self._before: list[str] = []
+        self._has_begun = False
+        self._timer: asyncio.TimerHandle | None = None  # the deadline while it waits, then the hedge
+        self.is_over = False
+
+    def cancel(self) -> None:
+        if not self.is_over:
+            self._end()
+
+    def wait(self) -> None:
+        """Wait until the servers are known, but not longer than the timeout."""
+        if self._deadline_s:
+            message = f"the address of {self._owner.addresses} was not found in time: its name server does not answer"
+            self._timer = self._owner.loop.call_at(
+                self._deadline_s, self.fail, Code.UNAVAILABLE, message, Failure.TIMEOUT
+            )
+
+    def begin(self) -> None:
+        """Send it to its first server."""
+        if self.is_over:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        owner, routing = self._owner, self._routing
+        key = (routing.model, routing.sequence)
+        if routing.sequence and not routing.start:
+            server = owner.pool.server_of(key)
+            if server is None:
+                self.fail(Code.INVALID_ARG, _UNKNOWN.format(*reversed(key)))
+                return
+            if server.is_gone:
+                owner.pool.sequence_ended(key)
+                self.fail(Code.UNAVAILABLE, _GONE.format(key[1], key[0], server.endpoint))
+                return
+            self._send(server)
+            return
+        server = owner.pool.pick(prefix=routing.prefix)
+        if server is None:
+            self.fail(Code.UNAVAILABLE, f"{owner.addresses} has no address")
+            return
+        self._send(server)
+        if routing.model and not routing.sequence and not routing.is_stream:
+            after_s = owner.hedge_after_s(routing.model)
+            if after_s is not None:
+                self._timer = owner.loop.call_later(after_s, self._send_second)
+
+    def fail(self, code: Code, message: str, failure: Failure = Failure.REFUSED) -> None:
+        """Answer with a failure, once the sender is done."""
+        answer = failed(Answer(self._sent_ns), failure, message)
+        answer.code = code
+        self._owner.loop.call_soon(self._finish, answer)
+
+    def _send(self, server: PoolServer) -> None:
+        owner, routing = self._owner, self._routing
+        timeout_s = 0.0
+        request = self._request
+        if self._deadline_s:
+            timeout_s = max(self._deadline_s - owner.loop.time(), 1e-6)
+            if self._tried and routing.passes_timeout:
+                request = request.with_timeout(max(round(timeout_s * 1e6), 1))
+        if routing.sequence:
+            owner.pool.sequence_began((routing.model, routing.sequence), server)
+        self._tried.append(server)
+        begun_ns = _now_ns()
+        server.begin(begun_ns)
+        self._tries[server] = owner.transport_of(server).send(
+            request.to(server.endpoint.authority),
+            lambda answer: self._answered(server, answer, begun_ns),
+            timeout_s,
+            keep_body=self._keep_body,
+        )
+        owner.watch()
+
+    def _send_second(self) -> None:
+        self._timer = None
+        owner = self._owner
+        server = owner.pool.pick(self._tried)
+        if server is not None and server.trouble is None and len(self._tries) == 1 and owner.budget.spend():
+            self._send(server)
+
+    def _answered(self, server: PoolServer, answer: Answer, begun_ns: int) -> None:
+        if server not in self._tries:  # cancelled while it answered
+            return
+        owner = self._owner
+        if not answer.final:
+            self._has_begun = True
+            owner.pool.heard(server, _now_ns())
+            self._on_answer(answer)
+            return
+        del self._tries[server]
+        now_ns = _now_ns()
+        routing = self._routing
+        latency_ns = 0
+        if answer.failure is None and routing.model and not self._has_begun:
+            latency_ns = now_ns - begun_ns
+            owner.answered(routing.model, latency_ns)
+        end = _end_of(answer)
+        owner.ended(server, end, now_ns, 0 if routing.sequence else latency_ns)
+        if answer.failure is not None and self._goes_on(server, answer, end):
+            return
+        if self._before and answer.failure is not None:
+            answer.message += f" (before: {'; '.join(self._before)})"
+        answer.sent_ns = self._sent_ns
+        self._finish(answer)
+
+    def _goes_on(self, server: PoolServer, answer: Answer, end: RequestEnd) -> bool:
+        """Return whether the request may still be answered by another server; send it there if none works on it."""
+        owner, routing = self._owner, self._routing
+        text = answer.message
+        where = str(server.endpoint)
+        note = text if where in text else f"{where}: {text}"
+        if routing.sequence and not routing.start:
+            if answer.failure is Failure.REFUSED:
+                owner.pool.sequence_ended((routing.model, routing.sequence))
+                answer.message = f"{_GONE.format(routing.sequence, routing.model, where)}: {text}"
+            return False
+        if self._tries and end is not RequestEnd.ANSWERED:  # its hedge
+            self._before.append(note)
+            return True
+        if not answer.is_unexecuted or self._has_begun or len(self._tried) >= owner.balancing.tries_max:
+            return False
+        if self._deadline_s and owner.loop.time() >= self._deadline_s:
+            return False
+        another = owner.pool.pick(self._tried, routing.prefix)
+        if another is None:
+            return False
+        if not owner.budget.spend():
+            answer.message += " (not sent to another server: too many retries)"
+            return False
+        self._before.append(note)
+        self._send(another)
+        return True
+
+    def _finish(self, answer: Answer) -> None:
+        if not self.is_over:
+            routing = self._routing
+            if routing.end:
+                self._owner.pool.sequence_ended((routing.model, routing.sequence))
+            self._end()
+            self._on_answer(answer)
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tries, self._tries = self._tries, {}
+        for server, handle in tries.items():
+            handle.cancel()
+            self._owner.ended(server, RequestEnd.CANCELLED, _now_ns(), 0)
+
+
+_UNKNOWN = "no request of this client has begun sequence {} of model '{}'; its server is not known"
+_GONE = "sequence {} of model '{}' cannot continue: its server {} is gone; start a new sequence"
+
+
+def _end_of(answer: Answer) -> RequestEnd:
+    match answer.failure:
+        case Failure.REFUSED:
+            return RequestEnd.UNREACHABLE
+        case Failure.RESET | Failure.TIMEOUT | Failure.GARBLED:
+            return RequestEnd.FAILED
+        case Failure.CLOSED | Failure.EXHAUSTED:
+            return RequestEnd.CANCELLED
+        case Failure.STATUS if answer.is_unexecuted:
+            return RequestEnd.TURNED_AWAY
+        case Failure.STATUS if answer.code is Code.UNAVAILABLE:
+            return RequestEnd.FAILED
+    return RequestEnd.ANSWERED
+
 
 TICK_S = 0.1
 """Interval of checks of servers that are out, or have requests in flight."""

@@ -94,15 +94,7 @@ class Noted:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SearchDone:
-    """The search ended."""
-
-    decision: Decision
-    skipped: tuple[Skipped, ...] = ()
-
-
-Event = TrialBegun | TrialDone | Noted | SearchDone
+Event = TrialBegun | TrialDone | Noted
 Progress = Callable[[Event], None]
 """Called with each event."""
 
@@ -185,7 +177,6 @@ class GroupSearch:
             problem = str(error)
         decision = self._decide()
         skipped = (*search.skipped, *self._duplicates.values())
-        self._tell(SearchDone(decision, skipped))
         group = GroupRecord(
             goal=self._problem.goal,
             decision=decision,

@@ -33,7 +33,6 @@ from charonia.tools.tune.report.view import (
     constraint_text,
     goal_text,
     has_recommendation,
-    headline,
     latency_metric,
     overall,
     settings_of,
@@ -140,7 +139,7 @@ def _measured(run: TuneRun, group: GroupRecord) -> str:
 
 def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
     badge = _BADGES[group.decision.conclusion]
-    text = escape(headline(group).removeprefix("Undecided: "))
+    text = escape(group.decision.sentences[0].removeprefix("Undecided: "))
     yield f'<p class="headline"><span class="badge {badge[0]}">{badge[1]}</span> {text}</p>'
     best = group.decision.best
     if best is not None:

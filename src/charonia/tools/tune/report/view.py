@@ -133,55 +133,11 @@ def _failures(group: GroupRecord, key: str) -> Iterator[tuple[str, str]]:
             yield "; ".join(dict.fromkeys(map(str, trial.trial.loads))), trial.failed.reason
 
 
-def headline(group: GroupRecord) -> str:
-    """Return the verdict in a sentence or two."""
-    decision = group.decision
-    best, default = decision.best, decision.default
-    if decision.conclusion is Conclusion.NO_GAIN:
-        others = [ranked for ranked in decision.ranking if not ranked.variant.is_default and ranked.gain is not None]
-        first = decision.sentences[0]
-        if not others or others[0].gain is None:
-            return first
-        loads = f" {others[0].between_loads}" if others[0].between_loads else ""
-        settings = settings_of(others[0].variant)
-        return f"{first} The best of the others, {settings}, came to {change(others[0].gain)}{loads}."
-    is_measured = best is not None and best.gain is not None and default is not None and default.keeps_constraints
-    if decision.conclusion is not Conclusion.BETTER or not is_measured or best is None or best.gain is None:
-        return " ".join(decision.sentences[:1])
-    settings = settings_of(best.variant)
-    more = _more(group, best.gain) + (f" ({best.between_loads})" if best.between_loads else "")
-    return f"{settings[:1].upper()}{settings[1:]}: {more}{_within(group)}."
-
-
-def _more(group: GroupRecord, gain: Estimate) -> str:
-    aims = [aim for goal in group.goal.models for aim in goal.objectives]
-    if len({aim.metric for aim in aims}) > 1:
-        return f"{change(gain)} by the weighted objectives over the default configuration"
-    metric = aims[0].metric
-    if metric.larger_is_better:
-        return f"{_percents(gain)} more {METRICS[metric].name} than the default configuration"
-    value, low, high = (1 - 1 / (1 + share) for share in (gain.value, gain.low, gain.high))
-    less = Estimate(value, low, high, gain.confidence)
-    return f"{_percents(less)} less {METRICS[metric].name} than the default configuration"
-
-
-def _percents(share: Estimate) -> str:
-    value, low, high = map(_hundredths, (share.value, share.low, share.high))
-    return f"{value} % [{low}, {high}]"
-
-
-def _hundredths(share: float, sign: str = "") -> str:
-    return f"{100 * share:{sign},.{0 if abs(share) >= 0.9995 else 1}f}"
-
-
-def _within(group: GroupRecord) -> str:
-    texts = [constraint_text(limit) for goal in group.goal.models for limit in goal.constraints]
-    return f", with {' and '.join(dict.fromkeys(texts))}" if texts else ""
-
-
 def change(gain: Estimate) -> str:
     """Return a gain with its interval: `+12.3 % [+9.1, +15.0]`."""
-    value, low, high = (_hundredths(bound, "+") for bound in (gain.value, gain.low, gain.high))
+    value, low, high = (
+        f"{100 * bound:+,.{0 if abs(bound) >= 0.9995 else 1}f}" for bound in (gain.value, gain.low, gain.high)
+    )
     return f"{value} % [{low}, {high}]"
 
 
