@@ -17,7 +17,7 @@ from charonia.cli import people, platform_access
 from charonia.cli.deploy import DeployOptions, changed_spec
 from charonia.cli.main import main
 from charonia.cli.models import default_name, files_of
-from charonia.cli.platform_access import PlatformAccess, connect, size_text
+from charonia.cli.platform_access import PlatformAccess, connect
 from charonia.core.errors import Code, ServingError
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.database.tables import EnvironmentRow
@@ -454,13 +454,6 @@ def test_options_change_what_they_name_and_leave_the_rest() -> None:
         "models": [{"name": "c", "versions": "latest"}],
         "strategy": "replace",
     }
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_340_000, "12.3 MB"), (5 * 10**15, "5000.0 TB")]
-)
-def test_sizes_are_short(size: int, text: str) -> None:
-    assert size_text(size) == text
 
 
 SPLIT: dict[str, Any] = {

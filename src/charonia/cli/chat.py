@@ -144,11 +144,7 @@ class Chat:
 
 
 def events(options: ChatOptions, request: dict[str, object]) -> Generator[dict[str, Any], None, None]:
-    """Send a request, and yield the chunks of its answer. Closing the iterator cancels the request.
-
-    Raises:
-        ServingError: The server does not respond, refuses, or fails.
-    """
+    """Send a request, and yield the chunks of its answer. Closing the iterator cancels the request."""
     with _response(options, "POST", ROUTE, json.dumps(request)) as response:
         for line in response:
             data = line.strip().removeprefix(b"data: ")

@@ -6,7 +6,6 @@ Exit status: 0 done, 1 the model cannot be converted or answers differently, 2 m
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import integer, names, number
@@ -14,7 +13,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
 from charonia.server.convert.check import OutputDifference
 from charonia.server.convert.convert import ROWS_MAX, ConvertOptions, convert
-from charonia.tools.report.quantities import in_columns
+from charonia.tools.report.quantities import in_columns, size
 
 _STEP_COLUMNS = 12
 
@@ -93,17 +92,12 @@ def _convert(given: ConvertOptions) -> int:
     if len(alike) == len(done.differences) and alike:
         print("! The original answers all samples alike, so the check says little: give --samples of your data.\n")
     served = given.repository or done.path
-    print(f"wrote {done.path}, {_size(done.path)}\ncharonia serve {shlex.quote(str(served))}")
+    print(f"wrote {done.path}, {size(done.path.stat().st_size)}\ncharonia serve {shlex.quote(str(served))}")
     return 0
 
 
 def _progress(step: str, text: str) -> None:
     print(f"{step:<{_STEP_COLUMNS}}{text}", flush=True)
-
-
-def _size(path: Path) -> str:
-    size = path.stat().st_size
-    return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
 _HEADINGS = ("output", "datatype", "shape", "max absolute", "max relative", "beyond tolerance")

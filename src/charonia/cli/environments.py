@@ -3,7 +3,6 @@
 Exit status: 0 done, 1 it could not be built or found, 2 for invalid arguments.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -20,12 +19,12 @@ from charonia.cli.platform_access import (
     facts,
     follow,
     listed,
-    size_text,
     table,
 )
 from charonia.cli.values import names
 from charonia.core.errors import invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
+from charonia.tools.report.quantities import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,17 @@ class EnvironmentOptions:
 
 
 def _list(client: PlatformClient, given: EnvironmentOptions) -> int:
-    columns: Columns = {"Name": "name", "State": "state", "Python": "python", "Size": _size, "Added": at("created")}
+    columns: Columns = {
+        "Name": "name",
+        "State": "state",
+        "Python": "python",
+        "Size": lambda environment: size(environment["size"]),
+        "Added": at("created"),
+    }
     print(table(columns, listed(client, path_of("projects", given.access.project, "environments"))))
     presets = client.call("GET", path_of("environments", "choices"))["presets"]
     print(f"\nto choose with --preset: {', '.join(each['name'] for each in presets)}")
     return 0
-
-
-def _size(environment: Mapping[str, Any]) -> str:
-    return size_text(environment["size"])
 
 
 def _show(client: PlatformClient, given: EnvironmentOptions) -> int:

@@ -96,11 +96,7 @@ def _under_load(given: ExplainOptions) -> dict[str, Any]:
 
 
 def fetch(given: ExplainOptions) -> dict[str, Any]:
-    """Return the server's explanation of a model.
-
-    Raises:
-        ServingError: The server does not respond, or refuses.
-    """
+    """Return the server's explanation of a model."""
     base = given.url if "://" in given.url else f"http://{given.url}"
     version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
     scheme = base.partition("://")[0]

@@ -119,9 +119,6 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
 
     Args:
         is_trusted: Whether the server may read files that can run any code (--trust).
-
-    Raises:
-        ServingError: There are none, one cannot be read, or the server would not read it.
     """
     # Imported late, because it imports schema, which `--help` does not need.
     from charonia.server.files.given import sort

@@ -379,9 +379,6 @@ def tensors_of(
 
     Args:
         given: Text by input: a value, or `@` and the path of a file.
-
-    Raises:
-        ServingError: The model does not have an input of that name, or a text is not a valid value of it.
     """
     inputs = {each.name: each for each in config.input}
     tensors = {}

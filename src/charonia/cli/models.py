@@ -23,7 +23,6 @@ from charonia.cli.platform_access import (
     follow,
     listed,
     moment,
-    size_text,
     table,
 )
 from charonia.cli.values import integer, one_of
@@ -32,6 +31,7 @@ from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.deployments.spec import CANARY, STRATEGIES
 from charonia.platform.models.git import is_git, parse_git
 from charonia.stores.location import is_store
+from charonia.tools.report.quantities import size
 
 _MLFLOW = "models:/"
 
@@ -141,7 +141,7 @@ def _source(client: PlatformClient, given: RegistryOptions) -> tuple[str, str]:
 def _show_progress(sent: int, total: int) -> None:
     if sys.stderr.isatty():
         end = "\n" if sent == total else ""
-        sys.stderr.write(f"\rsending {size_text(sent)} of {size_text(total)}{end}")
+        sys.stderr.write(f"\rsending {size(sent)} of {size(total)}{end}")
 
 
 def _list(client: PlatformClient, given: RegistryOptions) -> int:
@@ -216,7 +216,7 @@ def version_text(version: Mapping[str, Any]) -> list[str]:
         "problem": report["problem"],
         "hint": report["hint"],
         "backend": report["backend"],
-        "size": size_text(version["size"]),
+        "size": size(version["size"]),
         "from": version["source"],
         "added": f"{moment(version['created'])} by {version['author']}",
         "calls": ", ".join(report["calls"]),
@@ -242,7 +242,7 @@ _NO_VERSION: Mapping[str, Any] = {"number": "-", "state": "-", "backend": "-", "
 _VERSION: Columns = {
     "State": "state",
     "Backend": lambda version: version["backend"] or "-",
-    "Size": lambda version: "-" if version["size"] is None else size_text(version["size"]),
+    "Size": lambda version: "-" if version["size"] is None else size(version["size"]),
 }
 
 # fmt: off

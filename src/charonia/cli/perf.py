@@ -62,11 +62,7 @@ class Parsed:
     notes: tuple[str, ...] = ()
 
     def settings(self, config: Mapping[str, Any]) -> RunSettings:
-        """Return the settings of the run for a model with this configuration.
-
-        Raises:
-            ServingError: INVALID_ARG if the options do not fit the model.
-        """
+        """Return the settings of the run for a model with this configuration."""
         return run_settings(self.options, config, described(self.named), self.command)
 
 
@@ -109,11 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Parsed:
-    """Parse the arguments.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
+    """Parse the arguments."""
     given = LINE.split(arguments)
     _with_new_names(given)
     updates = LINE.read(given)

@@ -82,11 +82,7 @@ _HINTS = {
 
 @contextmanager
 def served(options: PerfOptions) -> Iterator[PerfOptions]:
-    """Serve the model of the options for the measurement, and yield options with the model and its server.
-
-    Raises:
-        ServingError: It cannot be served, or has several models and none is named.
-    """
+    """Serve the model of the options for the measurement, and yield options with the model and its server."""
     path = options.target.serve
     if not path:
         yield options
@@ -114,11 +110,7 @@ def served(options: PerfOptions) -> Iterator[PerfOptions]:
 
 @contextmanager
 def repository_of(path: str, model: str = "") -> Iterator[tuple[Path, str]]:
-    """Yield a repository for a path as `charonia serve` takes it, and the model: the given one, or the only one.
-
-    Raises:
-        ServingError: It cannot be served, or has several models and none is named.
-    """
+    """Yield a repository for a path as `charonia serve` takes it, and the model: the given one, or the only one."""
     # Imported late, because measuring a running server does not need them.
     from charonia.server.files.repository import with_files
     from charonia.server.lifecycle.repository.scan import scan
@@ -134,9 +126,6 @@ def measure(options: PerfOptions, settings_for: Callable[[Mapping[str, Any]], Ru
 
     Args:
         settings_for: Returns the settings of the run for a model's configuration.
-
-    Raises:
-        ServingError: Nothing can be measured, or a report cannot be written.
     """
     wanted = target(options)
     with Client(wanted.url, options=wanted.transport) as client:

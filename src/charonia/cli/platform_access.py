@@ -189,13 +189,3 @@ def moment(seconds: float) -> str:
 def at(key: str) -> Callable[[Mapping[str, Any]], str]:
     """Return what reads the time of an entry."""
     return lambda entry: moment(entry[key])
-
-
-def size_text(size: int) -> str:
-    """Return a number of bytes as people read it: "12.3 MB"."""
-    amount, unit = float(size), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
-            break
-        amount /= 1000
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

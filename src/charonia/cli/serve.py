@@ -185,11 +185,7 @@ async def serve_given(
 
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
-    """Return the options, and notes about options without effect.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
+    """Return the options, and notes about options without effect."""
     given = LINE.split(arguments)
     updates = LINE.read(given)
     if environment.get(ESCAPE_VARIABLE) == "0":

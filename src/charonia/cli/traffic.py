@@ -120,11 +120,7 @@ def _ask(client: Client, given: TrafficOptions) -> dict[str, Any]:
 
 
 def change_of(given: TrafficOptions) -> dict[str, object]:
-    """Return the change that the options describe, as the server takes it.
-
-    Raises:
-        ServingError: INVALID_ARG if something is missing.
-    """
+    """Return the change that the options describe, as the server takes it."""
     parts = {"weights": given.weights, "sticky": given.sticky, "shadow": given.shadow}
     change: dict[str, object] = {name: value for name, value in parts.items() if value is not None}
     if given.action == "set":

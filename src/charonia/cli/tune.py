@@ -368,11 +368,7 @@ The configuration of before stays beside each, in config.pbtxt.before_tune.
 
 
 def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]]:
-    """Return what to do, what for, and the other arguments.
-
-    Raises:
-        ServingError: INVALID_ARG for another word.
-    """
+    """Return what to do, what for, and the other arguments."""
     rest = deque(arguments)
     tune_for = TuneFor.ONLINE
     if len(rest) > 1 and rest[0] in ("-m", "--mode") and rest[1] in (*TuneFor,):
@@ -395,11 +391,7 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
 
 
 def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) -> TuneRequest:
-    """Return the request of `profile` from its arguments and the file that they name.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
+    """Return the request of `profile` from its arguments and the file that they name."""
     given = _split(PROFILE, arguments)
     # The record with the defaults needs a model and a repository to be valid.
     updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(given), "goal.tune_for": tune_for}
@@ -423,11 +415,7 @@ def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) 
 
 
 def parse_report(arguments: Sequence[str], line: CommandLine[ReportRequest] = REPORT) -> ReportRequest:
-    """Return the request of `report`, or of `apply`, from its arguments.
-
-    Raises:
-        ServingError: INVALID_ARG with a line for every problem.
-    """
+    """Return the request of `report`, or of `apply`, from its arguments."""
     given = _split(line, arguments)
     request = line.filled(line.read(given), given)
     given.check()

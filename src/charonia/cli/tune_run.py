@@ -68,11 +68,7 @@ TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "meas
 
 
 def profile_models(request: TuneRequest, command: str) -> int:
-    """Tune the models, write the results, and return the exit status.
-
-    Raises:
-        ServingError: Nothing can be measured, or a file cannot be written.
-    """
+    """Tune the models, write the results, and return the exit status."""
     output, given = request.options.output, request.options.launch.repository
     with _served(request) as request:
         check_writable(output)
@@ -117,11 +113,7 @@ def _served(request: TuneRequest) -> Iterator[TuneRequest]:
 
 
 def report_on(request: ReportRequest) -> int:
-    """Report on an earlier run, and return the exit status.
-
-    Raises:
-        ServingError: There is none, it lacks a requested variant, or a file cannot be written.
-    """
+    """Report on an earlier run, and return the exit status."""
     found = read_result(request)
     variants = [variant for group in found.groups for variant in group.variants]
     known = {variant.name for variant in variants}
@@ -151,11 +143,7 @@ def applicable(group: GroupRecord) -> VariantRecord | None:
 
 
 def apply(request: ReportRequest) -> int:
-    """Write configurations of an earlier run into the model repository, and return the exit status.
-
-    Raises:
-        ServingError: There is no such run, variant or model, or a file cannot be written.
-    """
+    """Write configurations of an earlier run into the model repository, and return the exit status."""
     run = read_result(request)
     repository = request.repository or Path(run.options.get("model_repository", ""))
     if not run.options.get("model_repository") and request.repository is None:
@@ -191,11 +179,7 @@ def _lines_of_change(diff: str) -> list[str]:
 
 
 def check_writable(output: OutputSettings) -> None:
-    """Create the folders of the results, before anything is measured.
-
-    Raises:
-        ServingError: INVALID_ARG when one cannot be written.
-    """
+    """Create the folders of the results, before anything is measured."""
     folders = [output.export / RESULTS]
     folders += [path.parent for path in (output.json, output.html) if path is not None and str(path) != JSON_STDOUT]
     for folder in folders:
@@ -208,11 +192,7 @@ def check_writable(output: OutputSettings) -> None:
 
 
 def keep_earlier(output: OutputSettings) -> Path | None:
-    """Rename the folder of an earlier run's results, and return its new path; None where there are none.
-
-    Raises:
-        ServingError: INVALID_ARG when it cannot be renamed.
-    """
+    """Rename the folder of an earlier run's results, and return its new path; None where there are none."""
     folder = output.export / RESULTS
     if not (folder / JSON_FILE).is_file():
         return None
@@ -230,9 +210,6 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
 
     Args:
         names: Variants that the page shows beside the default and the recommended one, () for all.
-
-    Raises:
-        ServingError: INVALID_ARG when one cannot be written.
     """
     folder = output.export / RESULTS
     tables = {
@@ -254,11 +231,7 @@ def write_results(run: TuneRun, output: OutputSettings, names: Sequence[str] = (
 
 
 def read_result(request: ReportRequest) -> TuneRun:
-    """Return the run to report on.
-
-    Raises:
-        ServingError: NOT_FOUND when there is none, INVALID_ARG when it is not one.
-    """
+    """Return the run to report on."""
     path = request.json or request.export / RESULTS / JSON_FILE
     try:
         return from_json(path.read_bytes(), str(path))
@@ -271,11 +244,7 @@ def read_result(request: ReportRequest) -> TuneRun:
 
 
 def write_report(run: TuneRun, request: ReportRequest) -> tuple[list[Path], list[str]]:
-    """Write tables and page of an earlier run, and return their paths and the tables.
-
-    Raises:
-        ServingError: INVALID_ARG when one cannot be written.
-    """
+    """Write tables and page of an earlier run, and return their paths and the tables."""
     output = OutputSettings(export=request.export, html=request.html)
     check_writable(output)
     return write_results(run, output, request.names)
@@ -295,11 +264,7 @@ def _unwritable(path: Path, error: OSError) -> ServingError:
 
 
 def loads_of(options: TuneOptions) -> Prepare:
-    """Return the function that prepares loads.
-
-    Raises:
-        ServingError: INVALID_ARG for an option of the load generator that is set here.
-    """
+    """Return the function that prepares loads."""
     flags = {
         request.name: {**_by_name(options.measure.perf_flags), **_by_name(request.perf_flags)}
         for request in options.models.profile

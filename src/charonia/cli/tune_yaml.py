@@ -80,11 +80,7 @@ _DEPRECATED_METRICS = {"perf_latency": Metric.LATENCY_P99}
 
 
 def objectives(value: object) -> tuple[Objective, ...]:
-    """Read objectives: names with equal weights, or weights by name.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Read objectives: names with equal weights, or weights by name."""
     if isinstance(value, str):
         value = [value]
     if isinstance(value, list):
@@ -96,11 +92,7 @@ def objectives(value: object) -> tuple[Objective, ...]:
 
 
 def constraints(value: object) -> tuple[Constraint, ...]:
-    """Read constraints: `min` or `max` by the name of the metric, or a list of such mappings.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Read constraints: `min` or `max` by the name of the metric, or a list of such mappings."""
     if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
         value = {name: inner for part in value for name, inner in part.items()}
     if not isinstance(value, Mapping):
@@ -116,11 +108,7 @@ def constraints(value: object) -> tuple[Constraint, ...]:
 
 
 def metric(name: object) -> Metric:
-    """Return the metric of a name, also of one that Model Analyzer has deprecated.
-
-    Raises:
-        ValueError: There is none of that name.
-    """
+    """Return the metric of a name, also of one that Model Analyzer has deprecated."""
     try:
         return _DEPRECATED_METRICS.get(str(name)) or Metric(str(name))
     except ValueError:
@@ -164,11 +152,7 @@ _CONFIG_FIELDS = tuple(ModelConfig.__dataclass_fields__)
 
 
 def model_requests(value: object) -> tuple[ModelRequest, ...]:
-    """Read the models to tune: names, a list of names and of models with settings, or settings by name.
-
-    Raises:
-        ValueError: It is none of them, or a setting is wrong.
-    """
+    """Read the models to tune: names, a list of names and of models with settings, or settings by name."""
     if isinstance(value, str):
         return tuple(ModelRequest(name) for name in names(value))
     if isinstance(value, Mapping):
@@ -185,11 +169,7 @@ def model_requests(value: object) -> tuple[ModelRequest, ...]:
 
 
 def composing_models(value: object) -> tuple[ModelRequest, ...]:
-    """Read composing models: as `model_requests`, but without load settings.
-
-    Raises:
-        ValueError: As `model_requests`, and where a model has loads.
-    """
+    """Read composing models: as `model_requests`, but without load settings."""
     found = model_requests(value)
     for request in found:
         if request.concurrency or request.request_rate or request.batch_sizes:

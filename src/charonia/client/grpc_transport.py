@@ -543,6 +543,7 @@ class GrpcTransport:
     # Called by connections and calls.
 
     def send_again(self, call: GrpcCall) -> None:
+        """Resend a call that the server has not processed."""
         call.tries += 1
         if call.tries >= TRIES_MAX:
             call.fail(Failure.REFUSED, f"{self.endpoint} refused the call {TRIES_MAX} times")

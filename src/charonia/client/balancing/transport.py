@@ -435,6 +435,7 @@ class BalancedTransport:
         return self._transports[server]
 
     def hedge_after_s(self, model: str) -> float | None:
+        """Return the time after which a request to a model is hedged, None for never."""
         balancing = self.balancing
         after = balancing.hedge_after_s
         if after is None or not (model in balancing.idempotent_models or "*" in balancing.idempotent_models):
@@ -449,6 +450,7 @@ class BalancedTransport:
             self._latencies.add(model, latency_ns)
 
     def ended(self, server: PoolServer, end: RequestEnd, now_ns: int, latency_ns: int) -> None:
+        """A request has ended at a server."""
         self.pool.end(server, end, now_ns, latency_ns)
         if server.is_gone and not server.outstanding:
             self._retire(server)
@@ -458,6 +460,7 @@ class BalancedTransport:
             self._wake.set()
 
     def watch(self) -> None:
+        """Requests are in flight: see to it that they get on."""
         if not self._is_ticking:
             self._is_ticking = True
             self.loop.call_later(TICK_S, self._tick)

@@ -14,17 +14,9 @@ from charonia.platform.values import Limit, Number, Text
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["alerts"])
 
 
-class AlertBody(BaseModel):
+class AlertBody(AlertRule):
     """An alert."""
 
-    name: str
-    condition: str
-    deployment: str
-    threshold: float
-    for_s: int
-    url: str
-    secret: str
-    format: str
     author: str
     created: float
 

@@ -1,12 +1,12 @@
 """The API of environments."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from charonia.config.backends import presets
+from charonia.config.backends import Preset, presets
 from charonia.platform.database.tables import EnvironmentRow, TaskRow, copied
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import EnvironmentRequest
@@ -18,20 +18,10 @@ from charonia.platform.values import Limit, Offset, Text
 router = APIRouter(prefix="/api/v1", tags=["environments"])
 
 
-class PresetBody(BaseModel):
-    """A preset environment."""
-
-    name: str
-    title: str
-    about: str
-    requirements: str
-    imports: list[str]
-
-
 class ChoicesBody(BaseModel):
     """The choices for a new environment."""
 
-    presets: list[PresetBody]
+    presets: Sequence[Preset]
     pythons: list[str] = Field(description="Versions of Python; the first is the default.")
 
 
@@ -59,8 +49,7 @@ class EnvironmentBody(BaseModel):
 @router.get("/environments/choices")
 def list_choices(who: Caller) -> ChoicesBody:
     """List the choices for a new environment."""
-    found = [PresetBody(**{**asdict(each), "imports": list(each.imports)}) for each in presets()]
-    return ChoicesBody(presets=found, pythons=list(builder.pythons()))
+    return ChoicesBody(presets=presets(), pythons=list(builder.pythons()))
 
 
 @router.get("/projects/{project}/environments")

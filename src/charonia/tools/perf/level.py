@@ -143,11 +143,7 @@ _OVERLOADED = "A backlog builds up: the server completes fewer requests than are
 
 
 def measure(context: Context, level: LoadLevel) -> LevelResult:
-    """Measure one level.
-
-    Raises:
-        ServingError: No load can be sent.
-    """
+    """Measure one level."""
     plan = context.settings.measure
     if plan.warmup_request_count:
         warmup = RunningLoad(context, level, plan.warmup_request_count)

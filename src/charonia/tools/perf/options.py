@@ -151,11 +151,7 @@ class PerfOptions:
 
 
 def target(options: PerfOptions) -> MeasuredTarget:
-    """Return the model to measure and how to reach it.
-
-    Raises:
-        ServingError: INVALID_ARG for an invalid URL.
-    """
+    """Return the model to measure and how to reach it."""
     given = options.target
     is_grpc = given.protocol is WireProtocol.GRPC
     return MeasuredTarget(

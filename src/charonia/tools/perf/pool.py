@@ -129,11 +129,7 @@ class WorkerPool:
         return begin_ns
 
     def listen(self, seconds: float) -> Iterator[tuple[int, Chunk]]:
-        """Yield the chunks that arrive within this time, with the numbers of their workers.
-
-        Raises:
-            ServingError: A worker failed.
-        """
+        """Yield the chunks that arrive within this time, with the numbers of their workers."""
         for number, message in self._messages(seconds):
             if isinstance(message, Chunk):
                 yield number, message

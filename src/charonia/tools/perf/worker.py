@@ -42,9 +42,6 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
 
     Args:
         url: `HOST:PORT` or `http://HOST:PORT` for HTTP, `grpc://HOST:PORT` for gRPC; `https://`, `grpcs://` with TLS.
-
-    Raises:
-        ServingError: INVALID_ARG for a URL or options that cannot be used.
     """
     endpoint = parse_url(url)
     transport = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)

@@ -36,9 +36,6 @@ def render(runs: Sequence[PerfRun], names: Sequence[str] = (), lead: Sequence[st
 
     Args:
         names: Their names, () for the names of model and server.
-
-    Raises:
-        ServingError: INVALID_ARG without a run.
     """
     if not runs:
         raise invalid("the page: expected at least one run, got none")

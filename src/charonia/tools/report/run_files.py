@@ -27,9 +27,6 @@ def write_profile(path: Path, run: PerfRun, inputs_of: InputsOf = no_inputs) -> 
 
     Args:
         inputs_of: The inputs of a request, as JSON text.
-
-    Raises:
-        OSError: It cannot be written.
     """
     with _replacing(path) as part, part.open("w", encoding="utf-8") as file:
         file.writelines(profile_parts(run, inputs_of))
@@ -72,20 +69,12 @@ FILE_BYTES_MAX = 1 << 30
 
 
 def write_run(path: Path, run: PerfRun) -> None:
-    """Write a run as JSON.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a run as JSON."""
     write_whole(path, to_json(run).encode() + b"\n")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new one, never a part.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file atomically: readers see the old content or the new one, never a part."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)  # a pipe or a device: there is nothing to replace
     else:

@@ -61,11 +61,7 @@ class Deployment:
         return self._server.client
 
     def check_explicit(self) -> None:
-        """Check that the server loads models on request.
-
-        Raises:
-            ServingError: INVALID_ARG when it does not.
-        """
+        """Check that the server loads models on request."""
         try:
             self.client.load_model(PROBE)
         except ClientError as error:
@@ -100,9 +96,6 @@ class Deployment:
 
         Args:
             instead: Replacement of its configuration, None for none.
-
-        Raises:
-            ServingError: It cannot be loaded.
         """
         if not self._before[model].is_ready and model not in self._loaded:
             self._load(model, "" if instead is None else load_text(instead))

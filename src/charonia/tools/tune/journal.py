@@ -96,11 +96,7 @@ class Journal:
         return self._entries.get((scope, key))
 
     def append(self, entry: Entry) -> None:
-        """Write a line and sync it to disk.
-
-        Raises:
-            ServingError: INVALID_ARG when it cannot be written.
-        """
+        """Write a line and sync it to disk."""
         if self._file is None:
             raise invalid(f"journal '{self.path}' is not open")
         line = json.dumps({"version": VERSION, **plain(entry)}, allow_nan=False).encode() + b"\n"

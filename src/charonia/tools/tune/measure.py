@@ -212,11 +212,7 @@ class Measurer:
         self._has_looked = False
 
     def check(self) -> None:
-        """Check whether the run is to end.
-
-        Raises:
-            InterruptedTrialError: It is.
-        """
+        """Check whether the run is to end."""
         if self._stop.is_set():
             raise InterruptedTrialError
 

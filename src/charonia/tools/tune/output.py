@@ -90,9 +90,6 @@ class OutputRepository:
 
         Args:
             variants: Name of the variant by model, for the steps of an ensemble.
-
-        Raises:
-            ServingError: INTERNAL when it cannot be written.
         """
         folder = self.path / name
         if not _OURS.fullmatch(name):

@@ -57,9 +57,6 @@ def problem_of(
         core_count: Cores of the server, 0 for unknown.
         memory: Memory of the server, None for unknown.
         time_budget_s: Time for the group, 0 for no limit.
-
-    Raises:
-        ServingError: INVALID_ARG for settings that cannot be.
     """
     settings = options.search
     profiled = {request.name: request for request in requests}

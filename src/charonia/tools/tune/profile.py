@@ -116,19 +116,6 @@ class SearchContext:
     restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SearchEnd:
-    """How a search ended.
-
-    Attributes:
-        problem: What ended it early, "" for nothing.
-    """
-
-    group: GroupRecord
-    is_interrupted: bool = False
-    problem: str = ""
-
-
 class GroupSearch:
     """A search for models that are tuned together."""
 
@@ -159,12 +146,8 @@ class GroupSearch:
         self._first_of = {effective_text(bases, Variant()): Variant()}
         self._duplicates: dict[str, Skipped] = {}
 
-    def run(self) -> SearchEnd:
-        """Run the search. The measurements are returned in any case.
-
-        Raises:
-            ServingError: There is nothing to search.
-        """
+    def run(self) -> tuple[GroupRecord, str]:
+        """Run the search; return the measurements in any case, and what ended it early, "" for nothing or the user."""
         begin = time.monotonic()
         search = Search(self._problem.space, self._problem.goal, self._problem.options)
         is_interrupted, problem = False, ""
@@ -187,7 +170,7 @@ class GroupSearch:
             duration_s=time.monotonic() - begin,
             is_complete=not is_interrupted and not problem,
         )
-        return SearchEnd(group, is_interrupted, problem)
+        return group, problem
 
     def _carry_out(self, search: Search, begin: float) -> None:
         budget = self._problem.options.time_budget_s
@@ -361,15 +344,6 @@ MEMORY_SHARE = 0.95
 """Share of the memory free at the start that variants may take."""
 
 
-@dataclass(slots=True)
-class _Progressed:
-    groups: list[GroupRecord] = field(default_factory=list)
-    idle_gpus: tuple[Gpu, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    is_interrupted: bool = False
-    problem: str = ""
-
-
 def profile(
     request: TuneRequest, prepare: Prepare, progress: Progress, stop: threading.Event, free: Callable[[], int]
 ) -> TuneRun:
@@ -383,10 +357,10 @@ def profile(
     """
     options = request.options
     began_at, begin = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    done = _Progressed(notes=list(request.notes))
+    notes = list(request.notes)
     source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
     output = OutputRepository(options.output.repository, source, override=options.output.override)
-    _note_server(options, done, progress)
+    _note_server(options, notes, progress)
     with (
         Journal(options.output.journal_folder) as journal,
         server_of(options.launch, options.measure.protocol, lambda text: progress(Noted(text)), stop) as server,
@@ -396,8 +370,7 @@ def profile(
             deployment.check_explicit()
         context = SearchContext(server, deployment, journal, output, progress)
         info = _server_info(server)
-        done.idle_gpus = _gpus(server)
-        run = _TuningRun(options, context, prepare, stop, free, source, info, done)
+        run = _TuningRun(options, context, prepare, stop, free, source, info, _gpus(server), notes)
         run.groups()
     return TuneRun(
         tool=f"charonia {__version__}",
@@ -408,11 +381,11 @@ def profile(
         is_remote=options.launch.mode is LaunchMode.REMOTE,
         options=request.named,
         seed=options.search.seed,
-        groups=tuple(done.groups),
-        idle_gpus=done.idle_gpus,
-        notes=tuple(done.notes),
-        is_interrupted=done.is_interrupted,
-        problem=done.problem,
+        groups=tuple(run.records),
+        idle_gpus=run.idle_gpus,
+        notes=tuple(notes),
+        is_interrupted=run.is_interrupted,
+        problem=run.problem,
         is_offline=options.goal.tune_for is TuneFor.OFFLINE,
     )
 
@@ -426,7 +399,11 @@ class _TuningRun:
     free: Callable[[], int]
     source: Path | None
     info: ServerInfo
-    done: _Progressed
+    idle_gpus: tuple[Gpu, ...]
+    notes: list[str]
+    records: list[GroupRecord] = field(default_factory=list)
+    is_interrupted: bool = False
+    problem: str = ""
 
     def groups(self) -> None:
         """Tune one group of models after the other, until one ends early."""
@@ -437,21 +414,21 @@ class _TuningRun:
         for number, batch in enumerate(batches):
             left = (deadline - time.monotonic()) / (len(batches) - number)
             try:
-                ended = self._group(batch, max(left, 0.1) if budget else 0.0)
+                group, problem = self._group(batch, max(left, 0.1) if budget else 0.0)
             except ServingError as error:
                 if len(batches) == 1 or self.context.server.fate():
                     raise
                 # The other models can still be tuned.
-                self.done.problem = str(error)
+                self.problem = str(error)
                 self._note(str(error))
                 continue
-            self.done.groups.append(ended.group)
-            self.done.is_interrupted |= ended.is_interrupted
-            self.done.problem = ended.problem or self.done.problem
-            if ended.is_interrupted or ended.problem:
+            self.records.append(group)
+            self.problem = problem or self.problem
+            if not group.is_complete:
+                self.is_interrupted = not problem
                 return
 
-    def _group(self, requests: tuple[ModelRequest, ...], budget: float) -> SearchEnd:
+    def _group(self, requests: tuple[ModelRequest, ...], budget: float) -> tuple[GroupRecord, str]:
         measurer = None
         try:
             bases = self._bases(requests)
@@ -470,9 +447,9 @@ class _TuningRun:
                 percentiles(goal_of(self.options, requests)),
                 {name: base.composing for name, base in bases.items()},
                 self.stop,
-                self.options.measure.metrics_interval_s if self.done.idle_gpus else 0.0,
+                self.options.measure.metrics_interval_s if self.idle_gpus else 0.0,
             )
-            problem = problem_of(
+            wanted = problem_of(
                 self.options,
                 requests,
                 bases,
@@ -481,13 +458,13 @@ class _TuningRun:
                 time_budget_s=budget,
             )
             search = GroupSearch(
-                *(self.context, problem, bases, scope, measurer),
+                *(self.context, wanted, bases, scope, measurer),
                 loads_variants=not self.options.launch.reload_disabled,
             )
-            ended = search.run()
-            if ended.group.decision.conclusion is Conclusion.NOTHING_MEASURED:
+            group, problem = search.run()
+            if group.decision.conclusion is Conclusion.NOTHING_MEASURED:
                 self.context.output.discard(bases)  # otherwise the next run mistakes them for another run's
-            return ended
+            return group, problem
         finally:
             if measurer is not None:
                 measurer.close()
@@ -521,12 +498,12 @@ class _TuningRun:
         if written is not None and on_cpu_only:
             written = on_cpu(written)
         # A server whose metrics page is off does not name its GPUs, but the models that run on them do.
-        has_gpu = not on_cpu_only and (bool(self.done.idle_gpus) or wants_gpu(complete))
+        has_gpu = not on_cpu_only and (bool(self.idle_gpus) or wants_gpu(complete))
         kind = instance_kind(complete, cpu_only=on_cpu_only)
         base = BaseModel(name, written or complete, complete, kind, has_gpu)
         if not has_gpu and not cpu_only and any("KIND_GPU" in text for _, text in parameters):
             self._note_cpu()
-        on_gpu = base.kind is InstanceKind.KIND_GPU and bool(self.done.idle_gpus)
+        on_gpu = base.kind is InstanceKind.KIND_GPU and bool(self.idle_gpus)
         taken = of_one_instance(before[on_gpu], after[on_gpu], base.instance_count, on_gpu=on_gpu)
         return replace(base, instance_memory_mb=taken)
 
@@ -547,21 +524,21 @@ class _TuningRun:
             except ServerLostError:
                 raise
             except ServingError:
-                if self.done.idle_gpus:
+                if self.idle_gpus:
                     raise
             self._note_cpu()
         return config_of(deployment.load_own(name, on_cpu(written))), True
 
     def _note_cpu(self) -> None:
         note = "The server has no GPU: instances of KIND_GPU run on the CPU."
-        if note not in self.done.notes:
+        if note not in self.notes:
             self._note(note)
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where it is unknown."""
         processes = find_processes(self.context.server.control_url)
         sample = processes.sample() if processes is not None else None
-        gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
+        gpus = _gpus(self.context.server) if self.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
@@ -593,7 +570,7 @@ class _TuningRun:
 
     def _memory(self, measurer: Measurer, bases: Mapping[str, BaseModel]) -> MemoryLimit | None:
         """Return the memory that variants may take, of the GPUs if models run on them; None if it is unknown."""
-        gpus = _gpus(self.context.server) if self.done.idle_gpus else ()
+        gpus = _gpus(self.context.server) if self.idle_gpus else ()
         totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
         if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
             return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
@@ -603,14 +580,14 @@ class _TuningRun:
         return MemoryLimit(Metric.CPU_USED_RAM, used + self.free() / 1e6 * MEMORY_SHARE, base_mb=used)
 
     def _note(self, text: str) -> None:
-        self.done.notes.append(text)
+        self.notes.append(text)
         self.context.progress(Noted(text))
 
 
-def _note_server(options: TuneOptions, done: _Progressed, progress: Progress) -> None:
+def _note_server(options: TuneOptions, notes: list[str], progress: Progress) -> None:
     if options.launch.mode is LaunchMode.LOCAL and not is_there(options.launch.server_path):
-        done.notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
-    for note in done.notes:
+        notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
+    for note in notes:
         progress(Noted(note))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self
 
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, invalid, unavailable
@@ -40,32 +40,6 @@ RESERVED_FLAGS = frozenset(f"{kind}-{name}" for kind in ("http", "grpc", "metric
     "model-control-mode",
 }
 """Flags of the server that are set here."""
-
-
-class MeasuredServer(Protocol):
-    """A server that answers.
-
-    Attributes:
-        is_ours: Whether this tool started it, so that it has no other clients.
-    """
-
-    control_url: str
-    metrics_url: str
-    is_ours: bool
-    client: Client
-
-    def fate(self) -> str:
-        """Return how it ended, as a sentence; "" while it runs or if that is unknown."""
-
-    def url(self, protocol: WireProtocol) -> str:
-        """Return where requests are sent."""
-
-    def restart(self) -> None:
-        """Restart it after it ended.
-
-        Raises:
-            ServingError: UNAVAILABLE when it does not start, or is not ours to start.
-        """
 
 
 class LocalServer:
@@ -103,7 +77,7 @@ class LocalServer:
         self._end()
 
     def fate(self) -> str:
-        """Return how it ended."""
+        """Return how it ended, as a sentence; "" while it runs."""
         status = self._process.poll() if self._process is not None else None
         if status is None:
             return ""
@@ -273,6 +247,10 @@ class RemoteServer:
         raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
 
 
+MeasuredServer = LocalServer | RemoteServer
+"""A server that answers. `is_ours`: this tool started it, so that it has no other clients."""
+
+
 def fate_of(server: MeasuredServer) -> str:
     """Return how a server ended that has just stopped answering; a local process may take a moment to exit."""
     give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
@@ -283,7 +261,7 @@ def fate_of(server: MeasuredServer) -> str:
 
 def server_of(
     options: LaunchOptions, protocol: WireProtocol, note: Callable[[str], None], stop: threading.Event
-) -> LocalServer | RemoteServer:
+) -> MeasuredServer:
     """Return the server of the options, not yet started, for requests over a protocol."""
     return RemoteServer(options, protocol, note, stop) if options.mode is LaunchMode.REMOTE else LocalServer(options)
 

@@ -112,11 +112,7 @@ def apply_change(base: BaseModel, change: ModelChange) -> ModelConfig:
 
 
 def apply_variant(bases: Mapping[str, BaseModel], variant: Variant) -> dict[str, ModelConfig]:
-    """Return the configuration of each model in a variant; an ensemble batches no more than its composing models.
-
-    Raises:
-        ServingError: INVALID_ARG for a field with an invalid value.
-    """
+    """Return the configuration of each model in a variant; an ensemble batches no more than its composing models."""
     configs = {name: apply_change(base, variant.change(name)) for name, base in bases.items()}
     for name, base in bases.items():
         limits = [
@@ -213,11 +209,7 @@ def load_text(config: ModelConfig) -> str:
 
 
 def config_of(document: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration that a server reported.
-
-    Raises:
-        ServingError: INVALID_ARG when it is none.
-    """
+    """Return the configuration that a server reported."""
     return from_json(json.dumps(document))
 
 

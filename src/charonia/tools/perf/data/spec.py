@@ -144,11 +144,7 @@ def with_shapes(spec: ModelSpec, shapes: Iterable[tuple[str, Shape]]) -> ModelSp
 
 
 def check_batch_size(spec: ModelSpec, batch_size: int) -> None:
-    """Check that the model accepts this number of items in a request.
-
-    Raises:
-        ServingError: INVALID_ARG if it does not.
-    """
+    """Check that the model accepts this number of items in a request."""
     if spec.max_batch_size == 0 and batch_size > 1:
         raise invalid(f"-b: expected 1, as model '{spec.name}' does not support batching, got {batch_size}")
     if spec.max_batch_size and batch_size > spec.max_batch_size:
@@ -202,11 +198,7 @@ def from_list(spec: TensorSpec, content: object, shape: Shape | None) -> Array:
 
 
 def from_base64(spec: TensorSpec, text: object, shape: Shape | None) -> Array:
-    """Return the array of base64 text, which holds the binary form: row-major, little-endian.
-
-    Raises:
-        ServingError: INVALID_ARG, as `from_list`.
-    """
+    """Return the array of base64 text, which holds the binary form: row-major, little-endian."""
     if not isinstance(text, str):
         raise invalid(f"expected base64 text as b64, got {_kind(text)}")
     try:
@@ -217,11 +209,7 @@ def from_base64(spec: TensorSpec, text: object, shape: Shape | None) -> Array:
 
 
 def from_raw(spec: TensorSpec, raw: bytes, shape: Shape | None = None) -> Array:
-    """Return the array of a tensor's binary form.
-
-    Raises:
-        ServingError: INVALID_ARG, as `from_list`.
-    """
+    """Return the array of a tensor's binary form."""
     if spec.datatype is DataType.BYTES:
         try:
             elements = decode_elements(spec.name, raw)

@@ -289,11 +289,7 @@ class ReplyReader:
         self.output_counted_by = default
 
     def read(self, place: int, received: Received) -> Counted:
-        """Return the response to the request at a place of the data.
-
-        Raises:
-            ValueError: It does not follow its API.
-        """
+        """Return the response to the request at a place of the data."""
         try:
             reply = read_reply(self._endpoint, received, self._is_grpc)
         except ServingError as error:

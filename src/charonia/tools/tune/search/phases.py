@@ -236,11 +236,7 @@ class Search:
     """
 
     def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
-        """Prepare it.
-
-        Raises:
-            ServingError: INVALID_ARGUMENT for too many variants.
-        """
+        """Prepare it."""
         self._bench = TrialDriver(space, goal, options)
         self._steps = _steps(self._bench)
         self._trial: Trial | None = None

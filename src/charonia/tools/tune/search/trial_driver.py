@@ -116,11 +116,7 @@ class TrialDriver:
         return self.evidence.point(variant, loads)
 
     def again(self, variant: Variant, loads: Loads, effort: float, purpose: str) -> Steps[bool]:
-        """Measure a point, again if it was measured before; return whether that succeeded.
-
-        Raises:
-            OutOfBudget: As for `measure`.
-        """
+        """Measure a point, again if it was measured before; return whether that succeeded."""
         self._check_budget(effort)
         repeat = sum(told.trial.variant == variant and told.trial.loads == loads for told in self.history)
         trial = Trial(len(self.history) + 1, variant, loads, repeat, effort, purpose)
