@@ -11,6 +11,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import signal
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -24,6 +25,11 @@ from charonia import compiled
 
 assert fork_server  # imported before any test
 warm_start.install()
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in background jobs: programs of the tests would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes, or takes to generate, says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,7 +56,7 @@ SLOWEST_FILES = [
     "test_pytorch_server.py", "test_fairness.py", "test_walked_ensembles.py", "test_scheduler_properties.py",
     "test_s3_server.py", "test_converted.py", "test_checks.py", "test_walks.py", "test_platform_process.py",
     "test_run_served.py", "test_faults.py", "test_repository_features.py", "test_cache_and_rate_limiter.py",
-    "test_keepalive.py", "test_guarded_server.py", "test_killed_at_random.py",
+    "test_keepalive.py", "test_guarded_server.py", "test_campaign.py",
 ]
 # fmt: on
 
@@ -62,13 +68,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         metavar="N",
         help="random scenarios that tests/interop runs on Charonia and Triton, besides those kept as tests",
-    )
-    parser.addoption(
-        "--killed-requests",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="requests that are sent while processes of the server are killed (tests/process/test_killed_at_random.py)",
     )
 
 

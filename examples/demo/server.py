@@ -56,7 +56,7 @@ def is_free(port: int) -> bool:
 @contextmanager
 def running_server(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server and wait until it is ready; stop it gracefully on exit."""
-    command = [sys.executable, "-m", "charonia", "serve", f"--model-repository={repository}"]
+    command = [sys.executable, "-P", "-m", "charonia", "serve", f"--model-repository={repository}"]
     for name, port in ports._asdict().items():
         command += [f"--{name}-address={HOST}", f"--{name}-port={port}"]
     # In its own session: Ctrl-C reaches this program only, which then stops the server.

@@ -90,7 +90,7 @@ def running_platform(data: Path, port: int, *options: str) -> Iterator[Platform]
 
     The servers of its deployments outlive it: remove them first.
     """
-    command = [sys.executable, "-m", "charonia", "platform", f"--data={data}", f"--port={port}", *options]
+    command = [sys.executable, "-P", "-m", "charonia", "platform", f"--data={data}", f"--port={port}", *options]
     # In its own session: Ctrl-C reaches this program only, which then stops the platform.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None

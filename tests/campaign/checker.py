@@ -8,9 +8,9 @@ Every answer is compared, bit by bit. Each client sends one request after the ot
 - control calls: a model is loaded again with changed files and must answer from these; traffic between versions,
   shared memory and settings are changed, and must be as they were set.
 
-One mode has one process, one has front ends, in one of them processes are killed at random, in one the server is
-upgraded again and again. Only where processes are killed may a request end with an error, and only with one that says
-so, or with its connection.
+One mode has one process, one has front ends, in two of them processes are killed at random, all or the workers of one
+process, in one the server is upgraded again and again. Only where processes are killed may a request end with an error,
+and only with one that says so, or with its connection.
 """
 
 import asyncio
@@ -20,8 +20,10 @@ import itertools
 import json
 import os
 import random
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,9 +61,8 @@ from tests.campaign.known_models import (
     write_numbered,
     write_repository,
 )
-from tests.process.test_killed_at_random import CLEAR, Killer
 from tests.support.fork_server import run_command
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually, shared_memory_of, started_by
 
 from charonia.core.dtypes import DataType
 
@@ -69,11 +70,21 @@ MODES: Mapping[str, Sequence[str]] = {
     "one process": (),
     "front ends": ("--front-ends=2",),
     "killed": ("--front-ends=2",),
+    "workers killed": (),
     "upgraded": ("--front-ends=2",),
 }
 """Arguments of the server by mode."""
 
 ARGUMENTS = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
+CLEAR = re.compile(
+    r"the engine ended before the request was answered"
+    r"|the engine is being started again"
+    r"|the worker process was ended by SIGKILL"
+    r"|is over: the process that remembered it has ended"
+    r"|was lost: the engine that had its state has ended"
+)
+"""What a request may be told in place of its answer."""
+
 GONE = ("has gone", "handed its front ends over")
 TOGETHER = 32
 """Requests of the volume run that a connection has in flight."""
@@ -147,7 +158,8 @@ class Checker:
         self._has_crashes = has_crashes
         self._ids = itertools.count(1)
         self._goes_on: Callable[[], bool] = lambda: True
-        self.right: dict[str, int] = {}
+        self.right: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
 
     @property
     def sent(self) -> int:
@@ -196,8 +208,9 @@ class Checker:
         """Count the end of a question; return whether it is the right answer."""
         if refused is None:
             self._figures.counts["right answers"] += 1
-            self.right[model] = self.right.get(model, 0) + 1
+            self.right[model] += 1
             return True
+        self.refused[model] += 1
         if CLEAR.search(refused.text) or any(each in refused.text for each in GONE):
             self._note("refused", f"{model}: {refused}")
         else:
@@ -440,15 +453,77 @@ def _files(repository: Path, model: str, number: int) -> dict[str, str]:
     return {"config": json.dumps(config), "file:1/model.py": base64.b64encode(code).decode()}
 
 
+class Killer:
+    """Kills processes of the server at random, one after the other."""
+
+    def __init__(self, server: ServeProcess, seed: int) -> None:
+        self.killed: Counter[str] = Counter()
+        self._guard = psutil.Process(server.process.pid)
+        self._server = server
+        self._rng = random.Random(seed)
+        self.is_apart = processes_of(self._guard)[0] != []
+        self._kinds = {"worker", "front end", "engine"} if self.is_apart else {"worker"}
+        self._back = self._seen_back()
+
+    @property
+    def is_done(self) -> bool:
+        return self._kinds <= set(self.killed)
+
+    @property
+    def are_back(self) -> bool:
+        """Whether the front ends and engines that were killed are ready again."""
+        return self._seen_back() >= self._back
+
+    def _seen_back(self) -> int:
+        return self._server.log.count(") is ready again")
+
+    def run(self, is_over: threading.Event) -> None:
+        while not is_over.wait(self._rng.uniform(0.1, 0.8)):
+            back = self._seen_back()
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # an engine that is chosen from, or a victim, has just exited
+                kind, victim = self._choose()
+                if victim is None:
+                    continue
+                victim.kill()
+                self.killed[kind] += 1
+                if kind != "worker":
+                    self._back = back + 1
+
+    def _choose(self) -> tuple[str, psutil.Process | None]:
+        front_ends, engine = processes_of(self._guard)
+        kinds: dict[str, list[psutil.Process]] = {"worker": []}
+        if self.are_back:  # So one front end is left, and on a slow machine an engine can load its models.
+            kinds["worker"] = [] if engine is None else started_by(engine.pid)
+            kinds["front end"] = front_ends
+            if engine not in (None, self._guard):
+                kinds["engine"] = [engine]
+        kind = self._rng.choice([kind for kind in kinds if not self.killed[kind]] or list(kinds))
+        return kind, self._rng.choice(kinds[kind]) if kinds[kind] else None
+
+
+def processes_of(guard: psutil.Process) -> tuple[list[psutil.Process], psutil.Process | None]:
+    """Return the front ends and the engine of a server; the process itself if it is the only one."""
+    named = {}
+    for process in guard.children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "charonia.cli.serve_process" in process.cmdline():
+                named[next(word for word in process.cmdline() if re.fullmatch(r"engine|front_end_\d+", word))] = process
+    front_ends = [process for name, process in named.items() if name != "engine"]
+    return front_ends, named.get("engine", None if front_ends else guard)
+
+
 def run(context: Context, mode: str) -> Figures:
     figures = Figures()
     repository = context.folder / "models"
     write_repository(repository)
-    has_crashes, has_upgrades = mode == "killed", mode == "upgraded"
+    has_crashes, has_upgrades = "killed" in mode, mode == "upgraded"
     with ServeProcess(repository, *ARGUMENTS, *MODES[mode]) as server:
         checker = Checker(server, repository, figures, context.seed, has_crashes=has_crashes)
+        files = psutil.Process(server.process.pid).num_fds()
         is_over = threading.Event()
-        killer = Killer(server, context.seed, engines=10**6) if has_crashes else None
+        killer = Killer(server, context.seed) if has_crashes else None
         disturb = killer.run if killer else partial(_upgrade, server, figures) if has_upgrades else threading.Event.wait
         disturbing = threading.Thread(target=disturb, args=(is_over,), daemon=True)
         disturbing.start()
@@ -466,10 +541,33 @@ def run(context: Context, mode: str) -> Figures:
         disturbing.join()
         if killer:
             figures.counts.update({f"kills of a {kind}": count for kind, count in killer.killed.items()})
-        elif not has_upgrades and not figures.finding_count:
+            _check_recovery(server, killer, files, figures)
+        if not (has_upgrades or mode == "killed" or figures.finding_count):
             _check_statistics(server, checker, figures)
         _stop(server, figures)
     return figures
+
+
+def _check_recovery(server: ServeProcess, killer: "Killer", files: int, figures: Figures) -> None:
+    """Check that all that was killed is back, that nothing is in flight, and that the guard has closed its files."""
+    guard = psutil.Process(server.process.pid)
+    most = files + (0 if killer.is_apart else 4)  # a connection or a region may take a moment to go
+    if not eventually(lambda: killer.are_back and _is_idle(server) and guard.num_fds() <= most):
+        figures.found(f"not as before: {guard.num_fds()} files open, {files} before; {server.log[-2000:]}")
+    if not killer.is_apart and figures.counts["broken"]:
+        figures.found("a connection was lost though its process lives")
+
+
+def _is_idle(server: ServeProcess) -> bool:
+    """Whether the server is ready and has no requests."""
+    try:
+        with urlopen(f"http://{server.http}/v2/health/ready", timeout=ANSWER_S_MAX):
+            pass
+        with urlopen(f"http://{server.metrics}/metrics", timeout=ANSWER_S_MAX) as page:
+            text = page.read().decode()
+    except OSError:
+        return False
+    return not any(map(int, re.findall(r"^nv_inference_pending_request_count\{.*\} (\d+)", text, re.M)))
 
 
 def _upgrade(server: ServeProcess, figures: Figures, is_over: threading.Event) -> None:
@@ -484,19 +582,28 @@ def _upgrade(server: ServeProcess, figures: Figures, is_over: threading.Event) -
 def _check_statistics(server: ServeProcess, checker: Checker, figures: Figures) -> None:
     """Check that each request was executed once: what the server has counted is what the clients have got."""
     with urlopen(f"http://{server.http}/v2/models/stats", timeout=ANSWER_S_MAX) as page:
-        stats = json.load(page)["model_stats"]
-    found = {(each["name"], each["version"]): each["inference_stats"]["success"]["count"] for each in stats}
-    right = dict(checker.right)
-    right["add"] = right.get("add", 0) + 2 * right.get("chain", 0) + right.get("bls", 0)
-    for model in ("add", "chain", "bls", "upper", "worker", "sums", "count", "echo_fp32", "echo_bytes"):
-        if found[model, "1"] != right.get(model, 0):
-            figures.found(f"statistics of {model}: expected {right.get(model, 0)} successes, got {found[model, '1']}")
+        stats = {(each["name"], each["version"]): each["inference_stats"] for each in json.load(page)["model_stats"]}
+    right = Counter(checker.right)
+    right["add"] += 2 * right["chain"] + right["bls"]
+    wrongly = {name: stats[name, "1"]["fail"]["count"] - checker.refused[name] for name in ("upper", "worker", "count")}
+    names = ["chain", "bls", "sums", "echo_fp32", "echo_bytes", *wrongly]
+    if not checker.refused:  # what a refused request has called may have been counted
+        names.append("add")
+    found = {name: stats[name, "1"]["success"]["count"] - right[name] for name in names}
+    for what, counts in (("successes", found), ("failures", wrongly)):
+        for model, more in counts.items():
+            if more:
+                figures.found(f"statistics of {model}: {more} {what} more than clients have seen")
 
 
 def _stop(server: ServeProcess, figures: Figures) -> None:
     """Stop the server, and check that nothing of it is left."""
     guard = psutil.Process(server.process.pid)
     processes = [guard, *guard.children(recursive=True)]
+    regions: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker that was killed last
+            regions |= shared_memory_of(process.pid)
     status = server.stop()
     if status:
         figures.found(f"the server has ended with status {status}: {server.log[-2000:]}")
@@ -504,6 +611,8 @@ def _stop(server: ServeProcess, figures: Figures) -> None:
     left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     if left:
         figures.found(f"processes are left: {left}")
+    if any(map(os.path.exists, regions)):
+        figures.found(f"memory is left: {regions}")
 
 
 def run_volume(context: Context) -> Figures:

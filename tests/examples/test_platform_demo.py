@@ -1,4 +1,4 @@
-"""The platform's demo as a user runs it."""
+"""The platform's demo."""
 
 import contextlib
 import re
@@ -9,12 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from examples.platform import demo
 
 pytestmark = pytest.mark.timeout(1000)
-
-
-def command(data: Path) -> list[str]:
-    return [sys.executable, "-m", "examples.platform.demo", "--once", f"--data={data}"]
 
 
 def processes_of(data: Path) -> list[list[str]]:
@@ -27,22 +24,23 @@ def processes_of(data: Path) -> list[list[str]]:
     return found
 
 
-def test_the_story_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+def test_the_story_is_told_and_nothing_is_left_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.run(tmp_path, once=True)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tune-job.yaml  yaml" in done.stdout
-    assert "7 lines of text" in done.stdout
-    assert "version 2 gets 10 % of the requests, version 1 the rest" in done.stdout
-    assert "version 2 gets all requests" in done.stdout or "rolled back" in done.stdout  # on a busy machine
-    assert re.search(r"revision \d serves .*\n    \d+ requests answered \(\d+ by version 1\), 0 errors\n$", done.stdout)
-    assert done.stdout.count(" 0 errors") == 3, done.stdout
+    told = capsys.readouterr().out
+    assert "tune-job.yaml  yaml" in told
+    assert "7 lines of text" in told
+    assert "version 2 gets 10 % of the requests, version 1 the rest" in told
+    assert "version 2 gets all requests" in told or "rolled back" in told  # on a busy machine
+    assert re.search(r"revision \d serves .*\n    \d+ requests answered \(\d+ by version 1\), 0 errors\n$", told)
+    assert told.count(" 0 errors") == 3, told
     assert processes_of(tmp_path) == []
     assert not list(tmp_path.glob("deployments/*/*"))
 
 
 def test_ctrl_c_ends_all_that_it_has_started(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "examples.platform.demo", "--once", f"--data={tmp_path}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as lines:
         next(line for line in lines if line.startswith("== Two models"))

@@ -129,19 +129,6 @@ def test_headers_that_match_become_parameters_of_the_request(restricted: ServePr
         }
 
 
-def test_names_are_forwarded_over_http_as_they_were_sent(restricted: ServeProcess) -> None:
-    with client_of(httpclient, restricted) as client:
-        assert infer(httpclient, client, {"X-User": "ann", "My_Header": "1"}) == {"X-User": "ann", "My_Header": "1"}
-
-
-@PROTOCOLS
-def test_a_reserved_name_is_refused_where_it_would_be_forwarded(restricted: ServeProcess, module: Any) -> None:
-    with client_of(module, restricted) as client:
-        with pytest.raises(InferenceServerException, match="is reserved for Triton usage and cannot be forwarded"):
-            infer(module, client, {"priority": "1"})
-        assert client.is_server_ready(headers={"priority": "1"})
-
-
 def test_generate_forwards_headers_too(folder: Path, tmp_path: Path) -> None:
     write_model(tmp_path, "parameters", PARAMETERS, config=CONFIG.replace("TYPE_FP32", "TYPE_INT32"))
     with ServeProcess(tmp_path, "--http-header-forward-pattern=x-user") as server:

@@ -207,22 +207,6 @@ def test_after_a_reload_nothing_from_before_is_found_of_the_model_and_of_its_ens
         assert "nv_cache_num_entries 2" in page(server)
 
 
-def test_decoupled_and_sequence_models_and_ensembles_of_them_are_refused(models: Models) -> None:
-    models.add("m", "model_transaction_policy { decoupled: true }")
-    models.add("d", f"model_transaction_policy {{ decoupled: true }} {CACHED}")
-    models.add("s", f"sequence_batching {{ }} {CACHED}")
-    write_model(models.repository, "e", "", config=ENSEMBLE + CACHED)
-    with (
-        ServeProcess(models.repository, LOCAL, "--exit-on-error=false") as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        reasons = {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}
-
-    assert reasons["m"] == ""
-    for name in "dse":
-        assert "response_cache.enable: Response Cache does not currently support model" in reasons[name]
-
-
 def test_servers_share_a_redis_and_go_on_without_it(models: Models, tmp_path: Path) -> None:
     models.add("m", CACHED)
     with RedisProcess(tmp_path) as redis:
@@ -267,19 +251,6 @@ def test_every_instance_is_warm_before_the_model_is_ready_and_nothing_of_that_is
     assert set(counts.values()) == {0}
 
 
-def test_a_worker_that_was_started_again_is_warm_before_it_gets_requests(models: Models) -> None:
-    models.add("m", sample("zero_data: true", count=2))
-    with ServeProcess(models.repository) as server:
-        with pytest.raises(InferenceServerException):
-            http_infer(server, "m", ones(1, 1, value=13))
-
-        assert http_infer(server, "m", ones(1, 1)).tolist() == [[2]]
-
-    executions = models.executions("m")
-    assert [line[5] for line in executions] == [0, 0, 0, 0, 1]
-    assert len({line[1] for line in executions}) == 2
-
-
 def needs(count: int, *, instances: int = 1, priority: int = 1) -> str:
     resource = f'resources {{ name: "R" count: {count} }} priority: {priority}'
     return f"instance_group {{ count: {instances} kind: KIND_CPU rate_limiter {{ {resource} }} }}"
@@ -319,20 +290,6 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
     assert any(overlap(one, other) for one in b for other in b if one != other)
     assert 'charonia_rate_limit_executions_total{model="a",model_instance="a_0_0",version="1"} 6' in metrics
     assert 'charonia_rate_limit_in_use{device="0",resource="R"} 0' in metrics
-
-
-def test_a_model_that_needs_more_than_there_is_is_not_loaded(models: Models) -> None:
-    models.add("a", needs(3))
-    models.add("b", needs(2))
-    arguments = ("--rate-limit=execution_count", "--rate-limit-resource=R:2", "--exit-on-error=false")
-    with (
-        ServeProcess(models.repository, *arguments) as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        a, b = sorted(client.get_model_repository_index(), key=lambda entry: str(entry["name"]))
-        assert b["state"] == "READY"
-        assert 'instance_group[0].rate_limiter.resources[0].count: Resource count for "R" is limited' in a["reason"]
-        assert http_infer(server, "b", ones(1, 1)).tolist() == [[2]]
 
 
 def test_without_the_rate_limiter_sections_have_no_effect_and_there_is_nothing_to_see(models: Models) -> None:

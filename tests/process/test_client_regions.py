@@ -1,6 +1,5 @@
 """Tensors in shared memory with the stock clients: a real server, real memory objects."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ import tritonclient.utils.shared_memory as shm
 from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, write_model
 from tests.support.process import SHAPES, ServeProcess
-from tritonclient.utils import InferenceServerException
 
 IDENTITY = """
 backend: "{backend}"
@@ -146,83 +144,6 @@ def test_what_one_connection_registers_can_be_used_over_every_other(server: Serv
                 infer(module, other, "echo", source, target)
                 assert other.get_system_shared_memory_status() is not None
             np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
-
-
-@PROTOCOLS
-def test_status_lists_what_is_registered(server: ServeProcess, module: Any) -> None:
-    with client_of(module, server) as client, region(client, 100) as (name, _):
-        if module is httpclient:
-            expected: Any = [{"name": name, "key": f"/{name}", "offset": 0, "byte_size": 100}]
-            assert client.get_system_shared_memory_status(name) == expected
-            assert client.get_cuda_shared_memory_status() == []
-        else:
-            entry = client.get_system_shared_memory_status(name).regions[name]
-            assert (entry.name, entry.key, entry.offset, entry.byte_size) == (name, f"/{name}", 0, 100)
-            assert dict(client.get_cuda_shared_memory_status().regions) == {}
-
-
-@PROTOCOLS
-def test_what_cannot_be_is_refused_and_the_server_goes_on(server: ServeProcess, module: Any) -> None:
-    with client_of(module, server) as client, region(client, 4000, SENT.tobytes()[:4000]) as (name, _):
-
-        def refused(*arguments: Any, **options: Any) -> str:
-            with pytest.raises(InferenceServerException) as caught:
-                infer(module, client, "echo", *arguments, shape=(1, 1000), **options)
-            return str(caught.value.message())
-
-        assert "Unable to find shared memory region: 'none'" in refused("none", size=4000)
-        assert "Invalid offset for shared memory region" in refused(name, size=4000, offset=4000)
-        assert "Invalid offset + byte size" in refused(name, size=4000, offset=4)
-        assert "input byte size mismatch" in refused(name, size=3996)
-        assert "Unable to find shared memory region: 'none'" in refused(name, "none", size=4000)
-        assert "(8 bytes) should be at least 4000 bytes" in refused(name, name, size=4000, target_size=8)
-        for key in ("/../../etc/passwd", "a/b", "triton_python_backend_shm_region_1", "/charonia_test_none"):
-            with pytest.raises(InferenceServerException, match=r"(Unable to open|cannot register) shared memory"):
-                client.register_system_shared_memory("bad", key, 4)
-        with pytest.raises(InferenceServerException, match="already in manager"):
-            client.register_system_shared_memory(name, f"/{name}", 4000)
-        with pytest.raises(InferenceServerException, match="--client-shm-byte-size"):
-            client.register_system_shared_memory("large", f"/{name}", 2_000_000)
-        with pytest.raises(InferenceServerException, match="GPUs not supported"):
-            client.register_cuda_shared_memory("gpu", b"aGFuZGxl", 0, 4)
-        client.unregister_system_shared_memory("none")
-        assert infer(module, client, "echo", name, shape=(1, 1000), size=4000).as_numpy("OUTPUT0")[0, 999] == 999
-
-
-def test_a_stream_takes_and_gives_tensors_in_shared_memory(server: ServeProcess) -> None:
-    with (
-        client_of(grpcclient, server) as client,
-        region(client, SENT.nbytes, SENT.tobytes()) as (source, _),
-        region(client, SENT.nbytes) as (target, handle),
-    ):
-        outcomes: list[Any] = []
-        is_there = threading.Event()
-
-        def take(result: Any, error: Any) -> None:
-            outcomes.append(error or result)
-            is_there.set()
-
-        given = grpcclient.InferInput("INPUT0", list(SENT.shape), "FP32")
-        given.set_shared_memory(source, SENT.nbytes)
-        asked = grpcclient.InferRequestedOutput("OUTPUT0")
-        asked.set_shared_memory(target, SENT.nbytes)
-        client.start_stream(take)
-        client.async_stream_infer("python", [given], outputs=[asked])
-        assert is_there.wait(30)
-        client.stop_stream()
-
-        assert not isinstance(outcomes[0], Exception)
-        np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, SENT.shape), SENT)
-
-
-@PROTOCOLS
-def test_without_the_option_clients_are_told_which_one_it_is(tmp_path: Path, module: Any) -> None:
-    write_model(tmp_path, "echo", "", config=identity())
-    with ServeProcess(tmp_path) as plain, client_of(module, plain) as client:
-        with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
-            client.register_system_shared_memory("r", "/r", 4)
-        with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
-            infer(module, client, "echo", "r")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

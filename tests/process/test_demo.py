@@ -1,11 +1,10 @@
 """The demo as a user runs it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from examples.demo.server import free_ports, running_server
+from tests.support.fork_server import run_command
 
 from charonia import ServingError
 
@@ -14,9 +13,7 @@ TIMEOUT_S = 300.0
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_the_demo_reads_its_pictures_in_every_way_and_stops(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "charonia", "demo", "--once", f"--repository={tmp_path / 'models'}"]
-
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command("demo", "--once", f"--repository={tmp_path / 'models'}", seconds_max=TIMEOUT_S)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unambiguously as either object or background" in done.stdout

@@ -1,7 +1,6 @@
 """Bad input and faults against one server, while stock clients of both protocols go on getting right answers."""
 
 import contextlib
-import gzip
 import http.client
 import itertools
 import json
@@ -9,12 +8,10 @@ import os
 import re
 import signal
 import socket
-import struct
 import threading
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -205,17 +202,6 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def talk(address: str, data: bytes) -> bytes:
-    """Send, and return everything that comes until the server closes."""
-    received = b""
-    with connect(address) as connection, contextlib.suppress(ConnectionResetError):
-        with contextlib.suppress(BrokenPipeError):
-            connection.sendall(data)
-        while piece := connection.recv(65536):
-            received += piece
-    return received
-
-
 def raw_infer(model: str, value: int) -> bytes:
     body = request_json("IN", "INT32", [1], [value])
     return b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -266,60 +252,7 @@ def call_grpc(server: ServeProcess, model: str, value: int) -> list[int]:
         return [int(v) for v in result.as_numpy("OUT")]
 
 
-RIGHT = request_json("INPUT0", "FP32", [1, 4], [1, 2, 3, 4])
-BINARY = json.dumps(
-    {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}]}
-).encode()
-LENGTH = {"Inference-Header-Content-Length": str(len(BINARY))}
-GZIP = {"Content-Encoding": "gzip"}
 INFER = "/v2/models/echo/infer"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "status", "text"),
-    [
-        (INFER, b"", {}, 400, "parse"),
-        (INFER, b'{"inputs": [', {}, 400, "parse"),
-        (INFER, b"[]", {}, 400, "object"),
-        (INFER, b"[" * 100_000, {}, 400, "parse"),
-        (INFER, b"\xff\xfe\x00", {}, 400, "parse"),
-        (INFER, b"{}", {}, 400, "inputs"),
-        (INFER, RIGHT.replace(b"FP32", b"FP64"), {}, 400, "data-type is 'FP64'"),
-        (INFER, RIGHT.replace(b"FP32", b"REAL"), {}, 400, "REAL"),
-        (INFER, RIGHT.replace(b"[1, 4]", b"[4]"), {}, 400, "unexpected shape"),
-        (INFER, RIGHT.replace(b"[1, 4]", b"[2, 4]"), {}, 400, "8 elements, got 4"),
-        (INFER, RIGHT.replace(b"[1, 4]", b"[-1, 4]"), {}, 400, "non-negative"),
-        (INFER, RIGHT.replace(b"[1, 4]", b"[1000000000, 1000000000]"), {}, 400, "larger than the maximum"),
-        (INFER, RIGHT.replace(b"[1, 4]", b"[4294967296, 4294967296]"), {}, 400, "larger than the maximum"),
-        (INFER, RIGHT.replace(b"INPUT0", b"INPUT9"), {}, 400, "INPUT9"),
-        (INFER, RIGHT[:-1] + b', "outputs": [{"name": "OUTPUT0"}, {"name": "OUTPUT0"}]}', {}, 400, "already exists"),
-        (INFER, RIGHT[:-1] + b', "parameters": {"triton_x": 1}}', {}, 400, "reserved"),
-        (INFER, RIGHT.replace(b"2, 3", b'"2", 3'), {}, 400, "FP32"),
-        (INFER, BINARY + bytes(15), LENGTH, 400, "expecting 1 additional bytes"),
-        (INFER, BINARY + bytes(17), LENGTH, 400, "1 bytes are left over"),
-        (INFER, BINARY + bytes(16), {"Inference-Header-Content-Length": "99999"}, 400, "99999"),
-        (INFER, BINARY + bytes(16), {"Inference-Header-Content-Length": "-1"}, 400, "-1"),
-        (INFER, BINARY + bytes(16), {"Inference-Header-Content-Length": "9" * 40}, 400, "999"),
-        (INFER, BINARY.replace(b"16", b"18446744073709551632"), {}, 400, "binary_data_size"),
-        (INFER, BINARY.replace(b"16", b"12") + bytes(12), LENGTH, 400, "12"),
-        (INFER, RIGHT, GZIP, 400, "gzip"),
-        (INFER, gzip.compress(RIGHT, mtime=0)[:-9], GZIP, 400, "too early"),
-        (INFER, RIGHT, {"Content-Encoding": "br"}, 501, "br"),
-        (INFER, b"[" * (BODY_BYTES_MAX + 1), {}, 400, "--http-max-input-size"),
-        ("/v2/models/nobody/infer", RIGHT, {}, 404, "unknown model: 'nobody'"),
-        ("/v2/models/echo/versions/7/infer", RIGHT, {}, 404, "version 7"),
-        ("/v2/models/echo/versions/x/infer", RIGHT, {}, 404, "expected a number for the version, got 'x'"),
-        ("/v2/models/echo/infer/more", RIGHT, {}, 404, ""),
-        ("/v2/health/live", RIGHT, {}, 405, ""),
-    ],
-)
-def test_a_bad_http_request_is_answered_with_what_is_wrong(
-    server: ServeProcess, path: str, body: bytes, headers: dict[str, str], status: int, text: str
-) -> None:
-    got, message = answer(server.http, "POST", path, body, headers)
-
-    assert got == status
-    assert text in json.loads(message)["error"]
 
 
 def test_a_decompression_bomb_is_not_unpacked(server: ServeProcess) -> None:
@@ -335,95 +268,7 @@ def test_a_decompression_bomb_is_not_unpacked(server: ServeProcess) -> None:
     assert sum(process.memory_info().rss for process in processes) - before < 50_000_000
 
 
-@pytest.mark.parametrize(
-    ("model", "version", "name", "array", "datatype", "status", "text"),
-    [
-        ("nobody", "", "INPUT0", np.zeros((1, 4), np.float32), "FP32", "NOT_FOUND", "unknown model: 'nobody'"),
-        ("echo", "7", "INPUT0", np.zeros((1, 4), np.float32), "FP32", "NOT_FOUND", "version 7"),
-        ("echo", "x", "INPUT0", np.zeros((1, 4), np.float32), "FP32", "INVALID_ARGUMENT", "'x'"),
-        ("echo", "", "INPUT0", np.zeros((1, 5), np.float32), "FP32", "INVALID_ARGUMENT", "unexpected shape"),
-        ("echo", "", "INPUT0", np.zeros((1, 4), np.float64), "FP64", "INVALID_ARGUMENT", "data-type is 'FP64'"),
-        ("echo", "", "INPUT0", np.zeros((9, 4), np.float32), "FP32", "INVALID_ARGUMENT", "batch-size must be <= 8"),
-        ("echo", "", "INPUT9", np.zeros((1, 4), np.float32), "FP32", "INVALID_ARGUMENT", "INPUT9"),
-        ("echo", "", "INPUT0", np.zeros((1, 300_000), np.float32), "FP32", "RESOURCE_EXHAUSTED", "1000000"),
-    ],
-)
-def test_a_bad_grpc_request_is_answered_with_what_is_wrong(
-    server: ServeProcess,
-    model: str,
-    version: str,
-    name: str,
-    array: "np.ndarray[Any, Any]",
-    datatype: str,
-    status: str,
-    text: str,
-) -> None:
-    with (
-        grpcclient.InferenceServerClient(server.grpc) as client,
-        pytest.raises(InferenceServerException, match=text) as caught,
-    ):
-        client.infer(model, [tensor(grpcclient, name, array, datatype)], model_version=version)
-
-    assert caught.value.status() == f"StatusCode.{status}"
-
-
-def test_bytes_that_do_not_fit_the_shape_are_refused_over_grpc(server: ServeProcess) -> None:
-    sent = tensor(grpcclient, "INPUT0", np.zeros((1, 4), np.float32), "FP32")
-    sent._raw_content = bytes(15)
-
-    with (
-        grpcclient.InferenceServerClient(server.grpc) as client,
-        pytest.raises(InferenceServerException, match="15") as caught,
-    ):
-        client.infer("echo", [sent])
-
-    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
-
-
 HEAD = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
-TLS_HELLO = bytes.fromhex("16030100c4010000c00303") + bytes(range(185))
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = bytes.fromhex("000000040000000000")
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (HEAD + b"".join(b"X-%d: y\r\n" % i for i in range(200)) + b"\r\n", 431),
-        (HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"v" * 10_000 + b" HTTP/1.1\r\n\r\n", 414),
-        (HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", 400),
-        (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
-        (b"\x00\x01\x02\x03\r\n\r\n", 400),
-        (TLS_HELLO, 400),
-        (PREFACE + SETTINGS, 400),
-    ],
-    ids=["many fields", "long field", "long url", "two lengths", "smuggling", "bad chunk", "noise", "TLS", "HTTP/2"],
-)
-def test_what_is_no_fair_http_request_is_answered_and_the_connection_closed(
-    server: ServeProcess, data: bytes, status: int
-) -> None:
-    assert talk(server.http, data).startswith(b"HTTP/1.1 %d " % status)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        TLS_HELLO,
-        bytes(range(256)) * 100,
-        PREFACE + bytes(range(256)) * 100,
-        PREFACE + SETTINGS + struct.pack(">I", 0xFFFFFF << 8) + bytes(1000),
-        PREFACE + SETTINGS + bytes.fromhex("00000801250000000100000000ffffffff"),
-    ],
-    ids=["TLS", "noise", "noise after the preface", "frame too large", "bad header block"],
-)
-def test_what_is_no_http2_ends_its_grpc_connection(server: ServeProcess, data: bytes) -> None:
-    assert not talk(server.grpc, data).startswith(b"HTTP/1.1 200")
-
-
-def test_http1_on_the_grpc_port_is_told_so(server: ServeProcess) -> None:
-    assert talk(server.grpc, raw_infer("steady", 1)).startswith(b"HTTP/1.1 505 ")
 
 
 def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(server: ServeProcess) -> None:
@@ -438,16 +283,6 @@ def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(server: Se
                     connections.enter_context(connect(address)).sendall(sent)
 
     assert eventually(lambda: sum(process.num_fds() for process in processes) <= before + 5)
-
-
-@pytest.mark.parametrize("cut", [1, 30, 80, 120])
-def test_a_body_that_breaks_off_is_dropped(server: ServeProcess, cut: int) -> None:
-    whole = raw_infer("steady", 1)
-    with connect(server.http) as connection:
-        connection.sendall(whole[: min(cut, len(whole) - 1)])
-        connection.shutdown(socket.SHUT_WR)
-
-        assert connection.recv(65536) == b""
 
 
 @pytest.mark.parametrize("call", [call_http, call_grpc])
@@ -470,15 +305,6 @@ def test_a_model_that_fails_fails_its_request_only(
     assert text in str(caught.value)
     assert caught.value.status() in ("500", "StatusCode.INTERNAL")
     assert call(server, "moody", 21) == [42]
-
-
-def test_requests_behind_a_dying_process_run_on_the_next(server: ServeProcess) -> None:
-    with ThreadPoolExecutor(6) as threads:
-        dying = threads.submit(call_http, server, "moody", EXIT)
-        others = [threads.submit(call, server, "moody", 4) for call in (call_http, call_grpc) * 2]
-
-        assert isinstance(dying.exception(), InferenceServerException)
-        assert [other.result() for other in others] == [[8]] * 4
 
 
 def test_a_response_is_whole_though_its_process_was_killed_meanwhile(server: ServeProcess) -> None:
@@ -538,18 +364,3 @@ def test_a_client_that_leaves_takes_its_requests_along(
         assert eventually(lambda: cancelled(server, "sleeper") == before + 2)
     assert call_http(server, "sleeper", 3) == [6]
     assert gate.runs == runs + 2  # it did not run what had left the queue
-
-
-def test_reloads_lose_no_request_whether_they_succeed_or_fail(server: ServeProcess, repository: Path) -> None:
-    config = repository / "steady" / "config.pbtxt"
-    broken = 'backend: "python" max_batch_size: "eight"'
-    with httpclient.InferenceServerClient(server.http) as client:
-        for text, succeeds in ((PYTHON, True), (broken, False), (PYTHON.replace("python", "pithon"), False)):
-            config.write_text(text)
-            if succeeds:
-                client.load_model("steady")
-            else:
-                with pytest.raises(InferenceServerException, match="steady"):
-                    client.load_model("steady")
-            assert client.is_model_ready("steady")
-        config.write_text(PYTHON)

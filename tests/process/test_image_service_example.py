@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.fork_server import run_command
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
 
@@ -48,10 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 def test_the_service_names_the_class(server: ServeProcess, tmp_path: Path, color: str) -> None:
     (tmp_path / "picture.jpg").write_bytes(jpeg(color))
 
-    command = ["infer", "image_service", "-i", "IMAGE=@picture.jpg", "--url", server.http]
-    lines = subprocess.run(
-        [sys.executable, "-m", "charonia", *command], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    ).stdout.splitlines()
+    command = ("infer", "image_service", "-i", "IMAGE=@picture.jpg", "--url", server.http)
+    lines = run_command(*command, folder=tmp_path).stdout.splitlines()
 
     best = next(line for line in lines if line.split()[-1] in ("red", "green", "blue"))
     assert best.split()[-1] == color.replace("lime", "green")

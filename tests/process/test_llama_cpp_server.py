@@ -144,11 +144,6 @@ def test_an_answer_begins_with_its_prompt_unless_it_is_streamed(server: ServePro
     assert [event.get("completion_tokens") for event in events] == [None, None, None, None, 4]
 
 
-def test_sampling_parameters_may_be_members_of_the_request(server: ServeProcess) -> None:
-    answer = post(server, {"text_input": FRANCE, "max_tokens": 2, "parameters": {"temperature": "0"}})
-    assert answer["completion_tokens"] == 2
-
-
 def test_the_same_seed_gives_the_same_text_and_stops_where_it_should(server: ServeProcess) -> None:
     body = {"text_input": "1, 2, 3,", "sampling_parameters": {"max_tokens": 24, "seed": 5, "stop": ["\n", "6"]}}
     first, second = post(server, body), post(server, body)
@@ -172,8 +167,6 @@ def test_pieces_end_where_characters_do(server: ServeProcess) -> None:
     ("sampling", "named"),
     [
         ({"temperatur": 1}, "temperatur: there is no such parameter; did you mean 'temperature'?"),
-        ({"temperature": 9}, "temperature: expected a number from 0 to 2, got 9"),
-        ({"n": 2}, "n: expected 1"),
         ({"grammar": "root ::= 5"}, "failed to parse grammar"),
     ],
 )
@@ -260,12 +253,9 @@ def test_openai_requests_are_answered_in_the_clients_words(server: ServeProcess)
 @pytest.mark.parametrize(
     ("route", "asked", "why"),
     [
-        ("chat/completions", {"messages": 5}, "messages: expected an array, got 5"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": "warm"}, "temperature"),
         ("completions", {"prompt": "a " * 5000}, "maximum context length is 4096 tokens"),
         ("completions", [1], "expected a JSON object, got list"),
         ("embeddings", {"input": "x"}, "no route 'embeddings'"),
-        ("audio", {}, "no route 'audio'"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]},
@@ -301,25 +291,6 @@ def test_a_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert response.usage is not None
     assert response.usage.output_tokens == 2
-
-
-@pytest.mark.parametrize(
-    ("members", "param"),
-    [
-        ({"temprature": 1}, "temprature"),
-        ({"guided_regex": "a+"}, "guided_regex"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"stream_options": {"x": 1}}, "stream_options.x"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
-    ],
-)
-def test_members_that_llama_cpp_would_ignore_are_refused(
-    client: openai.OpenAI, members: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="smol", messages=user("hi"), extra_body=members)
-
-    assert refused.value.param == param
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: openai.OpenAI) -> None:
@@ -440,13 +411,8 @@ def test_a_tool_is_called_with_a_template_that_has_tools(client: openai.OpenAI, 
     ("given", "param"),
     [
         ({"temperature": 9}, "temperature"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"n": SLOTS + 1}, "n"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
     ],
 )
 def test_what_is_out_of_range_or_not_done_is_refused_by_name(

@@ -4,7 +4,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.http as httpclient
 from tests.support.models import write_model
 from tests.support.process import ServeProcess
@@ -56,22 +55,3 @@ def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
     assert f"nv_inference_request_success{{{echo}}} 3" in shown
     assert "_duration_us{" not in shown
     assert "NaN" not in shown
-
-
-@pytest.mark.parametrize(
-    ("extra", "part"),
-    [
-        ('metric_tags { key: "a-b" value: "c" }', "metric_tags[a-b]"),
-        (
-            'model_metrics { metric_control { metric_identifier { family: "x" } histogram_options { buckets: [2,1] }}}',
-            "model_metrics.metric_control[0].histogram_options.buckets",
-        ),
-    ],
-)
-def test_what_cannot_be_shown_is_refused_when_the_model_loads(tmp_path: Path, extra: str, part: str) -> None:
-    write_model(tmp_path, "echo", "", config='backend: "identity"\n' + TENSORS + extra)
-
-    with pytest.raises(RuntimeError) as caught, ServeProcess(tmp_path):
-        pass
-
-    assert part in str(caught.value)

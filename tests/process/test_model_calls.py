@@ -171,24 +171,6 @@ class TritonPythonModel:
         1,
         "",
     ),
-    "to_decoupled": (
-        """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [passed(call("count", value(r)).exec()) for r in requests]
-""",
-        1,
-        "",
-    ),
-    "with_timeout": (
-        """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [passed(call("slow", value(r), timeout=200_000).exec()) for r in requests]
-""",
-        1,
-        "",
-    ),
     "to_slow": (
         """
 class TritonPythonModel:
@@ -353,26 +335,6 @@ def test_a_model_gives_up_a_decoupled_call_after_its_first_response(server: char
 def test_a_model_that_is_not_there_is_named(server: charonia.Server) -> None:
     error = refused(server, "to_missing", 1)
     assert "Failed for execute the inference request. Model 'nowhere' is not ready." in error.message
-
-
-def test_a_decoupled_model_needs_a_call_that_says_so(server: charonia.Server) -> None:
-    error = refused(server, "to_decoupled", 1)
-    assert "Model count is using the decoupled" in error.message
-    assert "Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls" in error.message
-
-
-def test_a_call_has_a_time_limit(server: charonia.Server) -> None:
-    assert "Request timeout expired" in refused(server, "with_timeout", 2).message
-    run(server, "slow", 0)
-
-
-def test_a_called_model_that_was_unloaded_is_an_error_of_that_request_and_back_when_loaded(
-    server: charonia.Server,
-) -> None:
-    server.unload("double")
-    assert "Model 'double' is not ready" in refused(server, "sync", 1).message
-    server.load("double")
-    assert run(server, "sync", 1) == [2]
 
 
 # Circles.

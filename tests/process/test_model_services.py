@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
@@ -57,13 +56,6 @@ class TritonPythonModel:
         return answers
 """
 
-CONFLICT = """
-class TritonPythonModel:
-    def execute(self, requests):
-        pb_utils.MetricFamily(name="pages_total", description="other", kind=pb_utils.MetricFamily.GAUGE)
-        return [out("") for r in requests]
-"""
-
 CONTROL = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -87,29 +79,6 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.get_output_tensor_by_name(answer, "OUT")]) for r in requests]
 """
 
-EARLY = """
-class TritonPythonModel:
-    def initialize(self, args):
-        pb_utils.load_model("echo")
-
-    def execute(self, requests):
-        return [out("") for r in requests]
-"""
-
-PICKY = """
-class TritonPythonModel:
-    def initialize(self, args):
-        self.name = args["model_name"]
-        self.state = "True"
-
-    def execute(self, requests):
-        self.state = words(requests[0])[0]
-        return [out(pb_utils.is_model_ready(self.name)) for r in requests]
-
-    def is_ready(self):
-        return {"True": True, "False": False}[self.state]
-"""
-
 LARGE = """
 import gc
 
@@ -124,16 +93,11 @@ class TritonPythonModel:
 MODELS = {
     "echo": ECHO,
     "counter": COUNTER,
-    "conflict": CONFLICT,
     "control": CONTROL,
     "sleeper": gated(SLEEPER),
-    "early": EARLY,
-    "picky": PICKY,
-    "picky_thread": PICKY,
     "large": LARGE,
     "large_thread": LARGE,
 }
-LOADED = [name for name in MODELS if name != "early"]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +114,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServeProcess]:
-    loads = [f"--load-model={name}" for name in LOADED]
+    loads = [f"--load-model={name}" for name in MODELS]
     with ServeProcess(repository, "--model-control-mode=explicit", *loads) as started:
         yield started
 
@@ -182,11 +146,6 @@ def test_metrics_of_a_model_are_on_the_page_until_its_process_ends(server: Serve
     assert metrics(server, "pages_total") == ['pages_total{kind="scan"} 1']
 
 
-def test_a_family_that_contradicts_another_models_is_refused(server: ServeProcess) -> None:
-    with pytest.raises(InferenceServerException, match="exists with kind counter, got kind gauge"):
-        ask(server, "conflict")
-
-
 def test_a_model_loads_and_unloads_another(server: ServeProcess) -> None:
     assert ask(server, "control", "ready echo") == "True"
     assert ask(server, "control", "unload echo") == "False"
@@ -197,27 +156,6 @@ def test_a_model_loads_and_unloads_another(server: ServeProcess) -> None:
     assert ask(server, "control", "ready nowhere") == "False"
     with pytest.raises(InferenceServerException, match="there is no such model folder"):
         ask(server, "control", "load nowhere")
-
-
-def test_a_model_cannot_load_another_while_it_is_initialized(server: ServeProcess) -> None:
-    with (
-        grpcclient.InferenceServerClient(server.grpc) as client,
-        pytest.raises(InferenceServerException, match="'execute' function"),
-    ):
-        client.load_model("early")
-
-
-@pytest.mark.parametrize("model", ["picky", "picky_thread"])
-def test_a_model_that_says_that_it_is_not_ready_is_not(server: ServeProcess, model: str) -> None:
-    with (
-        grpcclient.InferenceServerClient(server.grpc) as grpc,
-        httpclient.InferenceServerClient(server.http) as http,
-    ):
-        for state, expected in (("True", True), ("False", False), ("broken", False), ("True", True)):
-            assert ask(server, model, state) == "True"  # of itself: it runs
-            assert (grpc.is_model_ready(model), http.is_model_ready(model, "1")) == (expected, expected)
-            assert ask(server, "control", f"ready {model}") == str(expected)
-    assert server.logs(f"is_ready of '{model}_0': KeyError: 'broken'")
 
 
 @pytest.mark.parametrize("model", ["large", "large_thread"])

@@ -23,6 +23,7 @@ import openai
 import pytest
 import tokenizers
 import tritonclient.grpc as grpcclient
+from tests.support.fork_server import run_command
 from tests.support.language_models import write_language_models
 from tests.support.process import SHAPES, ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
@@ -230,32 +231,6 @@ def test_a_request_loads_its_model(repository: Path) -> None:
         assert {"engine", "steps"} <= {model.id for model in client.models.list()}
 
 
-@pytest.mark.parametrize(
-    ("model", "given", "param"),
-    [
-        ("plain", {"logprobs": True}, "logprobs"),
-        ("plain", {"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ("plain", {"response_format": {"type": "grammar"}}, "response_format"),
-        ("plain", {"temperature": 3}, "temperature"),
-        ("plain", {"extra_body": {"unheard_of": 1}}, "unheard_of"),
-        ("whole", {"temperature": 3}, "temperature"),
-        ("steps", {"temperature": 0.5}, "temperature"),
-        ("whole", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
-        ("embedding", {}, "model"),
-        ("numbers", {}, "model"),
-    ],
-)
-def test_what_a_model_cannot_do_is_refused_by_name(
-    client: openai.OpenAI, model: str, given: dict[str, Any], param: str
-) -> None:
-    arguments: dict[str, Any] = {"messages": HELLO, **given}
-
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model=model, **arguments)
-
-    assert refused.value.param == param
-
-
 @pytest.mark.parametrize("model", ["plain", "whole", "steps"])
 def test_models_that_chat_answer_responses(client: openai.OpenAI, model: str) -> None:
     chat = client.chat.completions.create(model=model, messages=HELLO).choices[0].message.content
@@ -376,8 +351,7 @@ def test_the_routes_can_be_turned_off(repository: Path) -> None:
 
 def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServeProcess) -> None:
     def chat(*arguments: str, text: str = "hello") -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "charonia", "chat", *arguments, f"--url={server.http}"]
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+        return run_command("chat", *arguments, f"--url={server.http}", given=text)
 
     answered = chat("plain", "--system=Be brief.", "--max-tokens=30")
     unknown, refused, nothing = chat("none"), chat("steps", "--temperature=0.5"), chat("plain", text=" ")
@@ -391,8 +365,7 @@ def test_the_chat_command_answers_a_pipe_and_says_what_is_wrong(server: ServePro
 
 def test_the_chat_command_takes_the_only_model(server: ServeProcess, repository: Path) -> None:
     def chat(address: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "charonia", "chat", f"--url={address}"]
-        return subprocess.run(command, input="hello", capture_output=True, text=True, timeout=60)
+        return run_command("chat", f"--url={address}", given="hello")
 
     with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=plain") as alone:
         only = chat(alone.http)

@@ -73,16 +73,6 @@ def test_a_model_that_cannot_be_loaded_says_why_and_harms_no_other(server: Serve
     assert "gpu" in states["elsewhere"]["reason"].lower()
 
 
-def test_a_request_that_the_model_refuses_is_an_error_of_that_request(server: ServeProcess) -> None:
-    wrong = http.InferInput("x", [1, 15], "FP32")
-    wrong.set_data_from_numpy(np.zeros((1, 15), np.float32))
-
-    with http.InferenceServerClient(server.http) as client:
-        with pytest.raises(http.InferenceServerException):
-            client.infer("traced", [wrong])
-        assert client.is_model_ready("traced")
-
-
 def test_the_memory_of_each_instance_is_shown(server: ServeProcess) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
         page = answer.read().decode()

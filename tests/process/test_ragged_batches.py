@@ -4,7 +4,6 @@ import json
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import tritonclient.http as httpclient
 from tests.support.models import write_model
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
-from tritonclient.utils import InferenceServerException
 
 from charonia.core.dtypes import DataType
 
@@ -94,8 +92,6 @@ def batch_initialize(batcher):
     return {"elements": 0}
 
 def batch_include_request(request, batch):
-    if request.parameters.get("bad"):
-        raise ValueError("asked for")
     batch["elements"] += request.inputs["X"].size
     return batch["elements"] <= 4
 """
@@ -160,18 +156,3 @@ def test_a_batching_strategy_limits_what_runs_together(server: ServeProcess) -> 
     assert sizes[-1] == 1  # too large for any other, but not refused
     for array, result in answers:
         np.testing.assert_array_equal(result.as_numpy("TWICE"), 2 * array)
-
-
-def test_a_strategy_that_fails_on_a_request_fails_that_request(server: ServeProcess) -> None:
-    with pytest.raises(InferenceServerException, match="the batching strategy of model 'limited' failed"):
-        infer(httpclient, server.http, "limited", np.ones((1, 1), np.float32), parameters={"bad": True})
-
-    result = infer(httpclient, server.http, "limited", np.ones((1, 1), np.float32))
-    assert result.as_numpy("TWICE").tolist() == [[2.0]]
-
-
-def test_what_is_wrong_with_a_parameter_is_said_at_load(tmp_path: Path) -> None:
-    write_model(tmp_path, "padded", masked_sum(), config=PADDED.replace('"buckets": [4, 8]', '"buckets": [8, 4]'))
-
-    with ServeProcess(tmp_path, "--exit-on-error=false") as process:
-        assert "parameters[PADDING].inputs.X.buckets: expected at most 1024 ascending sizes" in process.log

@@ -165,17 +165,3 @@ def test_a_file_that_cannot_be_written_is_reported_at_start(repository: Path) ->
         ServeProcess(repository, "--access-log=text", f"--access-log-file={repository}"),
     ):
         pytest.fail("it started")
-
-
-def test_the_file_is_opened_anew_after_a_rename(tmp_path: Path, repository: Path) -> None:
-    file, old = tmp_path / "access.log", tmp_path / "access.log.1"
-    with (
-        ServeProcess(repository, "--access-log=text", f"--access-log-file={file}") as server,
-        httpclient.InferenceServerClient(server.http) as client,
-    ):
-        infer(client, httpclient, request_id="before")
-        file.rename(old)
-        infer(client, httpclient, request_id="after")
-
-    assert "id=before " in old.read_text()
-    assert "id=after " in file.read_text()

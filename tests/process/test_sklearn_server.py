@@ -1,7 +1,5 @@
 """A server with estimators of scikit-learn, as its clients see it."""
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,20 +65,6 @@ def test_models_that_cannot_be_loaded_say_why_and_harm_no_other(server: ServePro
     assert {name for name, entry in states.items() if entry["state"] == "READY"} == {"pipeline", "forest"}
     assert "model.joblib is a pickle, which can run any code when it is read" in states["pickle"]["reason"]
     assert "cannot read model.skops" in states["cut"]["reason"]
-
-
-def test_a_number_that_is_none_is_the_fault_of_its_request_alone(server: ServeProcess) -> None:
-    body = json.dumps({"inputs": [{"name": "X", "shape": [1, 4], "datatype": "FP64", "data": [0, 0, 0, None]}]})
-    wrong = http.InferInput("X", [1, 4], "FP64")
-    wrong.set_data_from_numpy(np.full((1, 4), np.nan))
-
-    with http.InferenceServerClient(server.http) as client:
-        with pytest.raises(http.InferenceServerException, match=r"\[400\].*Input X contains NaN"):
-            client.infer("pipeline", [wrong])
-        assert client.is_model_ready("pipeline")
-    request = urllib.request.Request(f"http://{server.http}/v2/models/pipeline/infer", body.encode())
-    with pytest.raises(urllib.error.HTTPError, match="400"):
-        urllib.request.urlopen(request)
 
 
 def test_a_file_is_served_as_it_is_and_a_pickle_if_it_is_trusted(tmp_path: Path) -> None:

@@ -111,15 +111,6 @@ def test_generate_stream_sends_each_response(server: ServeProcess, model: str, o
     assert numbers == expected or model == "squares"  # the branches of an ensemble may overtake each other
 
 
-def test_generate_answers_with_the_one_response_of_a_model(server: ServeProcess) -> None:
-    connection = post(server, "/v2/models/count/generate", {"UPTO": 1})
-
-    response = connection.getresponse()
-
-    assert (response.status, json.loads(response.read())["NUMBER"]) == (200, 0)
-    connection.close()
-
-
 def test_events_come_while_the_model_is_still_at_work(server: ServeProcess) -> None:
     connection = post(server, "/v2/models/count/generate_stream", {"UPTO": -100_000})  # a quarter of an hour
     stream = events(connection)
@@ -127,14 +118,6 @@ def test_events_come_while_the_model_is_still_at_work(server: ServeProcess) -> N
     assert [next(stream)["NUMBER"] for _ in range(20)] == list(range(20))
 
     connection.close()
-
-
-def test_infer_answers_a_decoupled_model_with_events(server: ServeProcess) -> None:
-    inputs = {"inputs": [{"name": "UPTO", "shape": [1], "datatype": "INT32", "data": [3]}]}
-
-    connection = post(server, "/v2/models/count/infer", inputs, Accept="text/event-stream")
-
-    assert [event["outputs"][0]["data"] for event in events(connection)] == [[0], [1], [2]]
 
 
 def test_a_client_that_closes_its_connection_cancels_the_model(server: ServeProcess, repository: Path) -> None:

@@ -122,13 +122,6 @@ def echo(module: Any, client: Any) -> "np.ndarray[Any, Any]":
 
 
 @CLIENTS
-def test_the_stock_client_is_served_over_tls(plain: ServeProcess, server_pem: Pem, module: Any, connect: Any) -> None:
-    with connect(plain, server_pem) as client:
-        assert client.is_server_ready()
-        np.testing.assert_array_equal(echo(module, client), SENT)
-
-
-@CLIENTS
 def test_a_client_with_a_certificate_is_served_under_mutual_tls(
     mutual: ServeProcess, server_pem: Pem, client_pem: Pem, module: Any, connect: Any
 ) -> None:

@@ -21,7 +21,6 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
 from charonia.cli.perf import ExitStatus
-from charonia.client import Client
 
 TENSORS = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -233,17 +232,6 @@ def test_log_settings_change_what_the_server_writes(repository: Path, shape: Sha
         unloaded = [line for line in server.log.splitlines() if "successfully unloaded" in line]
     assert unloaded
     assert all(line[4] == line[7] == "-" and "Z I" in line for line in unloaded)
-
-
-def test_our_client_reads_and_changes_the_settings_over_both_protocols(repository: Path, tmp_path: Path) -> None:
-    with ServeProcess(repository, f"--trace-config=triton,file={tmp_path / 't'}") as server:
-        for url in (f"http://{server.http}", f"grpc://{server.grpc}"):
-            with Client(url) as client:
-                changed = client.update_trace_settings({"trace_level": ["TIMESTAMPS"], "trace_rate": 5}, "echo")
-                assert (changed["trace_level"], changed["trace_rate"]) == (["TIMESTAMPS"], "5")
-                assert client.trace_settings("echo") == changed
-                client.update_trace_settings({"trace_level": None, "trace_rate": None}, "echo")
-                assert client.trace_settings("echo") == client.trace_settings()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

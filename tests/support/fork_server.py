@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -27,16 +28,22 @@ _FORK_SERVER.set_forkserver_preload([*warm_start.COMMANDS, __name__, "tests.supp
 
 
 def run_command(
-    *arguments: str | Path, folder: Path | None = None, seconds_max: float = 120
+    *arguments: str | Path, folder: Path | None = None, given: str = "", seconds_max: float = 120
 ) -> "subprocess.CompletedProcess[str]":
     """Run a `charonia` command to its end, and return its exit status and what it wrote.
+
+    Args:
+        given: Its standard input.
 
     Raises:
         subprocess.TimeoutExpired: It took longer.
     """
     texts = [str(argument) for argument in arguments]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = _fork(texts, folder or Path.cwd(), out.fileno(), errors.fileno())
+    new_file = partial(tempfile.TemporaryFile, "w+")
+    with new_file() as read, new_file() as out, new_file() as errors:
+        read.write(given)
+        read.seek(0)
+        process = _fork(texts, folder or Path.cwd(), read.fileno(), out.fileno(), errors.fileno())
         process.join(seconds_max)
         if process.exitcode is None:
             process.kill()
@@ -52,8 +59,8 @@ class ForkedCommand:
     def __init__(self, arguments: Sequence[str]) -> None:
         reading, writing = os.pipe()
         self.stderr: TextIO = open(reading)  # noqa: SIM115 # closed by its reader
-        with open(os.devnull, "w") as nothing:
-            self._process = _fork(list(arguments), Path.cwd(), nothing.fileno(), writing)
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            self._process = _fork(list(arguments), Path.cwd(), nothing.fileno(), nothing.fileno(), writing)
         os.close(writing)
         self.pid: int = self._process.pid or 0
 
@@ -98,9 +105,9 @@ def _detached(duplicate: Any) -> int:
     return int(duplicate.detach())
 
 
-def _fork(arguments: list[str], folder: Path, output: int, errors: int) -> BaseProcess:
-    """Start a command that writes to these descriptors."""
-    streams = (_Descriptor(output), _Descriptor(errors))
+def _fork(arguments: list[str], folder: Path, *descriptors: int) -> BaseProcess:
+    """Start a command whose standard streams are these."""
+    streams = tuple(map(_Descriptor, descriptors))
     process = _FORK_SERVER.Process(
         target=_run, args=(arguments, _PATH, dict(os.environ), folder, *streams), daemon=True
     )
@@ -108,19 +115,17 @@ def _fork(arguments: list[str], folder: Path, output: int, errors: int) -> BaseP
     return process
 
 
-def _run(
-    arguments: list[str], path: list[str], environment: dict[str, str], folder: Path, output: int, errors: int
-) -> None:
+def _run(arguments: list[str], path: list[str], environment: dict[str, str], folder: Path, *streams: int) -> None:
     sys.path[:] = path
     template = warm_start.fork_template()
     warm_start.install(template)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, place in ((nothing, 0), (output, 1), (errors, 2)):
+    for place, descriptor in enumerate(streams):
         os.dup2(descriptor, place)
         os.close(descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 # multiprocessing has put another one in its place
     sys.argv = ["charonia", *arguments]
     try:
         sys.exit(main())

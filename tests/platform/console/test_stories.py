@@ -411,12 +411,20 @@ PAGES = (
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_axe_finds_nothing(page: Page, running: RunningPlatform, name: str) -> None:
+def test_axe_finds_nothing_and_nothing_is_wider_than_a_phone(page: Page, running: RunningPlatform, name: str) -> None:
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": 360, "height": 740})
     answer = page.goto(path(running, name))
     page.wait_for_load_state("networkidle")
 
     assert answer is not None
     assert answer.status == 200
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    is_cut = "(it) => it.scrollWidth > it.clientWidth + 1"
+    cut = page.evaluate(f"[...document.querySelectorAll('button, h3')].filter({is_cut}).map((it) => it.textContent)")
+    assert cut == []
+    page.set_viewport_size(size)
     assert problems_of(page) == []
 
 
@@ -426,14 +434,3 @@ def test_axe_finds_nothing_where_people_sign_in(browser: Browser, running: Runni
         stranger.goto(f"{running.url}/login?problem=link")
 
         assert problems_of(stranger) == []
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_wider_than_a_phone(page: Page, running: RunningPlatform, name: str) -> None:
-    page.set_viewport_size({"width": 360, "height": 740})
-    page.goto(path(running, name))
-
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    is_cut = "(it) => it.scrollWidth > it.clientWidth + 1"
-    cut = page.evaluate(f"[...document.querySelectorAll('button, h3')].filter({is_cut}).map((it) => it.textContent)")
-    assert cut == []

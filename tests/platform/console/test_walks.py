@@ -92,8 +92,7 @@ def go_to(page: Page, target: Locator) -> None:
     for _ in range(60):
         page.keyboard.press("Tab")
         try:
-            is_shown = page.evaluate(FOCUS_IS_SHOWN)
-            is_there = target.evaluate("element => element === document.activeElement")
+            is_there, is_shown = target.evaluate(HAS_FOCUS_THAT_IS_SHOWN)
         except Error as error:  # a page that has changed as a whole loads itself again
             if "navigation" not in error.message:
                 raise
@@ -105,13 +104,13 @@ def go_to(page: Page, target: Locator) -> None:
     raise AssertionError(f"Tab does not lead to {target}")
 
 
-FOCUS_IS_SHOWN = """() => {
+HAS_FOCUS_THAT_IS_SHOWN = """(target) => {
     const shown = (element) => {
         const style = getComputedStyle(element);
         return style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
     };
     const found = document.activeElement;
-    return found === document.body || shown(found) || shown(found.closest("label") ?? found);
+    return [found === target, found === document.body || shown(found) || shown(found.closest("label") ?? found)];
 }"""
 
 

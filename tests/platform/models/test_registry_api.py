@@ -487,10 +487,10 @@ def test_a_fault_of_the_platform_leaves_no_version_on_its_way(
 
 
 def test_a_version_has_many_files(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 300  # more than may be open at a time
+    count = 80  # more than may be open at a time
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 40, limits[1]))
     try:
         version = add_files(admin, "a", {"1/model.onnx": b"w"} | {f"1/part{n}": b"%d" % n for n in range(count)})
     finally:
