@@ -1,7 +1,8 @@
-"""Drives one client of OpenAI's API, in the environment of the clients: `drive.py CLIENT BASE_URL MODEL`.
+"""Drives clients of OpenAI's API, in the environment of the clients: `drive.py BASE_URL MODEL CLIENT...`.
 
-Prints a JSON object: for each feature "" where it works, else what went wrong. MODEL has one slot and a template with
-tools. Not a test by itself, and not imported by any: the environment of the tests does not have these packages.
+Prints a JSON object for each client: under its name, for each feature "" where it works, else what went wrong. MODEL
+has one slot and a template with tools. Not a test by itself, and not imported by any: the environment of the tests does
+not have these packages.
 """
 
 # mypy: ignore-errors
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-BASE_URL, MODEL = sys.argv[2:]
+BASE_URL, MODEL, *NAMES = sys.argv[1:]
 KEY = "unused"
 ASKED = "Name a moon of Jupiter."
 LONG = "Count from one to twenty in words."
@@ -486,8 +487,7 @@ CLIENTS = {
 FEATURES = ("chat", "stream", "tools", "structured", "error", "cancel")
 
 
-def main() -> None:
-    client = CLIENTS[sys.argv[1]]()
+def outcomes(client: Any) -> dict[str, str]:
     found = {}
     for feature in FEATURES:
         act = getattr(client, feature, None)
@@ -502,8 +502,10 @@ def main() -> None:
         except Exception as error:
             traceback.print_exc()
             found[feature] = f"{type(error).__name__}: {error}"
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    for name in NAMES:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        print(json.dumps({name: outcomes(CLIENTS[name]())}), flush=True)
