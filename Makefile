@@ -68,8 +68,10 @@ platform-demo: $(PLATFORM_DEMO_READY)
 test-fast: $(FAST_READY)
 	$(dir $(FAST_READY))bin/pytest -n auto --dist worksteal $(FAST_TESTS)
 
+# make test CHECKED=yes leaves out the tests that make check has run.
+CHECKED ?=
 test: $(READY)
-	$(BIN)/python tools/run_tests.py $(PYTEST_ARGS)
+	$(BIN)/python tools/run_tests.py $(PYTEST_ARGS) $(if $(CHECKED),$(addprefix --ignore=,$(PURE_TESTS) tests/arch))
 
 test-server test-tools test-platform test-client: test-%: $(READY)
 	$(BIN)/python tools/run_tests.py --tower=$* $(PYTEST_ARGS)
