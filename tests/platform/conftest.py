@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import text
+from sqlalchemy import inspect, text, update
 from tests.support.postgresql import find_programs, postgresql
 
 from charonia.platform.app import make_app
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import PlatformTable
+from charonia.platform.database.tables import LeaseRow
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
@@ -52,7 +52,7 @@ def admin(anybody: TestClient, link: str, platform: Platform) -> TestClient:
 
 
 @pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
+def postgresql_server() -> Iterator[str]:
     programs = find_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed")
@@ -60,17 +60,26 @@ def postgresql_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> Iterator[str]:
+    """A database without rows. Its tables stay from test to test: making them takes longer than most tests."""
+    yield postgresql_server
+    database = Database(postgresql_server)
+    with database.engine.begin() as connection:
+        kept = (LeaseRow.__tablename__, "alembic_version")
+        names = ", ".join(name for name in inspect(connection).get_table_names() if name not in kept)
+        if names:
+            connection.execute(text(f"TRUNCATE {names} RESTART IDENTITY"))
+            connection.execute(update(LeaseRow).values(holder="", until=0.0))
+    database.close()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """An empty database with all tables, of each kind."""
-    if request.param == "sqlite":
-        made = Database(f"sqlite:///{tmp_path / 'platform.sqlite'}")
-    else:
-        made = Database(request.getfixturevalue("postgresql_url"))
+    is_file = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path / 'platform.sqlite'}" if is_file else request.getfixturevalue("postgresql_url")
+    made = Database(url)
     made.migrate()
     yield made
-    if request.param == "postgresql":
-        with made.engine.begin() as connection:
-            PlatformTable.metadata.drop_all(connection)
-            connection.execute(text("DROP TABLE alembic_version"))
     made.close()

@@ -7,16 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import text
 from tests.platform.models.conftest import add_files
 from tests.support.fake_target import FakeTarget
 from tests.support.models import identity
 
 from charonia.platform.app import make_app
-from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import PlatformTable
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
@@ -39,16 +35,6 @@ def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.fixture
-def url(postgresql_url: str) -> Iterator[str]:
-    yield postgresql_url
-    database = Database(postgresql_url)
-    with database.engine.begin() as connection:
-        PlatformTable.metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE alembic_version"))
-    database.close()
-
-
 def until(client: TestClient, target: FakeTarget, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while True:
@@ -64,9 +50,9 @@ def spec(version: int, **more: object) -> dict[str, Any]:
     return {"name": "reader", "models": [{"name": "echo", "versions": [version]}], **more}
 
 
-def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, url: str) -> None:
+def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, postgresql_url: str) -> None:
     target = FakeTarget()
-    with started(tmp_path, url, target) as admin:
+    with started(tmp_path, postgresql_url, target) as admin:
         for content in (identity(), identity(dims=(4,))):
             version = add_files(admin, "echo", {"echo.onnx": content})
             assert version["state"] == "ready", version
@@ -85,7 +71,7 @@ def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, url: s
         assert admin.post(f"{AT}/reader/rollback", json={"to": 1}).json()["revision"] == 4
         assert admin.delete("/api/v1/projects/default/models/echo").status_code == 409
 
-    with started(tmp_path, url, target) as admin:  # it starts again
+    with started(tmp_path, postgresql_url, target) as admin:  # it starts again
         until(admin, target, lambda view: bool(view["serving"] == 4))
         revisions = admin.get(f"{AT}/reader/revisions").json()["revisions"]
         assert [(one["number"], one["state"]) for one in revisions] == [

@@ -87,26 +87,15 @@ def serving(hostile: Path, *arguments: str) -> Iterator[str]:
             process.stderr.read()
 
 
-def test_a_server_and_its_models_import_nothing_from_there(hostile: Path, tmp_path: Path) -> None:
-    python_model(tmp_path / "models")
-    with serving(hostile, str(tmp_path / "models")) as url:
-        answer = run(hostile, "infer", "spawns", "--input", "INPUT0=2", "-u", url)
-
-    assert "2" in answer.stdout
-
-
-def test_functions_import_from_their_own_folder(hostile: Path, tmp_path: Path) -> None:
-    (tmp_path / "functions.py").write_text(FUNCTION)
+def test_a_server_models_functions_and_perf_import_nothing_from_there(hostile: Path, tmp_path: Path) -> None:
+    models, functions = tmp_path / "models", tmp_path / "functions.py"
+    python_model(models)
+    write_model(models, "identity", b"", config=identity_pbtxt(dims=(4,)))
+    functions.write_text(FUNCTION)
     (tmp_path / "beside.py").write_text("ONE = 1\n")
-    with serving(hostile, str(tmp_path / "functions.py"), "--front-ends=1") as url:
-        answer = run(hostile, "infer", "add_one", "--input", "number=2", "-u", url)
-
-    assert "3" in answer.stdout
-
-
-def test_perf_imports_nothing_from_there(hostile: Path, tmp_path: Path) -> None:
-    write_model(tmp_path / "models", "identity", b"", config=identity_pbtxt(dims=(4,)))
-    with serving(hostile, str(tmp_path / "models"), "--allow-client-shm=true") as url:
+    with serving(hostile, str(models), str(functions), "--front-ends=1", "--allow-client-shm=true") as url:
+        assert "2" in run(hostile, "infer", "spawns", "--input", "INPUT0=2", "-u", url).stdout
+        assert "3" in run(hostile, "infer", "add_one", "--input", "number=2", "-u", url).stdout
         load = ("perf", "-m", "identity", "-u", url, "--request-count=20", "--processes=2", "--no-progress")
         run(hostile, *load)
         run(hostile, *load, "--shared-memory=system")

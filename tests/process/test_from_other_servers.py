@@ -34,8 +34,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     together = tmp_path_factory.mktemp("services") / "together.py"
     imports = [f"import {path.stem}" for path in SERVICES]
     together.write_text("\n".join([f"import sys; sys.path.append({str(FOLDER)!r})", *imports]) + "\n")
-    with ServeProcess(together, f"--mount={FOLDER}/bentoml_fastapi.py:app:/app", "--kserve-v1") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OMP_NUM_THREADS", "1")  # what is trained is too small for more, and threads turn on cores
+        with ServeProcess(together, f"--mount={FOLDER}/bentoml_fastapi.py:app:/app", "--kserve-v1") as running:
+            yield running
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def load(address: str, model: str) -> Iterator[None]:
     is_over = threading.Event()
 
     def send() -> None:
-        while not is_over.wait(0.02):
+        while not is_over.wait(0.1):
             infer(address, model, {"inputs": [tensor("input", 64)]})
 
     thread = threading.Thread(target=send)

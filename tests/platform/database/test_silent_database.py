@@ -10,7 +10,6 @@ from tests.support.faulty_network import SILENT, SLOW, FaultyNetwork, Link, brok
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database import connection as module
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import PlatformTable
 
 
 @pytest.fixture
@@ -30,11 +29,6 @@ def behind(network: FaultyNetwork, postgresql_url: str, monkeypatch: pytest.Monk
     made.migrate()
     yield made
     made.close()
-    direct = Database(postgresql_url)
-    with direct.engine.begin() as connection:
-        PlatformTable.metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE alembic_version"))
-    direct.close()
 
 
 def be_silent(network: FaultyNetwork) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 from tests.support.fake_target import FakeTarget
 from tests.support.platform_models import add_version
@@ -13,7 +12,7 @@ from tests.support.platform_models import add_version
 from charonia.core.errors import ServingError, unavailable
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import GrantRow, PlatformTable, UserRow
+from charonia.platform.database.tables import GrantRow, UserRow
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people.access import Grant, Principal, ProjectRole
@@ -81,8 +80,4 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
         session.add(UserRow(issuer="local", subject="ada", name="Ada", grants=grants, created=0.0))
     yield stage
     stage.deployments.close()
-    if is_postgresql:
-        with stage.database.engine.begin() as connection:
-            PlatformTable.metadata.drop_all(connection)
-            connection.execute(text("DROP TABLE alembic_version"))
     stage.database.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from tests.platform.deployments.conftest import ADA
 from tests.support.fake_target import FakeTarget
@@ -17,7 +17,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.artifacts.store import open_artifacts
 from charonia.platform.database.connection import Database
 from charonia.platform.database.lease import PlatformLease
-from charonia.platform.database.tables import LeaseRow, PlatformTable, RevisionRow
+from charonia.platform.database.tables import LeaseRow, RevisionRow
 from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
@@ -167,9 +167,6 @@ def url(postgresql_url: str, tmp_path: Path) -> Iterator[str]:
     for content in (b"one", b"two", b"three"):
         add_version(database, tmp_path, "echo", {"config.pbtxt": b'backend: "identity"', "1/model": content})
     yield postgresql_url
-    with database.engine.begin() as connection:
-        PlatformTable.metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE alembic_version"))
     database.close()
 
 
