@@ -18,6 +18,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
 from pathlib import Path
@@ -172,7 +173,7 @@ def create_key(story: Story, client: str, per_minute: int) -> str:
     return key
 
 
-def ask(address: str, key: str, first: str, second: str) -> tuple[int, Mapping[str, str], Any]:
+def ask(address: str, key: str, first: str, second: str) -> tuple[int, Message, Any]:
     """Send a request to the service, and return the status, the headers and the answer."""
     body = json.dumps({"first": first, "second": second}).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
