@@ -136,8 +136,8 @@ def show_answers(address: str) -> None:
     """Print the models' answers for some files and a page."""
     with Client(address) as client:
         for name, content in models.files().items():
-            (best,) = client.infer(CONTENT_TYPE, {"bytes": content}, {"target_label": 1})["target_label"].ravel().tolist()
-            score, _, label = best.decode().split(":")
+            found = client.infer(CONTENT_TYPE, {"bytes": content}, {"target_label": 1})["target_label"]
+            score, _, label = found.item().decode().split(":")
             print(f"    {name:<14} {label} ({float(score):.3f})")
         (probability,) = client.infer(TEXT_DETECTION, {"x": models.page()}).outputs.values()
         print(f"    {'page.png':<14} {models.line_count(probability)} lines of text")
