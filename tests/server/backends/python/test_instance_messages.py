@@ -245,16 +245,16 @@ async def test_the_end_of_a_worker_fails_what_is_open_and_what_runs_and_not_what
         left_open, runs, waits = await bench.start(2), await bench.start(), await bench.start()
         bench.process.says("done", 1, [None, None], [], [], 1, 2)
         bench.process.says("responses", [(1, 0, None, True)], [], [])
-        assert bench.instance.problem == ""
+        assert bench.instance.health.problem == ""
         bench.process.dies("it was shot")
         assert left_open.outputs[0] == []
         for failed in (left_open.outputs[1], runs.outputs[0]):
             assert error_of(failed).code is Code.INTERNAL
             assert "it was shot" in error_of(failed).message
-        assert "it was shot" in bench.instance.problem
+        assert "it was shot" in bench.instance.health.problem
         assert bench.instance.pid == 0
         await bench.restarted()
-        assert bench.instance.problem == ""
+        assert bench.instance.health.problem == ""
         ((number,),) = bench.process.numbers()
         bench.process.says("done", number, [np.ones(1, "<f4")], [], [], 1, 2)
         assert waits.finished.result() is False

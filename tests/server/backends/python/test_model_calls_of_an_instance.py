@@ -240,8 +240,8 @@ async def test_a_call_that_is_given_up_ends_with_the_reason() -> None:
     models, outcomes = Models(), Outcomes()
     calls = ModelCalls(models, OUTSIDE)
     calls.start(1, request("many"), outcomes, allows_decoupled=True)
-    calls.fail(1, internal("too fast"))
-    calls.fail(1, internal("over"))
+    calls.cancel(1, internal("too fast"))
+    calls.cancel(1, internal("over"))
     assert outcomes.error.message == "too fast"
     assert models.tickets[0].cancelled
 
@@ -254,7 +254,7 @@ async def test_a_call_may_be_given_up_in_the_middle_of_its_first_response() -> N
     def reply(outcome: Outcome, final: bool) -> None:
         came.append((outcome, final))
         if not final:
-            calls.fail(1, internal("too fast"))
+            calls.cancel(1, internal("too fast"))
 
     def infer(request: InferRequest, reply: Reply) -> FakeTicket:
         ticket = FakeTicket(request, reply)

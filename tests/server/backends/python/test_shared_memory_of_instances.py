@@ -117,7 +117,7 @@ def test_an_instance_that_ends_is_forked_again(tmp_path: Path) -> None:
         (only,) = await loaded(tmp_path, CLASS, "m_0_0")
         imported, pid, _ = await pids(only)
         os.kill(pid, signal.SIGKILL)
-        while only.instance.pid in (0, pid) or only.instance.problem:
+        while only.instance.pid in (0, pid) or only.instance.health.problem:
             await asyncio.sleep(0.01)
 
         assert (await pids(only))[::2] == [imported, imported]

@@ -166,7 +166,10 @@ class ThreadInstance:
         self._cores = cores
         self._start_s_max = start_s_max
         self._is_decoupled = is_decoupled
-        self._services = ModelServices(server)
+        self._load = load
+        self._output_names = output_names
+        self._takes_gpu = takes_gpu
+        self.services = ModelServices(server)
         self._busy_poll = server.busy_poll
         self._handed: dict[int, _Handed] = {}
         self._batches = 0
@@ -175,11 +178,10 @@ class ThreadInstance:
         self._ended: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
         self._has_is_ready = False
-        tell = partial(_tell, loop)
-        self._thread = _ModelThread(
-            self, tell, load, output_names=output_names, is_decoupled=is_decoupled, takes_gpu=takes_gpu
-        )
-        self.readiness = Readiness(name, self._thread.queue.put)
+        self._tell = tell = partial(_tell, loop)
+        self._queue: Inbox[_Handed | int | None] = Inbox()
+        self._runner = PythonModelRunner(_ThreadHost(self, tell), shares_process=True)
+        self._readiness = Readiness(name, self._queue.put)
 
     def __repr__(self) -> str:
         """Return e.g. `<ThreadInstance 'm_0_0' running batches=2>`."""
@@ -188,7 +190,8 @@ class ThreadInstance:
         return f"<ThreadInstance '{self.name}' {state} batches={len(self._handed)}>"
 
     async def open(self) -> None:
-        self._thread.start(self._cores)
+        with bound_to(self._cores):
+            threading.Thread(target=self._run, name=self.name, daemon=True).start()
         try:
             async with asyncio.timeout(self._start_s_max or None):
                 await asyncio.shield(self._started)
@@ -212,7 +215,7 @@ class ThreadInstance:
         self._handed[self._batches] = handed
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
-        self._thread.queue.put(handed)
+        self._queue.put(handed)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
         handed = next((h for h in self._handed.values() if h.sink is sink), None)
@@ -220,7 +223,7 @@ class ThreadInstance:
             return
         handed.batch.cancel(index)
         if all(sink.is_cancelled(i) for i in range(len(handed.requests))):
-            self._services.calls.cancel_batch(sink)
+            self.services.calls.cancel_batch(sink)
             self._forget_if_over(handed)
 
     @property
@@ -233,47 +236,31 @@ class ThreadInstance:
         await asyncio.wait([self._ended], timeout=FINALIZE_S_MAX)
         if not self._ended.done():
             _log.warning("%s did not finalize within %g s; its thread goes on", self.name, FINALIZE_S_MAX)
-        self._services.ended()
-        self.readiness.gone()
+        self.services.ended()
+        self._readiness.gone()
 
     async def is_ready(self) -> bool:
         """Return whether the model, if it has `is_ready`, reports that it is ready."""
         if self._is_closed:
             return False
-        return not self._has_is_ready or await self.readiness.ask()
+        return not self._has_is_ready or await self._readiness.ask()
 
     # Actions of the thread and its host, on the event loop
 
     def begin(self, call: ModelCall, request: InferRequest) -> None:
         handed = self._handed.get(call.batch)
         work = handed if handed is not None and not handed.is_done else None
-        calls = self._services.calls
+        calls = self.services.calls
 
         def reply(outcome: Outcome, final: bool) -> None:
             overrun = "" if final else call.overrun()
             if overrun:
-                calls.fail(call.number, unavailable(overrun))
+                calls.cancel(call.number, unavailable(overrun))
             else:
                 call.inbox.put((received_from(outcome, call.on_gpu), final))
 
         trace = str(call.fields[7])
         calls.start(call.number, request, reply, work=work, trace=trace, allows_decoupled=call.decoupled)
-
-    def end(self, number: int, softly: bool) -> None:
-        calls = self._services.calls
-        (calls.ask_to_stop if softly else calls.cancel)(number)
-
-    def control(
-        self, action: str, name: str, options: dict[str, object], answer: Callable[[tuple[object, ...]], None]
-    ) -> None:
-        self._services.control(action, name, options, answer, is_ready=True)
-
-    def update(self, updates: Iterable[tuple[Any, ...]], answer: Callable[[tuple[object, ...]], None]) -> None:
-        for update in updates:
-            self._services.update(update, answer)
-
-    def raised(self, request_ids: Sequence[str], traceback: str) -> None:
-        self._services.raised(self.name, request_ids, traceback)
 
     def respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
         """Handle a response that the model sends through a response sender."""
@@ -285,7 +272,7 @@ class ThreadInstance:
         handed.sink.respond(index, handed.answered(result), final)
         self._forget_if_over(handed)
 
-    def done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
+    def _done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
         handed.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
@@ -303,7 +290,7 @@ class ThreadInstance:
         self._forget_if_over(handed)
         handed.sink.finish(input_end, output_start, leaves_open=handed.batch.number in self._handed)
 
-    def started(self, started: Mapping[str, object] | ServingError) -> None:
+    def _note_start(self, started: Mapping[str, object] | ServingError) -> None:
         """Handle the capabilities of the initialized model, or why it failed to initialize."""
         if self._started.done():
             return
@@ -313,9 +300,6 @@ class ThreadInstance:
             self._has_is_ready = bool(started.get("has_is_ready"))
             self._started.set_result(None)
 
-    def ended(self) -> None:
-        self._ended.set_result(None)
-
     def _forget_if_over(self, handed: _Handed) -> None:
         if handed.is_done and not handed.is_open():
             self._handed.pop(handed.batch.number, None)
@@ -323,45 +307,19 @@ class ThreadInstance:
     def _close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._thread.queue.put(None)
+            self._queue.put(None)
 
-
-class _ModelThread:
-    """The thread of a model: initializes it, runs what is queued, finalizes it."""
-
-    def __init__(
-        self,
-        instance: ThreadInstance,
-        tell: Tell,
-        load: tuple[str, str, str, dict[str, str]],
-        *,
-        output_names: tuple[str, ...],
-        is_decoupled: bool,
-        takes_gpu: bool,
-    ) -> None:
-        self.queue: Inbox[_Handed | int | None] = Inbox()
-        self._name = instance.name
-        self._instance = instance
-        self._tell = tell
-        self._load = load
-        self._output_names = output_names
-        self._is_decoupled = is_decoupled
-        self._takes_gpu = takes_gpu
-        self._runner = PythonModelRunner(_ThreadHost(instance, tell), shares_process=True)
-
-    def start(self, cores: Sequence[int]) -> None:
-        with bound_to(cores):
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+    # In the thread: initializes the model, runs what is queued, finalizes it
 
     def _run(self) -> None:
         try:
             try:
                 capabilities = self._runner.initialize(*self._load, self._is_decoupled)
             except BaseException as error:  # sys.exit must not end the server
-                reason = internal(f"instance '{self._name}' failed to start: {describe(error)}")
-                self._tell(self._instance.started, reason)
+                reason = internal(f"instance '{self.name}' failed to start: {describe(error)}")
+                self._tell(self._note_start, reason)
                 return
-            self._tell(self._instance.started, capabilities)
+            self._tell(self._note_start, capabilities)
             while (task := self._next_task()) is not None:
                 if isinstance(task, int):
                     self._say_whether_ready(task)
@@ -371,19 +329,19 @@ class _ModelThread:
             try:
                 self._runner.finalize()
             except BaseException as error:
-                _log.error("finalize of '%s' failed: %s", self._name, describe(error))
-            self._tell(self._instance.ended)
+                _log.error("finalize of '%s' failed: %s", self.name, describe(error))
+            self._tell(self._ended.set_result, None)
         except TritonModelException:  # the event loop has ended before the thread
-            _log.debug("'%s' ends after the server", self._name)
+            _log.debug("'%s' ends after the server", self.name)
 
     def _next_task(self) -> _Handed | int | None:
-        while not self.queue.items:
+        while not self._queue.items:
             try:
-                self._runner.wait(self.queue)
+                self._runner.wait(self._queue)
             except BaseException as error:  # sys.exit in a task of the model must not end the server
-                _log.error("a task of '%s' interrupted its event loop: %s", self._name, describe(error))
+                _log.error("a task of '%s' interrupted its event loop: %s", self.name, describe(error))
                 error.__traceback__ = None  # it is part of a cycle that would keep the senders of the task
-        return self.queue.items.popleft()
+        return self._queue.items.popleft()
 
     def _execute(self, handed: _Handed) -> None:
         input_end = time.monotonic_ns()
@@ -394,13 +352,14 @@ class _ModelThread:
                 for index, request in enumerate(handed.requests)
             ]
             given, output_start = self._runner.execute(handed.batch, sent)
-            results = [result_of(result, self._name) for result in given]
+            results = [result_of(result, self.name) for result in given]
         except BaseException as error:  # sys.exit must not end the server
             output_start = time.monotonic_ns()
-            self._tell(self._instance.raised, [request.id for request in handed.requests], traced(error))
-            text = f"Failed to process the request(s) for model '{self._name}', message: {describe(error)}"
+            ids = [request.id for request in handed.requests]
+            self._tell(self.services.raised, self.name, ids, traced(error))
+            text = f"Failed to process the request(s) for model '{self.name}', message: {describe(error)}"
             results = [internal(text)] * len(handed.requests)
-        self._tell(self._instance.done, handed, results, input_end, output_start)
+        self._tell(self._done, handed, results, input_end, output_start)
 
     def _inputs(self, batch: ModelBatch, index: int, request: InferRequest) -> list[ModelTensor]:
         """Return the inputs of a request; if one is lost, the request is refused."""
@@ -416,7 +375,7 @@ class _ModelThread:
             said = self._runner.readiness()
         except BaseException as error:  # sys.exit must not end the server
             said = describe(error)
-        self._tell(self._instance.readiness.answered, number, said)
+        self._tell(self._readiness.answered, number, said)
 
 
 class _ThreadHost:
@@ -434,7 +393,7 @@ class _ThreadHost:
         log_of_model(self.name, level, message, file, line)
 
     def raised(self, request_ids: list[str], traceback: str) -> None:
-        self._tell(self._instance.raised, request_ids, traceback)
+        self._tell(self._instance.services.raised, self.name, request_ids, traceback)
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
         taken = result_of(result, self.name)
@@ -463,7 +422,7 @@ class _ThreadHost:
         self._tell(self._instance.begin, call, request)
 
     def end(self, call: ModelCall, *, softly: bool = False) -> None:
-        self._tell(self._instance.end, call.number, softly)
+        self._tell(partial(self._instance.services.calls.cancel, call.number, softly=softly))
 
     def wait(self, inbox: Inbox[Any]) -> None:
         inbox.wait()
@@ -473,7 +432,7 @@ class _ThreadHost:
 
     def control(self, action: str, model_name: str, options: dict[str, object]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._tell(self._instance.control, action, model_name, options, answer.put)
+        self._tell(partial(self._instance.services.control, action, model_name, options, answer.put, is_ready=True))
         return _value(answer)
 
     def make_number(self) -> int:
@@ -481,11 +440,12 @@ class _ThreadHost:
 
     def ask_metrics(self, update: tuple[Any, ...]) -> Any:
         answer: Inbox[tuple[Any, ...]] = Inbox()
-        self._tell(self._instance.update, [update], answer.put)
+        self._tell(self._instance.services.update, update, answer.put)
         return _value(answer)
 
     def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        self._tell(self._instance.update, updates, _ignore)
+        for update in updates:
+            self._tell(self._instance.services.update, update, lambda _: None)  # the model does not wait
 
     def later(self, action: Callable[[], None]) -> None:
         try:
@@ -505,7 +465,3 @@ def _tell(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *argumen
 def _value(answer: Inbox[tuple[Any, ...]]) -> Any:
     answer.wait()
     return value_of(answer.items.popleft())
-
-
-def _ignore(_: tuple[object, ...]) -> None:
-    """The model does not wait for the answer."""

@@ -1,9 +1,9 @@
 """One instance of a model in a worker process: the batches that it runs, and the supervision of the process.
 
 `Batches` sends batches and handles their results. A batch runs after those before it, and may leave requests open that
-the model answers later. `WorkerSupervisor` starts the worker, warms it up, and restarts it with back-off. When the
-worker ends, the running batch and the open requests fail with the reason; batches that have not begun run on the next
-worker. The instance dispatches the worker's messages.
+the model answers later. The instance starts the worker, warms it up, restarts it with back-off, and dispatches its
+messages. When the worker ends, the running batch and the open requests fail with the reason; batches that have not
+begun run on the next worker.
 """
 
 import asyncio
@@ -141,7 +141,7 @@ class Batches:
         self.detach()
         self._limit(0, None)
 
-    # Called by the supervisor
+    # Called by the instance
 
     def attach(self, link: WorkerLink) -> None:
         """A new worker has loaded its model."""
@@ -398,175 +398,6 @@ class WorkerPhase(Enum):
     CLOSED = "closed"
 
 
-class WorkerSupervisor:
-    """Keeps a worker process running.
-
-    Args:
-        start_s_max: Time that the model has to initialize, 0 for no limit.
-        on_message: Called with each message of the worker.
-        on_unlink: Called when a worker has ended or is no longer needed.
-
-    Attributes:
-        link: The link to the current worker, None while there is none.
-        capabilities: Optional methods that the model has, as reported by the worker.
-        warm_up: The batches that each worker but the first must complete before it gets requests.
-        on_lost: Called when a worker has ended, before its batches fail; None where its model remembers nothing.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        make_process: MakeProcess,
-        start_message: tuple[object, ...],
-        *,
-        start_s_max: float,
-        batches: Batches,
-        on_message: Callable[[Incoming], None],
-        on_unlink: Callable[[], None],
-    ) -> None:
-        self.state = WorkerPhase.STARTING
-        self.link: WorkerLink | None = None
-        self.health = WorkerHealth()
-        self.capabilities: Mapping[str, object] = {}
-        self.warm_up: Sequence[Sequence[InferRequest]] = ()
-        self.on_lost: Callable[[], None] | None = None
-        self._name = name
-        self._make_process = make_process
-        self._start_message = start_message
-        self._start_s_max = start_s_max
-        self._batches = batches
-        self._on_message = on_message
-        self._on_unlink = on_unlink
-        self._loop = asyncio.get_running_loop()
-        self._first_start: asyncio.Future[None] = self._loop.create_future()
-        self._warming: deque[Sequence[InferRequest]] = deque()
-        self._timer: asyncio.TimerHandle | None = None  # start limit while starting, end of the back-off while paused
-        self._reason = ""
-
-    def __repr__(self) -> str:
-        """Return e.g. `pid=4711 ready restarts=0`."""
-        pid = self.link.process.pid if self.link is not None else 0
-        return f"pid={pid} {self.state.value} restarts={self.health.restarts}"
-
-    async def start(self) -> None:
-        """Start the first worker and wait until its model is initialized."""
-        self._start_process()
-        await self._first_start
-
-    async def close(self) -> None:
-        """Let the model finalize, if it is initialized, and end the worker."""
-        is_initialized = self.state is WorkerPhase.READY
-        self.state = WorkerPhase.CLOSED
-        self._batches.close()
-        self._stop_timer()
-        link = self.link
-        if link is None:
-            return
-        if not is_initialized:
-            link.process.kill("it is no longer needed")
-        try:
-            await link.process.stop(FINALIZE_S_MAX)  # meanwhile the model may ask for its metrics
-        finally:
-            self._unlink()
-
-    def kill(self, reason: str) -> None:
-        """Kill the worker; it is restarted."""
-        if self.link is not None:
-            self.link.process.kill(reason)
-
-    def initialized(self, capabilities: Mapping[str, object]) -> None:
-        """The worker reports that its model is initialized."""
-        link = self.link
-        if link is None or self.state is WorkerPhase.CLOSED:
-            return
-        self.capabilities = capabilities
-        self._batches.attach(link)
-        if self._first_start.done():
-            self.state = WorkerPhase.WARMING
-            self._warming = deque(self.warm_up)
-        self._warm_up_next()
-
-    def failed(self, reason: str) -> None:
-        self._reason = reason
-
-    def _start_process(self) -> None:
-        self.state = WorkerPhase.STARTING
-        if self._first_start.done():
-            self.health.restarted()
-        if self._start_s_max:
-            self._timer = self._loop.call_later(self._start_s_max, self._started_too_slowly)
-        try:
-            process = self._make_process(self._on_message, self._ended)
-        except OSError as error:
-            self._ended(f"the worker process cannot be started: {error}")
-            return
-        self.link = WorkerLink(process)
-        process.send(self._start_message)
-
-    def _started_too_slowly(self) -> None:
-        self.kill(f"it did not initialize within {self._start_s_max:g} s")
-
-    def _warm_up_next(self) -> None:
-        if not self._warming:
-            self._begin()
-            return
-        self._batches.warm_up(WarmUpSink(CallFrame(self._name, ""), self._warmed_up), self._warming.popleft())
-
-    def _warmed_up(self, problem: str) -> None:
-        if problem:
-            self.kill(f"warming it up again failed: {problem}")
-        else:
-            self._warm_up_next()
-
-    def _begin(self) -> None:
-        self.state = WorkerPhase.READY
-        self._stop_timer()
-        if self.health.ready():
-            _log.info("the worker process of '%s' is back", self._name)
-        if not self._first_start.done():
-            self._first_start.set_result(None)
-        self._batches.begin()
-
-    def _unlink(self) -> WorkerLink | None:
-        """Detach from the worker; return the link to it."""
-        link, self.link = self.link, None
-        self._batches.detach()
-        if link is not None:
-            link.is_open = False
-            self._on_unlink()
-        return link
-
-    def _ended(self, reason: str) -> None:
-        self._unlink()
-        self._stop_timer()
-        if self.state is WorkerPhase.CLOSED:
-            return
-        why = self._reason or reason
-        self._reason = ""
-        if not self._first_start.done():
-            self.state = WorkerPhase.CLOSED
-            self._batches.close()
-            self._first_start.set_exception(internal(f"instance '{self._name}' failed to start: {why}"))
-            return
-        _log.error("the worker process of '%s' ended: %s", self._name, why)
-        failed_to_start = self.state in (WorkerPhase.STARTING, WorkerPhase.WARMING)
-        self.state = WorkerPhase.PAUSED
-        if self._batches.answered:
-            self.health.answered()
-            self._batches.answered = 0
-        delay_s = self.health.ended(why, failed_to_start=failed_to_start)
-        self._timer = self._loop.call_later(delay_s, self._start_process)
-        error = internal(f"the model instance '{self._name}' is not healthy: {why}")
-        if self.on_lost is not None:
-            self.on_lost()
-        self._batches.worker_ended(error, fails_unsent=failed_to_start or self.on_lost is not None)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
 class WarmUpSink:
     """The `BatchSink` of a warm-up batch.
 
@@ -598,13 +429,16 @@ class WarmUpSink:
 
 
 class PythonInstance:
-    """An `AsyncInstance` in a worker process.
+    """An `AsyncInstance` in a worker process, which is restarted with back-off when it ends.
 
     Args:
         start_s_max: Time that the model has to initialize, 0 for no limit.
         execute_s_max: Time that a batch has, 0 for no limit.
         is_decoupled: Whether a request may have any number of responses.
         shapes: `reshape` of the configuration, None without.
+
+    Attributes:
+        health: Restarts of the worker, and why it is down.
     """
 
     def __init__(
@@ -621,6 +455,7 @@ class PythonInstance:
         shapes: ModelShapes | None = None,
     ) -> None:
         self.name = name
+        self.health = WorkerHealth()
         server = server or ServerServices(CallFrame(name, ""))
         self._batches = Batches(
             name,
@@ -632,45 +467,40 @@ class PythonInstance:
         )
         self._services = WorkerServices(server, self._batches.running)
         self._readiness = Readiness(name, self._ask_whether_ready)
-        self._supervisor = WorkerSupervisor(
-            name,
-            make_process,
-            start_message,
-            start_s_max=start_s_max,
-            batches=self._batches,
-            on_message=self._message,
-            on_unlink=self._unlinked,
-        )
+        self._phase = WorkerPhase.STARTING
+        self._link: WorkerLink | None = None  # to the current worker
+        self._has_is_ready = False
+        self._warm_up: Sequence[Sequence[InferRequest]] = ()  # for each worker but the first
+        self._warming: deque[Sequence[InferRequest]] = deque()
+        self._on_lost: Callable[[], None] | None = None
+        self._make_process = make_process
+        self._start_message = start_message
+        self._start_s_max = start_s_max
+        self._loop = asyncio.get_running_loop()
+        self._first_start: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None  # start limit while starting, end of the back-off while paused
+        self._reason = ""
 
     def __repr__(self) -> str:
         """Return e.g. `<PythonInstance 'm_0_0' pid=4711 ready restarts=0 batches=2>`."""
-        return f"<PythonInstance '{self.name}' {self._supervisor!r} batches={len(self._batches)}>"
+        worker = f"pid={self.pid} {self._phase.value} restarts={self.health.restarts}"
+        return f"<PythonInstance '{self.name}' {worker} batches={len(self._batches)}>"
 
     @property
     def pid(self) -> int:
         """Process id of the worker, 0 while there is none."""
-        link = self._supervisor.link
-        return link.process.pid if link is not None else 0
-
-    @property
-    def health(self) -> WorkerHealth:
-        """Restarts of the worker, and why it is down."""
-        return self._supervisor.health
-
-    @property
-    def problem(self) -> str:
-        """Why the worker is down, "" while it runs."""
-        return self._supervisor.health.problem
+        return self._link.process.pid if self._link is not None else 0
 
     @property
     def is_closed(self) -> bool:
         """Whether it was closed, or never started."""
-        return self._supervisor.state is WorkerPhase.CLOSED
+        return self._phase is WorkerPhase.CLOSED
 
     async def open(self) -> None:
         """Start the worker and wait until the model is initialized."""
         try:
-            await self._supervisor.start()
+            self._start_process()
+            await self._first_start
         except BaseException:
             await self.aclose()
             raise
@@ -684,35 +514,40 @@ class PythonInstance:
             self._services.calls.cancel_batch(sink)
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
-        self._supervisor.warm_up = batches
+        self._warm_up = batches
 
     def when_lost(self, lost: Callable[[], None]) -> None:
-        """Call `lost` whenever a worker has ended, with what its model remembered; then its batches fail."""
-        self._supervisor.on_lost = lost
+        self._on_lost = lost
 
     async def is_ready(self) -> bool:
         """Return whether the worker runs, and its model, if it has `is_ready`, reports that it is ready."""
-        if self._supervisor.state is not WorkerPhase.READY:
-            return False
-        return not self._supervisor.capabilities.get("has_is_ready") or await self._readiness.ask()
+        return self._phase is WorkerPhase.READY and (not self._has_is_ready or await self._readiness.ask())
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the worker process."""
-        link = self._supervisor.link
-        return link.process.resident_bytes() if link is not None else 0
+        return self._link.process.resident_bytes() if self._link is not None else 0
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the worker process so far."""
-        link = self._supervisor.link
-        return link.process.cpu_seconds() if link is not None else 0.0
+        return self._link.process.cpu_seconds() if self._link is not None else 0.0
 
     async def aclose(self) -> None:
         """Let the model finalize, if it is initialized, and end the worker."""
-        await self._supervisor.close()
+        is_initialized = self._phase is WorkerPhase.READY
+        self._phase = WorkerPhase.CLOSED
+        self._batches.close()
+        self._stop_timer()
+        if self._link is None:
+            return
+        if not is_initialized:
+            self._link.process.kill("it is no longer needed")
+        try:
+            await self._link.process.stop(FINALIZE_S_MAX)  # meanwhile the model may ask for its metrics
+        finally:
+            self._unlink()
 
     def _message(self, message: Incoming) -> None:
-        supervisor = self._supervisor
-        link = supervisor.link
+        link = self._link
         if link is None:
             return
         kind = message.header[0]
@@ -722,25 +557,103 @@ class PythonInstance:
             elif kind == "responses":
                 self._batches.responses(message, link)
             elif kind == "ready":
-                supervisor.initialized(message.header[1] if len(message.header) > 1 else {})
+                self._initialized(link, message.header[1] if len(message.header) > 1 else {})
             elif kind == "failed":
-                supervisor.failed(str(message.header[1]))
+                self._reason = str(message.header[1])
             elif kind == "raised":
                 self._services.raised(self.name, *message.header[1:])
             elif kind == "answer_ready":
                 self._readiness.answered(*message.header[1:])
             else:
-                self._services.take(
-                    message, link, is_ready=supervisor.state in (WorkerPhase.READY, WorkerPhase.WARMING)
-                )
+                self._services.take(message, link, is_ready=self._phase in (WorkerPhase.READY, WorkerPhase.WARMING))
         except (ChannelError, ServingError, LookupError, TypeError, ValueError) as error:
             link.process.kill(f"it sent a message that cannot be read: {error}")
 
     def _ask_whether_ready(self, number: int) -> None:
-        link = self._supervisor.link
-        if link is not None:
-            link.process.send(("is_ready", number))
+        if self._link is not None:
+            self._link.process.send(("is_ready", number))
 
-    def _unlinked(self) -> None:
-        self._services.ended()
-        self._readiness.gone()
+    def _kill(self, reason: str) -> None:
+        """Kill the worker; it is restarted."""
+        if self._link is not None:
+            self._link.process.kill(reason)
+
+    def _start_process(self) -> None:
+        self._phase = WorkerPhase.STARTING
+        if self._first_start.done():
+            self.health.restarted()
+        if self._start_s_max:
+            late = f"it did not initialize within {self._start_s_max:g} s"
+            self._timer = self._loop.call_later(self._start_s_max, self._kill, late)
+        try:
+            process = self._make_process(self._message, self._ended)
+        except OSError as error:
+            self._ended(f"the worker process cannot be started: {error}")
+            return
+        self._link = WorkerLink(process)
+        process.send(self._start_message)
+
+    def _initialized(self, link: WorkerLink, capabilities: Mapping[str, object]) -> None:
+        if self._phase is WorkerPhase.CLOSED:
+            return
+        self._has_is_ready = bool(capabilities.get("has_is_ready"))
+        self._batches.attach(link)
+        if self._first_start.done():
+            self._phase = WorkerPhase.WARMING
+            self._warming = deque(self._warm_up)
+        self._warm_up_next()
+
+    def _warm_up_next(self, problem: str = "") -> None:
+        if problem:
+            self._kill(f"warming it up again failed: {problem}")
+        elif self._warming:
+            self._batches.warm_up(WarmUpSink(CallFrame(self.name, ""), self._warm_up_next), self._warming.popleft())
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._phase = WorkerPhase.READY
+        self._stop_timer()
+        if self.health.ready():
+            _log.info("the worker process of '%s' is back", self.name)
+        if not self._first_start.done():
+            self._first_start.set_result(None)
+        self._batches.begin()
+
+    def _unlink(self) -> None:
+        link, self._link = self._link, None
+        self._batches.detach()
+        if link is not None:
+            link.is_open = False
+            self._services.ended()
+            self._readiness.gone()
+
+    def _ended(self, reason: str) -> None:
+        self._unlink()
+        self._stop_timer()
+        if self._phase is WorkerPhase.CLOSED:
+            return
+        why = self._reason or reason
+        self._reason = ""
+        if not self._first_start.done():
+            self._phase = WorkerPhase.CLOSED
+            self._batches.close()
+            self._first_start.set_exception(internal(f"instance '{self.name}' failed to start: {why}"))
+            return
+        _log.error("the worker process of '%s' ended: %s", self.name, why)
+        failed_to_start = self._phase in (WorkerPhase.STARTING, WorkerPhase.WARMING)
+        self._phase = WorkerPhase.PAUSED
+        if self._batches.answered:
+            self.health.answered()
+            self._batches.answered = 0
+        delay_s = self.health.ended(why, failed_to_start=failed_to_start)
+        self._timer = self._loop.call_later(delay_s, self._start_process)
+        error = internal(f"the model instance '{self.name}' is not healthy: {why}")
+        if self._on_lost is not None:
+            self._on_lost()
+        self._batches.worker_ended(error, fails_unsent=failed_to_start or self._on_lost is not None)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

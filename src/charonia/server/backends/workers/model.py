@@ -145,7 +145,9 @@ class PythonModel:
 
     async def is_ready(self) -> bool:
         """Return whether the models of all running workers report that they are ready."""
-        return all(await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.problem or i.is_closed))))
+        return all(
+            await asyncio.gather(*(i.is_ready() for i in self._instances if not (i.health.problem or i.is_closed)))
+        )
 
     async def aclose(self) -> None:
         """Release what belongs to the version; its instances are closed."""

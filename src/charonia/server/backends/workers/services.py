@@ -76,14 +76,11 @@ class Work:
 class _OpenCall:
     """A call in flight; `take` is its reply."""
 
-    __slots__ = ("calls", "error", "is_over", "key", "reply", "request", "sink", "ticket", "timer")
+    __slots__ = ("calls", "error", "is_over", "key", "reply", "sink", "ticket", "timer")
 
-    def __init__(
-        self, calls: "ModelCalls", key: int, request: InferRequest, reply: Reply, sink: BatchSink | None
-    ) -> None:
+    def __init__(self, calls: "ModelCalls", key: int, reply: Reply, sink: BatchSink | None) -> None:
         self.calls = calls
         self.key = key
-        self.request = request
         self.reply = reply
         self.sink = sink
         self.ticket: Ticket | None = None
@@ -104,23 +101,12 @@ class _OpenCall:
                 outcome = self.error
         self.reply(outcome, final)
 
-    def cancel(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
-
-    def ask_to_stop(self) -> None:
-        if isinstance(self.ticket, StoppableTicket):
+    def cancel(self, error: ServingError | None = None, *, softly: bool = False) -> None:
+        self.error = error or self.error
+        if softly and isinstance(self.ticket, StoppableTicket):
             self.ticket.ask_to_stop()
-        else:
-            self.cancel()
-
-    def fail(self, error: ServingError) -> None:
-        self.error = error
-        self.cancel()
-
-    def expire(self) -> None:
-        name = self.request.model_name
-        self.fail(unavailable(f"Request timeout expired: model '{name}' has not answered in time"))
+        elif self.ticket is not None:
+            self.ticket.cancel()
 
 
 class ModelCalls:
@@ -167,7 +153,7 @@ class ModelCalls:
         request.caller = work.sink.frame() if work is not None else self._caller
         request.flow = work.requests[0].flow if work is not None and work.requests else NO_FLOW
         request.trace = work.child_trace(trace) if work is not None else None
-        call = self._open[key] = _OpenCall(self, key, request, reply, work.sink if work is not None else None)
+        call = self._open[key] = _OpenCall(self, key, reply, work.sink if work is not None else None)
         now = time.monotonic_ns()
         deadline = work.deadline_ns() if work is not None else 0
         if request.timeout_us:
@@ -175,7 +161,8 @@ class ModelCalls:
             deadline = min(deadline, own) if deadline else own
             # Only for the call's own limit: an expired deadline of the caller ends the call anyway. If the call ended
             # first, the model could still answer its caller.
-            call.timer = asyncio.get_running_loop().call_later(request.timeout_us / 1e6, call.expire)
+            expired = unavailable(f"Request timeout expired: model '{request.model_name}' has not answered in time")
+            call.timer = asyncio.get_running_loop().call_later(request.timeout_us / 1e6, call.cancel, expired)
         request.deadline_ns = deadline
         ticket = models.infer(request, call.take)
         if not call.is_over:
@@ -183,23 +170,16 @@ class ModelCalls:
             if call.error is not None:
                 call.cancel()
 
-    def cancel(self, key: int) -> None:
-        """Cancel a call. Ignored for one that is over."""
-        call = self._open.get(key)
-        if call is not None:
-            call.cancel()
+    def cancel(self, key: int, error: ServingError | None = None, *, softly: bool = False) -> None:
+        """Cancel a call. Ignored for one that is over.
 
-    def ask_to_stop(self, key: int) -> None:
-        """Tell the called model that no more is wanted; it decides. Ignored for a call that is over."""
+        Args:
+            error: The call's last outcome, None for that of a cancelled request.
+            softly: Only tell the called model that no more is wanted; it decides.
+        """
         call = self._open.get(key)
         if call is not None:
-            call.ask_to_stop()
-
-    def fail(self, key: int, error: ServingError) -> None:
-        """Cancel a call; its last outcome is this error. Ignored for one that is over."""
-        call = self._open.get(key)
-        if call is not None:
-            call.fail(error)
+            call.cancel(error, softly=softly)
 
     def cancel_batch(self, sink: BatchSink) -> None:
         for call in [call for call in self._open.values() if call.sink is sink]:
@@ -421,22 +401,18 @@ class ModelServices:
                 return False
             raise
 
-    async def _change(self, action: str, name: str, options: Mapping[str, Any]) -> None:
-        if self._models is None:
-            raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
-        if action == "load":
-            await self._models.load_model(name, options.get("config"), options.get("files") or None)
-        else:
-            await self._models.unload_model(name, bool(options.get("unload_dependents")))
-
     async def _control(self, action: str, name: str, options: Mapping[str, Any], answer: Answer) -> None:
         """Run a control request and answer it. It continues if the calling model ends."""
         value = None
         try:
             if action == "ready":
                 value = await self._is_model_ready(name, options.get("version") or "")
+            elif self._models is None:
+                raise unsupported(f"model '{name}' cannot be controlled: there are no other models here")
+            elif action == "load":
+                await self._models.load_model(name, options.get("config"), options.get("files") or None)
             else:
-                await self._change(action, name, options)
+                await self._models.unload_model(name, bool(options.get("unload_dependents")))
         except ServingError as error:
             _refuse(answer, error)
         except Exception as error:
@@ -473,7 +449,7 @@ class WorkerServices(ModelServices):
             case "call_cancel":
                 self.calls.cancel(header[1])
             case "call_stop":
-                self.calls.ask_to_stop(header[1])
+                self.calls.cancel(header[1], softly=True)
             case "release":
                 link.note(header[1], header[2])
             case "control":
@@ -493,7 +469,7 @@ class WorkerServices(ModelServices):
 
         def reply(outcome: Outcome, final: bool) -> None:
             if not final and link.process.unsent > REPLIES_UNSENT_MAX:
-                self.calls.fail(call, unavailable(f"the responses of model '{model}' were not read fast enough"))
+                self.calls.cancel(call, unavailable(f"the responses of model '{model}' were not read fast enough"))
             else:
                 _send_outcome(link, call, outcome, final, on_gpu=bool(on_gpu))
 
