@@ -210,12 +210,6 @@ NEEDED_BY_FUNCTIONS = (*NEEDED, "pydantic")
 """Packages that workers of service files need."""
 
 
-def inline_key(wanted: InlineMetadata) -> str:
-    """Return the key of the environment for inline metadata: it depends on that, and on interpreter and platform."""
-    digest = _new_digest(wanted.requires_python, *sorted(wanted.dependencies))
-    return "inline-" + digest.hexdigest()[:KEY_LETTERS]
-
-
 async def build_requirements(
     requirements: Path, folder: Path, builder: str, *, python: str = "", what: str = "", needed: Sequence[str] = NEEDED
 ) -> None:
@@ -383,50 +377,49 @@ _PROBE = "import sys; sys.stdout.write('Python %d.%d\\n' % sys.version_info[:2])
 _VERSION = re.compile(r"^Python (\d+)\.(\d+)$", re.MULTILINE)
 
 
-class EnvironmentCache:
-    """The environments in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.expanduser()
-
-    async def get(self, key: str, build: Callable[[Path], Awaitable[None]], *, what: str) -> Environment:
-        """Return the environment with a key, which is built and tried if it is not there."""
-        return _in_folder(await self._folder_of(key, build, what), what)
-
-    async def _folder_of(self, key: str, build: Callable[[Path], Awaitable[None]], what: str) -> Path:
-        place = self._folder / key
-        found = _complete(place)
-        if found is not None:
-            return found
-        try:
+async def cached(
+    key: str, build: Callable[[Path], Awaitable[None]], settings: BackendSettings, what: str
+) -> Environment:
+    """Return the environment with a key, which is built and tried if the cache does not have it."""
+    given = settings.values.get(CACHE)
+    place = (Path(given).expanduser() if given else Path.home() / ".cache" / "charonia" / "environments") / key
+    folder = _complete(place)
+    try:
+        if folder is None:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             async with _locked(place / "lock", what):
-                return _complete(place) or await self._make(place, build, what)
-        except OSError as error:
-            raise invalid(
-                f"the environment of {what} cannot be kept in '{place}': {error}",
-                hint="CHARONIA_CACHE, or --backend-config=python,environment-cache=FOLDER, names another folder",
-            ) from error
+                folder = _complete(place) or await _make(place, build, what)
+    except OSError as error:
+        raise invalid(
+            f"the environment of {what} cannot be kept in '{place}': {error}",
+            hint="CHARONIA_CACHE, or --backend-config=python,environment-cache=FOLDER, names another folder",
+        ) from error
+    return _in_folder(folder, what)
 
-    async def _make(self, place: Path, build: Callable[[Path], Awaitable[None]], what: str) -> Path:
-        await asyncio.to_thread(_remove_leftovers, place)
-        folder = place / secrets.token_hex(4)
-        _log.info("making the Python environment of %s in %s; this may take a while", what, folder)
-        start = time.monotonic()
-        try:
-            async with asyncio.timeout(BUILD_S_MAX):
-                await build(folder)
-                await _probe(_in_folder(folder, what))
-        except BaseException as error:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            if isinstance(error, TimeoutError):
-                raise invalid(f"the environment of {what} was not made within {BUILD_S_MAX:g} s") from None
-            raise
-        link = place / f"{folder.name}.link"
-        link.symlink_to(folder.name)
-        link.replace(place / _LINK)
-        _log.info("made the Python environment of %s in %.1f s", what, time.monotonic() - start)
-        return folder
+
+async def _make(place: Path, build: Callable[[Path], Awaitable[None]], what: str) -> Path:
+    for path in place.iterdir():
+        if path.is_symlink():
+            path.unlink()
+        elif path.is_dir():
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+    folder = place / secrets.token_hex(4)
+    _log.info("making the Python environment of %s in %s; this may take a while", what, folder)
+    start = time.monotonic()
+    try:
+        async with asyncio.timeout(BUILD_S_MAX):
+            await build(folder)
+            await _probe(_in_folder(folder, what))
+    except BaseException as error:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if isinstance(error, TimeoutError):
+            raise invalid(f"the environment of {what} was not made within {BUILD_S_MAX:g} s") from None
+        raise
+    link = place / f"{folder.name}.link"
+    link.symlink_to(folder.name)
+    link.replace(place / _LINK)
+    _log.info("made the Python environment of %s in %.1f s", what, time.monotonic() - start)
+    return folder
 
 
 async def environment_of(
@@ -485,7 +478,8 @@ async def environment_of_file(source: Path, settings: BackendSettings) -> Enviro
         finally:
             requirements.unlink()
 
-    return await _cache(settings).get(inline_key(wanted), build, what=f"'{source.name}'")
+    key = "inline-" + _new_digest(wanted.requires_python, *sorted(wanted.dependencies)).hexdigest()[:KEY_LETTERS]
+    return await cached(key, build, settings, f"'{source.name}'")
 
 
 def read_inline(source: Path) -> InlineMetadata | None:
@@ -522,7 +516,7 @@ async def _prepared(path: Path, files: ModelFiles, settings: BackendSettings) ->
         key = await asyncio.to_thread(_archive_key, path)
     except OSError as error:
         raise invalid(f"the archive '{path}' cannot be read: {error.strerror}") from error
-    return await _cache(settings).get(key, lambda folder: unpack_archive(path, folder), what=f"the archive '{path}'")
+    return await cached(key, lambda folder: unpack_archive(path, folder), settings, f"the archive '{path}'")
 
 
 async def _built(requirements: Path, model: str, settings: BackendSettings) -> Environment:
@@ -532,7 +526,7 @@ async def _built(requirements: Path, model: str, settings: BackendSettings) -> E
         return SERVER_ENVIRONMENT
     key = await asyncio.to_thread(requirements_key, requirements)
     build = partial(build_requirements, requirements, builder=builder)
-    return await _cache(settings).get(key, build, what=f"{REQUIREMENTS} of model '{model}'")
+    return await cached(key, build, settings, f"{REQUIREMENTS} of model '{model}'")
 
 
 def _builder(settings: BackendSettings) -> str:
@@ -540,11 +534,6 @@ def _builder(settings: BackendSettings) -> str:
     if builder not in BUILDERS:
         raise invalid(f"--backend-config python,{BUILDER}: expected one of {', '.join(BUILDERS)}, got '{builder}'")
     return builder
-
-
-def _cache(settings: BackendSettings) -> EnvironmentCache:
-    given = settings.values.get(CACHE)
-    return EnvironmentCache(Path(given) if given else Path.home() / ".cache" / "charonia" / "environments")
 
 
 def _in_folder(folder: Path, what: str) -> Environment:
@@ -590,14 +579,6 @@ def _complete(place: Path) -> Path | None:
     if not any((link / "bin" / name).exists() for name in ("python", "python3")):
         return None
     return place / os.readlink(link)
-
-
-def _remove_leftovers(place: Path) -> None:
-    for path in place.iterdir():
-        if path.is_symlink():
-            path.unlink()
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
