@@ -7,13 +7,13 @@ from charonia.core.errors import ServingError
 from charonia.server.backends.pytorch.naming import (
     MISSING,
     Leaf,
+    Leaves,
     Parameter,
     ParameterKind,
+    Parameters,
     ResultNames,
     Slot,
     Template,
-    bind_leaves,
-    bind_parameters,
     bind_results,
     output_names,
     place_of,
@@ -41,11 +41,11 @@ def call(template: Template, *values: object) -> tuple[list[object], dict[str, o
     ],
 )
 def test_inputs_find_their_arguments_by_name_by_number_by_place_or_by_order(names: list[str], args: list[int]) -> None:
-    assert call(bind_parameters(names, [X, Y]), 1, 2) == (args, {})
+    assert call(Parameters((X, Y)).bind(names), 1, 2) == (args, {})
 
 
 def test_an_argument_with_a_default_is_given_by_name_so_that_it_can_be_left_out() -> None:
-    template = bind_parameters(["x", "mask"], [X, Parameter("mask", is_required=False)])
+    template = Parameters((X, Parameter("mask", is_required=False))).bind(["x", "mask"])
 
     assert call(template, 1, 2) == ([1], {"mask": 2})
     assert call(template, 1, MISSING) == ([1], {})
@@ -55,17 +55,17 @@ def test_an_argument_with_a_default_is_given_by_name_so_that_it_can_be_left_out(
 def test_a_lone_dictionary_is_filled_by_its_keys() -> None:
     parameter = Parameter("inputs", ParameterKind.DICTIONARY)
 
-    assert call(bind_parameters(["ids", "mask"], [parameter]), 1, 2) == ([{"ids": 1, "mask": 2}], {})
+    assert call(Parameters((parameter,)).bind(["ids", "mask"]), 1, 2) == ([{"ids": 1, "mask": 2}], {})
 
 
 def test_keys_of_a_dictionary_beside_other_arguments_are_places() -> None:
     parameters = [X, Parameter("options", ParameterKind.DICTIONARY)]
 
-    assert call(bind_parameters(["ARGS[0]", "ARGS[1][bias]"], parameters), 1, 2) == ([1, {"bias": 2}], {})
+    assert call(Parameters(tuple(parameters)).bind(["ARGS[0]", "ARGS[1][bias]"]), 1, 2) == ([1, {"bias": 2}], {})
 
 
 def test_a_model_that_takes_any_keyword_gets_every_name() -> None:
-    assert call(bind_parameters(["ids", "mask"], [], takes_any=True), 1, 2) == ([], {"ids": 1, "mask": 2})
+    assert call(Parameters((), takes_any=True).bind(["ids", "mask"]), 1, 2) == ([], {"ids": 1, "mask": 2})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_inputs_that_do_not_fit_are_refused_with_what_the_model_takes(
     names: list[str], parameters: list[Parameter], message: str
 ) -> None:
     with pytest.raises(ServingError) as caught:
-        bind_parameters(names, parameters)
+        Parameters(tuple(parameters)).bind(names)
 
     assert message in caught.value.message
 
@@ -104,13 +104,13 @@ CALL = Template((Slot(0), {"bias": Slot(1)}), {"scale": Slot(2)})
     ],
 )
 def test_inputs_find_their_leaves_in_the_arguments_of_an_exported_program(names: list[str]) -> None:
-    assert call(bind_leaves(names, CALL, LEAVES), 1, 2, 3) == ([1, {"bias": 2}], {"scale": 3})
+    assert call(Leaves(CALL, tuple(LEAVES)).bind(names), 1, 2, 3) == ([1, {"bias": 2}], {"scale": 3})
 
 
 def test_a_leaf_that_is_part_of_the_program_takes_no_input() -> None:
     leaves = (Leaf(("ARGS", 0), "x"), Leaf(("ARGS", 1), "flag", is_constant=True))
 
-    assert call(bind_leaves(["INPUT__0"], Template((Slot(0), True)), leaves), 1) == ([1, True], {})
+    assert call(Leaves(Template((Slot(0), True)), tuple(leaves)).bind(["INPUT__0"]), 1) == ([1, True], {})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_leaf_that_is_part_of_the_program_takes_no_input() -> None:
 )
 def test_leaves_without_an_input_are_refused(names: list[str], message: str) -> None:
     with pytest.raises(ServingError) as caught:
-        bind_leaves(names, CALL, LEAVES)
+        Leaves(CALL, tuple(LEAVES)).bind(names)
 
     assert message in caught.value.message
 

@@ -153,7 +153,9 @@ class GpuDevice:
 
     def adopt(self, contents: Sequence[DeviceContent]) -> torch.Tensor | None:
         """Copy within the GPU, or from another one: the model may change its inputs."""
-        tensors = [_tensor_of(content.native).to(self._device, non_blocking=True) for content in contents]
+        natives: list[Any] = [content.native for content in contents]
+        own = [n if isinstance(n, torch.Tensor) else torch.utils.dlpack.from_dlpack(n) for n in natives]
+        tensors = [tensor.to(self._device, non_blocking=True) for tensor in own]
         return torch.cat(tensors) if len(tensors) > 1 else tensors[0].clone()
 
     @property
@@ -183,17 +185,13 @@ class GpuDevice:
         raw = block.array(size)
         # Views keep it alive: the block is free when the last one is gone.
         weakref.finalize(raw, self._pool.give_back, block)
-        host = raw.view(_numpy_of(tensor.dtype)).reshape(tuple(tensor.shape))
+        host = raw.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tuple(tensor.shape))
         torch.from_numpy(host).copy_(tensor, non_blocking=True)
         return host
 
     def trim(self) -> None:
         """Return cached memory of the GPU to the driver."""
         self._api.empty_cache()
-
-
-def _tensor_of(native: object) -> torch.Tensor:
-    return native if isinstance(native, torch.Tensor) else torch.utils.dlpack.from_dlpack(native)
 
 
 class TorchContent:
@@ -216,7 +214,3 @@ class TorchContent:
         if tensor.dtype == torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(np.uint16)
         return tensor.numpy()
-
-
-def _numpy_of(dtype: torch.dtype) -> "np.dtype[np.generic]":
-    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -17,12 +17,11 @@ from charonia.server.backends.api import Execution, Outputs
 from charonia.server.backends.array_backend import BatchInstance, decoded
 from charonia.server.backends.batch import TensorPlan, batch_sizes, scatter
 from charonia.server.backends.pytorch.devices import ComputeDevice, TorchContent
-from charonia.server.backends.pytorch.naming import MISSING, ParameterKind, ResultNames, Template, kinds_of
+from charonia.server.backends.pytorch.naming import MISSING, ParameterKind, ResultNames
 from charonia.server.backends.pytorch.program import (
     PROTOCOL,
     TORCH,
     DeviceLostError,
-    Parameters,
     Program,
     RunPlan,
     plain_error,
@@ -45,7 +44,7 @@ class PyTorchInstance(BatchInstance):
         self._threads = threads
         self._arguments = program.interface.bind([plan.name for plan in self.inputs])
         self._results = ResultNames([plan.name for plan in self.outputs])
-        kinds = _kinds(program, self._arguments)
+        kinds = program.interface.kinds(self._arguments)
         for index, given in enumerate(config.input):
             if given.optional and index in self._arguments.positional:
                 raise invalid(f"input '{given.name}' has no default in the model, so it cannot be optional")
@@ -179,12 +178,6 @@ class PyTorchInstance(BatchInstance):
             value = value.clone()
         tensor: torch.Tensor = value.detach().resolve_conj().resolve_neg()
         return tensor.view(torch.int16) if plan.datatype is DataType.BF16 else tensor
-
-
-def _kinds(program: Program, arguments: Template) -> dict[int, ParameterKind]:
-    """Return the kind of each input's argument, where it is known."""
-    interface = program.interface
-    return kinds_of(arguments, interface.parameters) if isinstance(interface, Parameters) else {}
 
 
 def _check_kind(given: ModelInput, kind: ParameterKind, is_batched: bool) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.errors import internal, invalid
 
 Path = tuple[str | int, ...]
 """Where a tensor is in nested containers: keys and indexes from the outside in."""
@@ -131,35 +131,52 @@ def _numbers(names: Sequence[str], count: int) -> list[int] | None:
     return numbers if len(numbers) == len(names) == len(set(numbers)) else None
 
 
-def bind_parameters(names: Sequence[str], parameters: Sequence[Parameter], *, takes_any: bool = False) -> Template:
-    """Return how to call a model of whose arguments only the names are known.
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Arguments of a model of which only the names are known.
 
-    Args:
-        takes_any: Whether it also takes arguments of any name (`**kwargs`).
-
-    Raises:
-        ServingError: INVALID_ARG when an argument gets no input or an input has no argument.
+    Attributes:
+        takes_any: Whether the model also takes arguments of any name (`**kwargs`).
     """
-    required = [parameter for parameter in parameters if parameter.is_required]
-    slots = {name: Slot(index) for index, name in enumerate(names)}
-    known = {parameter.name for parameter in parameters}
-    paths = [place_of(name) for name in names]
-    if all(paths):
-        return _of_paths([path for path in paths if path], parameters)
-    dictionary = (required or parameters[:1])[:1]
-    is_lone = bool(dictionary) and dictionary[0].kind is ParameterKind.DICTIONARY and len(required) <= 1
-    if is_lone and not known.issuperset(names):
-        return Template((slots,)) if not dictionary[0].is_keyword_only else Template((), {dictionary[0].name: slots})
-    if known.issuperset(names) or (takes_any and _numbers(names, 1 << 16) is None):
-        return _checked(Template((), slots), parameters, set(names))
-    numbers = _numbers(names, len(parameters))
-    if numbers is None and all(number_of(name) is not None for name in names):
-        raise invalid(f"inputs {_listed(names)} do not fit: {_describe(parameters)}")
-    if len(names) > len(parameters):
-        raise invalid(f"{len(names)} inputs are configured: {_describe(parameters)}")
-    given = [parameters[number] for number in (numbers if numbers is not None else range(len(names)))]
-    named = {parameter.name: Slot(index) for index, parameter in enumerate(given)}
-    return _checked(Template((), named), parameters, set(named))
+
+    parameters: tuple[Parameter, ...]
+    takes_any: bool = False
+
+    def bind(self, names: Sequence[str]) -> Template:
+        """Return how to call the model with inputs of these names.
+
+        Raises:
+            ServingError: INVALID_ARG when an argument gets no input or an input has no argument.
+        """
+        required = [parameter for parameter in self.parameters if parameter.is_required]
+        slots = {name: Slot(index) for index, name in enumerate(names)}
+        known = {parameter.name for parameter in self.parameters}
+        paths = [place_of(name) for name in names]
+        if all(paths):
+            return _of_paths([path for path in paths if path], self.parameters)
+        dictionary = (required or self.parameters[:1])[:1]
+        is_lone = bool(dictionary) and dictionary[0].kind is ParameterKind.DICTIONARY and len(required) <= 1
+        if is_lone and not known.issuperset(names):
+            return (
+                Template((slots,)) if not dictionary[0].is_keyword_only else Template((), {dictionary[0].name: slots})
+            )
+        if known.issuperset(names) or (self.takes_any and _numbers(names, 1 << 16) is None):
+            return _checked(Template((), slots), self.parameters, set(names))
+        numbers = _numbers(names, len(self.parameters))
+        if numbers is None and all(number_of(name) is not None for name in names):
+            raise invalid(f"inputs {_listed(names)} do not fit: {_describe(self.parameters)}")
+        if len(names) > len(self.parameters):
+            raise invalid(f"{len(names)} inputs are configured: {_describe(self.parameters)}")
+        given = [self.parameters[number] for number in (numbers if numbers is not None else range(len(names)))]
+        named = {parameter.name: Slot(index) for index, parameter in enumerate(given)}
+        return _checked(Template((), named), self.parameters, set(named))
+
+    def kinds(self, template: Template) -> dict[int, ParameterKind]:
+        """Return the kind of each input's argument, without inputs inside containers."""
+        kinds = {parameter.name: parameter.kind for parameter in self.parameters}
+        given = [(part, parameter.kind) for part, parameter in zip(template.args, self.parameters, strict=False)]
+        given += [(part, kinds.get(name, ParameterKind.TENSOR)) for name, part in template.kwargs.items()]
+        return {part.index: kind for part, kind in given if isinstance(part, Slot)}
 
 
 def _of_paths(paths: Sequence[Path], parameters: Sequence[Parameter]) -> Template:
@@ -201,48 +218,55 @@ def _checked(template: Template, parameters: Sequence[Parameter], given: set[str
     return Template(tuple(args), kwargs)
 
 
-def kinds_of(template: Template, parameters: Sequence[Parameter]) -> dict[int, ParameterKind]:
-    """Return the kind of each input's argument, without inputs inside containers."""
-    kinds = {parameter.name: parameter.kind for parameter in parameters}
-    given = [(part, parameter.kind) for part, parameter in zip(template.args, parameters, strict=False)]
-    given += [(part, kinds.get(name, ParameterKind.TENSOR)) for name, part in template.kwargs.items()]
-    return {part.index: kind for part, kind in given if isinstance(part, Slot)}
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Arguments whose structure was fixed when the model was exported.
 
-
-def bind_leaves(names: Sequence[str], template: Template, leaves: Sequence[Leaf]) -> Template:
-    """Return how to call a program that was exported with arguments of a fixed structure.
-
-    Args:
+    Attributes:
         template: The arguments, with slots that count the leaves.
         leaves: What is known of each leaf.
-
-    Raises:
-        ServingError: INVALID_ARG when a leaf gets no input or an input has no leaf.
     """
-    slots: list[Any] = [None] * len(leaves)
-    for number, index in enumerate(choose_leaves(names, leaves)):
-        slots[index] = Slot(number)
-    args, kwargs = template.fill(slots)
-    return Template(tuple(args), kwargs)
 
+    template: Template
+    leaves: tuple[Leaf, ...]
 
-def choose_leaves(names: Sequence[str], leaves: Sequence[Leaf]) -> list[int]:
-    """Return which leaf each input is. Raises like `bind_leaves`."""
-    open_leaves = [index for index, leaf in enumerate(leaves) if not leaf.is_constant]
-    by_name = {leaves[index].name: index for index in open_leaves if leaves[index].name}
-    by_name |= {leaves[index].place: index for index in open_leaves}
-    written = [Leaf(path).place if (path := place_of(name)) else name for name in names]
-    if by_name.keys() >= set(written):
-        chosen = [by_name[name] for name in written]
-    else:
-        numbers = _numbers(names, len(open_leaves))
-        if numbers is None and (len(names) != len(open_leaves) or any(place_of(name) for name in names)):
-            raise invalid(f"inputs {_listed(names)} do not fit: the model takes {_leaves(leaves)}")
-        chosen = [open_leaves[number] for number in (numbers if numbers is not None else range(len(names)))]
-    missing = [leaves[index].name or leaves[index].place for index in open_leaves if index not in chosen]
-    if missing:
-        raise invalid(f"no input is given for {_listed(missing)} of the model: it takes {_leaves(leaves)}")
-    return chosen
+    def bind(self, names: Sequence[str]) -> Template:
+        """Return how to call the model.
+
+        Raises:
+            ServingError: INVALID_ARG when a leaf gets no input or an input has no leaf.
+        """
+        slots: list[Any] = [None] * len(self.leaves)
+        for number, index in enumerate(self.choose(names)):
+            slots[index] = Slot(number)
+        args, kwargs = self.template.fill(slots)
+        return Template(tuple(args), kwargs)
+
+    def kinds(self, template: Template) -> dict[int, ParameterKind]:
+        return {}
+
+    def choose(self, names: Sequence[str]) -> list[int]:
+        """Return which leaf each input is. Raises like `bind`."""
+        open_leaves = [index for index, leaf in enumerate(self.leaves) if not leaf.is_constant]
+        by_name = {self.leaves[index].name: index for index in open_leaves if self.leaves[index].name}
+        by_name |= {self.leaves[index].place: index for index in open_leaves}
+        written = [Leaf(path).place if (path := place_of(name)) else name for name in names]
+        if by_name.keys() >= set(written):
+            chosen = [by_name[name] for name in written]
+        else:
+            numbers = _numbers(names, len(open_leaves))
+            if numbers is None and (len(names) != len(open_leaves) or any(place_of(name) for name in names)):
+                raise invalid(f"inputs {_listed(names)} do not fit: the model takes {self._listed()}")
+            chosen = [open_leaves[number] for number in (numbers if numbers is not None else range(len(names)))]
+        missing = [self.leaves[index].name or self.leaves[index].place for index in open_leaves if index not in chosen]
+        if missing:
+            raise invalid(f"no input is given for {_listed(missing)} of the model: it takes {self._listed()}")
+        return chosen
+
+    def _listed(self) -> str:
+        return ", ".join(
+            f"'{leaf.name}' ({leaf.place})" if leaf.name else leaf.place for leaf in self.leaves if not leaf.is_constant
+        )
 
 
 class ResultNames:
@@ -298,7 +322,11 @@ def bind_results(names: Sequence[str], paths: Sequence[Path]) -> list[int]:
             has_unplaced, number = True, position
         index = number if path is None and number is not None and number < len(paths) else places.get(path or ())
         if index is None or (has_unplaced and index in chosen):
-            raise _no_such_result(names, paths)
+            found = ", ".join(Leaf(("RESULT", *path)).place for path in paths) or "nothing"
+            raise internal(
+                f"outputs {_listed(names)} do not fit: the model returned {found}",
+                hint="name outputs after the keys of what the model returns, <name>__<number>, or in its order",
+            )
         chosen.append(index)
     return chosen
 
@@ -308,20 +336,6 @@ def output_names(paths: Sequence[Path]) -> list[str]:
     if paths and all(len(path) == 1 and isinstance(path[0], str) for path in paths):
         return [str(path[0]) for path in paths]
     return [f"OUTPUT__{index}" for index in range(len(paths))]
-
-
-def _no_such_result(names: Sequence[str], paths: Sequence[Path]) -> ServingError:
-    found = ", ".join(Leaf(("RESULT", *path)).place for path in paths) or "nothing"
-    return internal(
-        f"outputs {_listed(names)} do not fit: the model returned {found}",
-        hint="name outputs after the keys of what the model returns, <name>__<number>, or in its order",
-    )
-
-
-def _leaves(leaves: Sequence[Leaf]) -> str:
-    return ", ".join(
-        f"'{leaf.name}' ({leaf.place})" if leaf.name else leaf.place for leaf in leaves if not leaf.is_constant
-    )
 
 
 def _describe(parameters: Sequence[Parameter]) -> str:

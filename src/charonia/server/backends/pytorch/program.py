@@ -8,7 +8,7 @@ ALLOW_UNPICKLING or MODULE_CLASS.
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from charonia.config.problems import Problem
 from charonia.core.dtypes import BY_NAME, DataType
 from charonia.core.errors import Code, ServingError, unavailable, unsupported
 from charonia.server.backends.parameters import INVERTED, Params, declared_by, parameter
-from charonia.server.backends.pytorch.naming import Leaf, Parameter, Template, bind_leaves, bind_parameters
+from charonia.server.backends.pytorch.naming import Leaves, Parameters
 
 _MESSAGE_CHARS_MAX = 1000
 _FRAMES = re.compile(r"(?:Exception raised from .*|C\+\+ CapturedTraceback:.*|frame #\d+: .*)", re.DOTALL)
@@ -174,38 +174,6 @@ def compiled(module: torch.nn.Module, plan: RunPlan) -> Any:
         return torch.compile(module, **options)  # type: ignore[call-overload] # checked by name and type when read
     except Exception as error:  # PyTorch's errors have no common base class
         raise plain_error(f"{COMPILE}: torch.compile", error, Code.INVALID_ARG) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Parameters:
-    """Arguments of which only the names are known.
-
-    Attributes:
-        takes_any: Whether the model also takes `**kwargs`.
-    """
-
-    parameters: tuple[Parameter, ...]
-    takes_any: bool = False
-
-    def bind(self, names: Sequence[str]) -> Template:
-        """Return how to call the model with inputs of these names. Raises ServingError."""
-        return bind_parameters(names, self.parameters, takes_any=self.takes_any)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaves:
-    """Arguments whose structure was fixed when the model was exported.
-
-    Attributes:
-        template: The arguments, with slots that count the leaves.
-        leaves: What is known of each leaf.
-    """
-
-    template: Template
-    leaves: tuple[Leaf, ...]
-
-    def bind(self, names: Sequence[str]) -> Template:
-        return bind_leaves(names, self.template, self.leaves)
 
 
 @dataclass(frozen=True, slots=True)

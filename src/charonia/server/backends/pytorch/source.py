@@ -40,12 +40,13 @@ from charonia.server.backends.pytorch.archive import (
 )
 from charonia.server.backends.pytorch.naming import (
     Leaf,
+    Leaves,
     Parameter,
     ParameterKind,
+    Parameters,
     Slot,
     Template,
     bind_results,
-    choose_leaves,
     output_names,
     result_paths,
 )
@@ -54,8 +55,6 @@ from charonia.server.backends.pytorch.program import (
     EAGER_RUNTIME,
     PROTOCOL,
     TORCH,
-    Leaves,
-    Parameters,
     Program,
     RunPlan,
     compiled,
@@ -326,7 +325,11 @@ def load_eager(folder: Path, weights: Path | None, device: torch.device | None, 
     except Exception as error:  # the model's own code
         raise _failed(f"{EAGER_RUNTIME}: {module_class.__name__}()", error) from error
     if weights is not None:
-        _take_weights(module, weights, unpickles=plan.unpickles)
+        state = _read_weights(weights, unpickles=plan.unpickles)
+        try:
+            module.load_state_dict(state)
+        except Exception as error:  # PyTorch's errors have no common base class
+            raise plain_error(f"{weights.name} does not fit {EAGER_RUNTIME}", error, Code.INVALID_ARG) from error
     module.eval()
     module.requires_grad_(False)
     if device is not None:
@@ -389,14 +392,6 @@ def _module_class(module: ModuleType, name: str) -> type[torch.nn.Module]:
         f"{EAGER_RUNTIME} defines several subclasses of torch.nn.Module: {', '.join(own)}",
         hint="say which one is the model: parameters { key: 'MODULE_CLASS' value: { string_value: '...' } }",
     )
-
-
-def _take_weights(module: torch.nn.Module, path: Path, *, unpickles: bool) -> None:
-    state = _read_weights(path, unpickles=unpickles)
-    try:
-        module.load_state_dict(state)
-    except Exception as error:  # PyTorch's errors have no common base class
-        raise plain_error(f"{path.name} does not fit {EAGER_RUNTIME}", error, Code.INVALID_ARG) from error
 
 
 def _read_weights(path: Path, *, unpickles: bool) -> dict[str, Any]:
@@ -497,7 +492,7 @@ def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), out
     """
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     given = placeholders[len(placeholders) - len(interface.leaves) :]
-    chosen = dict(zip(choose_leaves(inputs, interface.leaves), inputs, strict=True)) if inputs else {}
+    chosen = dict(zip(interface.choose(inputs), inputs, strict=True)) if inputs else {}
     notes: list[str] = []
     takes: list[SignatureTensor] = []
     for index, (leaf, node) in enumerate(zip(interface.leaves, given, strict=True)):
