@@ -1,7 +1,7 @@
 """The `llama_cpp` backend: serves GGUF files with llama.cpp.
 
 Names of parameters are those of xllamacpp's `CommonParams`, which are llama.cpp's. Sources of the header of a GGUF
-file: the GGUF specification, versions 2 and 3; ggml's table of types.
+file: the GGUF specification, versions 2 and 3.
 """
 
 import asyncio
@@ -91,65 +91,23 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
 
 MAGIC = b"GGUF"
 
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_CONTEXT_LENGTH = b".context_length" + struct.pack("<I", 4)
+"""The end of the key `<architecture>.context_length`, and the type of its value: 32 bits without sign."""
+
+_SEARCHED = 64 * 2**20
+"""Bytes of a file in which the key is looked for: more than a header has before it."""
 
 
 def context_length(path: Path) -> int:
     """Return the tokens of context that a model was trained for, 0 where its header says none. Blocks on disk I/O."""
     with (
-        suppress(OSError, ValueError, KeyError, IndexError, struct.error),
+        suppress(OSError, ValueError, struct.error),
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        return _Reader(data).context()
+        at = data.find(_CONTEXT_LENGTH, 0, _SEARCHED)
+        return struct.unpack_from("<I", data, at + len(_CONTEXT_LENGTH))[0] if at >= 0 else 0
     return 0
-
-
-class _Reader:
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self._at = len(MAGIC)
-
-    def context(self) -> int:
-        self._number("I")
-        self._number("Q")
-        for _ in range(self._number("Q")):
-            key = self._text()
-            value = self._value(self._number("I"))
-            if key.endswith(b".context_length"):
-                return value
-        return 0
-
-    def _number(self, form: str) -> int:
-        found: int
-        (found,) = struct.unpack_from(f"<{form}", self._data, self._at)
-        self._at += struct.calcsize(f"<{form}")
-        return found
-
-    def _text(self) -> bytes:
-        length = self._number("Q")
-        self._at += length
-        return self._data[self._at - length : self._at]
-
-    def _value(self, kind: int) -> int:
-        """Skip a value, and return it if it is a number of 32 bits without sign, else 0."""
-        if kind == _UINT32:
-            return self._number("I")
-        if kind == _STRING:
-            self._text()
-        elif kind == _ARRAY:
-            element, count = self._number("I"), self._number("Q")
-            if element in _SIZES:
-                self._at += count * _SIZES[element]
-            else:
-                for _ in range(count):
-                    self._value(element)
-        else:
-            self._at += _SIZES[kind]
-        if self._at > len(self._data):
-            raise IndexError
-        return 0
 
 
 DEFAULT_FILE = "model.gguf"
