@@ -3,11 +3,11 @@
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -113,24 +113,14 @@ def form_of(path: Path) -> SourceForm:
     )
 
 
-def open_original(form: SourceForm, path: Path, options: ConvertOptions) -> Original:
-    """Read a model. Raises ServingError: A library is missing, or the file cannot be read."""
-    require(form.extra, *form.modules)
-    original: Original = _of_backend(form.original)(path, options)
-    return original
-
-
 def _of_backend(name: str) -> Any:
     """Import what a backend has for conversions; its library is not needed before."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(f"charonia.server.backends.{module}"), attribute)
 
 
-class Progress(Protocol):
-    """Is told of each step, before it begins."""
-
-    def __call__(self, step: str, text: str) -> None:
-        """Take a step: "reading", "converting", "checking", or "note"."""
+Progress = Callable[[str, str], None]
+"""Is told of each step before it begins: "reading", "converting", "checking" or "note", and a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +150,8 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
     output = _output(options, path)
     samples = _read_samples(options.samples) if options.samples else None
     progress("reading", f"{path}, {form.title}")
-    original = open_original(form, path, options)
+    require(form.extra, *form.modules)
+    original: Original = _of_backend(form.original)(path, options)
     try:
         with tempfile.TemporaryDirectory(prefix="charonia-convert-") as folder:
             for warning in original.warnings:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,10 +173,12 @@ class FilModel:
     def _open(self) -> OpenForest:
         config, plan = self._config, self._plan
         forest = read_forest(self._path, self._type, plan, config.name)
-        check_problems(
-            config.name, [*_class_problems(forest, plan), *check_signature(config, _signature(forest, config, plan))]
-        )
-        explains = _explains(config)
+        problems = check_signature(config, _signature(forest, config, plan))
+        if plan.is_classifier and forest.targets > 1:
+            given = f"the forest has {forest.targets} targets, of which no class is made; leave it out for their scores"
+            problems.append(Problem("parameters['is_classifier']", given))
+        check_problems(config.name, problems)
+        explains = any(tensor.name == CONTRIBUTIONS for tensor in config.output)
         rows = sample_rows(forest.features)
         library = self._library(forest, rows[:1], must=explains or plan.predictor == LIBRARY)
         choice = choose(self._candidates(forest, library, rows[:64]), rows, config.max_batch_size)
@@ -235,13 +237,11 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
     name = "fil"
     parameters = PARAMETERS
     read_plan = staticmethod(read_plan)
+    remarks = staticmethod(remarks)
     gpu_hint = "use KIND_CPU, or KIND_AUTO, which is the CPU for this backend"
 
     def batch_size(self, settings: BackendSettings) -> int:
         return rows_batch_size(settings.default_max_batch_size)
-
-    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
-        return remarks(config)
 
     async def inspect(
         self, files: ModelFiles, config: ModelConfig, plan: ForestPlan
@@ -258,10 +258,6 @@ class FilBackend(ArrayBackend[ForestPlan, FilModel]):
     ) -> FilModel:
         path, model_type = forest_file(files, config, plan)
         return FilModel(path, model_type, config, plan)
-
-
-def _explains(config: ModelConfig) -> bool:
-    return any(tensor.name == CONTRIBUTIONS for tensor in config.output)
 
 
 def _schemas(path: Path, model_type: str, count: int) -> dict[str, object]:
@@ -283,12 +279,6 @@ def _schemas(path: Path, model_type: str, count: int) -> dict[str, object]:
             item |= {"type": [kind, "null"], "enum": [*categories, None]}
         items.append(item)
     return {INPUT: {"type": "array", "prefixItems": items}}
-
-
-def _class_problems(forest: Forest, plan: ForestPlan) -> Iterator[Problem]:
-    if plan.is_classifier and forest.targets > 1:
-        message = f"the forest has {forest.targets} targets, of which no class is made; leave it out for their scores"
-        yield Problem("parameters['is_classifier']", message)
 
 
 def _signature(forest: Forest, config: ModelConfig, plan: ForestPlan) -> Signature:

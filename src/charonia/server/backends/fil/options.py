@@ -68,7 +68,7 @@ def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestP
     return values.into(ForestPlan, threads=max(0, values["cpu_nthread"])), values.problems
 
 
-def remarks(config: ModelConfig) -> Iterator[str]:
+def remarks(config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each parameter without effect, known or not."""
     for key in sorted(config.parameters.keys() & WITHOUT_EFFECT):
         yield f"model '{config.name}': parameter '{key}' has no effect: it tunes the code of Triton's FIL backend"

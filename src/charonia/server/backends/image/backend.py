@@ -70,7 +70,8 @@ class ImageBackend(PlannedBackend[ImagePlan, ImageModel]):
         """Fill in inputs, outputs, batching and instances from the parameters."""
         plan = self.plan(config, settings)
         check_problems(config.name, _batch_problems(config, plan))
-        signature = _signature(config, plan, is_batched=_can_batch(config, plan))
+        can_batch = plan.frame.fixed is not None and not _takes_bytes(config)
+        signature = _signature(config, plan, is_batched=can_batch)
         merged, notes = merge_signature(
             config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
         )
@@ -94,10 +95,6 @@ class ImageBackend(PlannedBackend[ImagePlan, ImageModel]):
 def _pixels(config: ModelConfig) -> ModelOutput | None:
     """Return the output that has the pixels: the first one that is not named like one of the others."""
     return next((output for output in config.output if output.name not in GEOMETRY), None)
-
-
-def _can_batch(config: ModelConfig, plan: ImagePlan) -> bool:
-    return plan.frame.fixed is not None and not _takes_bytes(config)
 
 
 def _takes_bytes(config: ModelConfig) -> bool:

@@ -257,7 +257,10 @@ class OnnxRuntimeBackend(PlannedBackend[SessionPlan, LoadedModel]):
             try:
                 session = open_to_inspect(path, plan)
                 signature, left_out = signature_of(session, config.name)
-                return signature, left_out, other_than_batch(session), _shapeless(signature, path)
+                # ONNX Runtime reports tensors without a shape like scalars, without dimensions.
+                is_shapeless = any(not tensor.shape for tensor in (*signature.inputs, *signature.outputs))
+                shapeless = without_shape(path) if is_shapeless else frozenset()
+                return signature, left_out, other_than_batch(session), shapeless
             finally:
                 release_freed_memory()
 
@@ -380,12 +383,6 @@ def signature_problems(
         if tensor.optional and tensor.name in required:
             message = f"input '{tensor.name}' has no default in the model, so it cannot be optional"
             yield Problem(f"input[{index}].optional", message)
-
-
-def _shapeless(signature: Signature, path: Path) -> frozenset[str]:
-    """Return the names of the tensors without a shape; ONNX Runtime reports them like scalars, without dimensions."""
-    is_shapeless = any(not tensor.shape for tensor in (*signature.inputs, *signature.outputs))
-    return without_shape(path) if is_shapeless else frozenset()
 
 
 def _unsendable(config: ModelConfig, lacking: Mapping[str, str]) -> Iterator[Problem]:

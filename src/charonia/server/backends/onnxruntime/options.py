@@ -162,7 +162,10 @@ def choose_providers(
     if accelerators is not None and on_gpu:
         chosen = [_on_gpu(config.name, a, plan, placement) for a in accelerators.gpu_execution_accelerator]
     elif accelerators is not None:
-        chosen = [_on_cpu(config.name, a) for a in accelerators.cpu_execution_accelerator]
+        for accelerator in accelerators.cpu_execution_accelerator:
+            if accelerator.name != "openvino":
+                raise _unknown(config.name, accelerator, "cpu", "openvino")
+            chosen.append((OPENVINO, {"device_type": "CPU", **accelerator.parameters}))
     if on_gpu and all(name != CUDA for name, _ in chosen):
         chosen.append(_cuda(plan, placement, {}))
     for name, _ in chosen:
@@ -232,12 +235,6 @@ def _on_gpu(model: str, accelerator: Accelerator, plan: SessionPlan, placement: 
                 hint=f"it has precision_mode, {', '.join(_TENSORRT_OPTIONS)} and ONNX Runtime's own trt_* options",
             )
     return TENSORRT, options
-
-
-def _on_cpu(model: str, accelerator: Accelerator) -> Provider:
-    if accelerator.name != "openvino":
-        raise _unknown(model, accelerator, "cpu", "openvino")
-    return OPENVINO, {"device_type": "CPU", **accelerator.parameters}
 
 
 def _cuda(plan: SessionPlan, placement: Placement, parameters: Mapping[str, str]) -> Provider:

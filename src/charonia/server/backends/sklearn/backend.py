@@ -67,12 +67,7 @@ class Threads:
     def __init__(self) -> None:
         found = [each for each in ThreadpoolController().lib_controllers if _OF_OTHERS not in each.filepath]
         self._openmp = [library for library in found if library.user_api == "openmp"]
-        self._blas = [library for library in found if library.user_api == "blas"]
-
-    def limit_process(self, threads: int) -> None:
-        """Set the number of threads of BLAS, which is one for the process."""
-        for library in self._blas:
-            library.set_num_threads(threads)
+        self.blas = [library for library in found if library.user_api == "blas"]
 
     def limit_thread(self, threads: int) -> None:
         """Set the number of threads of OpenMP, for calls of this thread, unless it is the last one that was set."""
@@ -100,7 +95,8 @@ class SklearnInstance(ArrayInstance):
         self._features = features
         self._libraries = libraries
         self._threads = threads
-        libraries.limit_process(threads)
+        for library in libraries.blas:  # whose number of threads is one for the process
+            library.set_num_threads(threads)
         self._ranks = {plan.name: len(plan.source) + int(self.is_batched) for plan in self.outputs}
         self._datatypes: dict[str, DataType] = {plan.name: plan.datatype for plan in self.outputs}
 

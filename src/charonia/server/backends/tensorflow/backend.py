@@ -223,6 +223,7 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, PythonModel]):
     name = "tensorflow"
     parameters = PARAMETERS
     read_plan = staticmethod(read_plan)
+    remarks = staticmethod(remarks)
     gpu_hint = "use KIND_CPU, or the ONNX model that `charonia convert` makes"
 
     def __init__(self, template: WorkerTemplate | None = None) -> None:
@@ -251,9 +252,6 @@ class TensorFlowBackend(ArrayBackend[TensorFlowPlan, PythonModel]):
         if not path.exists():
             raise no_file(files, config, path, "folder")
         return path
-
-    def remarks(self, config: ModelConfig, settings: Mapping[str, str]) -> Iterator[str]:
-        return remarks(config, settings)
 
     async def inspect(
         self, files: ModelFiles, config: ModelConfig, plan: TensorFlowPlan

@@ -95,11 +95,9 @@ class TensorFlowOriginal:
             line = ""
         if not line:
             status = process.wait()
-            raise failed(self.converter, f"its process ended with status {status}: {self._last_lines()}")
+            lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+            raise failed(self.converter, f"its process ended with status {status}: {' '.join(lines)}")
         answer: dict[str, object] = json.loads(line)
         if "error" in answer:
             raise failed(self.converter, str(answer["error"]), hint=str(answer.get("hint", "")))
         return answer
-
-    def _last_lines(self) -> str:
-        return " ".join(self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:])

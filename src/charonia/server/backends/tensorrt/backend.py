@@ -126,7 +126,11 @@ class PlanInstance(ArrayInstance):
         except CudaError as error:
             raise internal(f"the GPU failed: {error}") from error
         rows = next(iter(feed.values())).shape[0] if self.is_batched else 0
-        return [arrays[name] if name in arrays else self._values_of(name, rows) for name in names]
+        for name in names:
+            if name not in arrays:
+                values = self._values[name]
+                arrays[name] = np.tile(values[1:], (rows, 1)) if self.is_batched else values.copy()
+        return [arrays[name] for name in names]
 
     # Inside.
 
@@ -190,10 +194,6 @@ class PlanInstance(ArrayInstance):
         if (array != array[:1]).any():
             raise invalid(f"input '{name}': requests of one batch must have the same values, which are shapes")
         return (array.shape[0], *map(int, array[0]))
-
-    def _values_of(self, name: str, rows: int) -> Array:
-        values = self._values[name]
-        return np.tile(values[1:], (rows, 1)) if self.is_batched else values.copy()
 
     def _open(self, profile: Profile) -> _Context:
         plan, gpu = self._plan, self._gpu

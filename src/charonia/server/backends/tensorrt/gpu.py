@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -54,8 +55,8 @@ class Gpus:
                     account = MemoryAccount(self._limit_bytes or _memory_info()[1])
                 self._accounts[device] = account
                 self._pools[device] = (
-                    BlockPool(self._pinned, lambda size: _pinned(device, size)),
-                    BlockPool(account, lambda size: _on_gpu(device, size), within_an_eighth),
+                    BlockPool(self._pinned, partial(_pinned, device)),
+                    BlockPool(account, partial(_Memory, device, ("cuMemAlloc_v2", "cuMemFree_v2")), within_an_eighth),
                 )
             return self._pools[device]
 
@@ -78,10 +79,6 @@ class _Memory:
             raise RuntimeError(str(error)) from error
         self.address = address.value or 0
         weakref.finalize(self, _free, found, context, functions[1], address).atexit = False
-
-
-def _on_gpu(device: int, size: int) -> _Memory:
-    return _Memory(device, ("cuMemAlloc_v2", "cuMemFree_v2"), size)
 
 
 def _pinned(device: int, size: int) -> Any:

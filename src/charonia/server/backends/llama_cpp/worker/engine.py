@@ -255,7 +255,8 @@ class Engine:
             await self._post(route, asked, answer.take)
             answer.finish()
         else:
-            answer.send_document(await self._post(route, asked))
+            found = await self._post(route, asked)
+            request.send({"text_output": form.of(found)}, _usage(json.loads(found)), final=True)
 
     async def _infill(self, request: "LanguageRequest", body: dict[str, Any], asked: dict[str, Any]) -> None:
         answer_id, model = f"cmpl-{uuid4().hex}", str(body.get("model", self._setup.model_name))
@@ -398,9 +399,6 @@ class _OpenAIAnswer:
         last = self._held.pop() if self._held else None
         outputs = {} if last is None else {"text_output": self._form.of(last.removeprefix(_DATA))}
         self._request.send(outputs, _usage(self._counted), final=True)
-
-    def send_document(self, body: bytes) -> None:
-        self._request.send({"text_output": self._form.of(body)}, _usage(json.loads(body)), final=True)
 
     def _flush(self) -> None:
         for event in self._held:

@@ -16,7 +16,9 @@ _SAID_ONCE = ("role", "id", "type", "name")
 
 def choices_count(body: Mapping[str, Any]) -> int:
     """Return how many choices a request of chats or completions asks for."""
-    return _each(body) * (len(body["prompt"]) if _has_several_prompts(body.get("prompt")) else 1)
+    prompt = body.get("prompt")
+    has_several = isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
+    return _each(body) * (len(body["prompt"]) if has_several else 1)
 
 
 def streamed_request(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +75,6 @@ class SeveralChoices:
 
 def _each(body: Mapping[str, Any]) -> int:
     return body.get("n") or 1
-
-
-def _has_several_prompts(prompt: object) -> bool:
-    return isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt)
 
 
 def _add(whole: dict[str, Any], piece: Mapping[str, Any]) -> None:

@@ -525,7 +525,7 @@ def first_of_async(host: Host, call: ModelCall) -> Awaitable[InferenceResponse |
         ) from None
     host.begin(call)
     task = asyncio.ensure_future(_answer(host, call))
-    task.add_done_callback(partial(_given_up, host, call))
+    task.add_done_callback(lambda task: host.end(call) if task.cancelled() else None)
     return task
 
 
@@ -534,11 +534,6 @@ async def _answer(host: Host, call: ModelCall) -> InferenceResponse | ResponseIt
     if call.decoupled:
         return ResponseIterator(host, call)
     return _first(call)
-
-
-def _given_up(host: Host, call: ModelCall, task: asyncio.Future[InferenceResponse | ResponseIterator]) -> None:
-    if task.cancelled():
-        host.end(call)
 
 
 async def arrival(host: Host, inbox: Inbox[Any]) -> None:

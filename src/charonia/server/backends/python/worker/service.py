@@ -131,9 +131,8 @@ class Shape:
 
     def __init__(self, *dims: int | str | None) -> None:
         for dim in dims:
-            if isinstance(dim, bool) or not (
-                dim is None or isinstance(dim, str) or (isinstance(dim, int) and _fits(dim))
-            ):
+            is_size = isinstance(dim, int) and not isinstance(dim, bool) and (dim == -1 or dim > 0)
+            if not (is_size or dim is None or isinstance(dim, str)):
                 raise TypeError(f"Shape: expected sizes, and -1, None or a name for a variable one, got {dim!r}")
         self.dims = tuple(dim if isinstance(dim, int) else -1 for dim in dims)
 
@@ -380,7 +379,3 @@ def _caller() -> Caller:
     if caller is None:
         raise RuntimeError("call works only in a model that a server runs, and in threads that it did not start itself")
     return caller
-
-
-def _fits(dim: int) -> bool:
-    return dim == -1 or dim > 0

@@ -187,7 +187,7 @@ def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
             f"model '{name}': {what}: with max_batch_size, expected a list, or an array whose first dimension is the "
             f"batch, got {_shown(annotation)}: write list[{_shown(annotation)}]"
         )
-    if len(kind.dims) == 1 and not _has_shape(annotation):
+    if len(kind.dims) == 1 and not any(isinstance(each, Shape) for each in getattr(annotation, "__metadata__", ())):
         return kind.of((-1,))  # no Shape: a vector an item
     if kind.dims[:1] != (-1,):
         raise TypeError(
@@ -197,10 +197,6 @@ def _batch_kind(annotation: Any, what: str, name: str) -> Kind:
     if len(kind.dims) > 1 or type(kind) is not ArrayKind:
         return kind.of(kind.dims[1:] or (1,))
     return FlatKind(kind.dtype)
-
-
-def _has_shape(annotation: Any) -> bool:
-    return any(isinstance(extra, Shape) for extra in getattr(annotation, "__metadata__", ()))
 
 
 def _kind(annotation: Any, what: str, name: str) -> Kind:

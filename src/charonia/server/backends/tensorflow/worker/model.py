@@ -99,7 +99,10 @@ class TritonPythonModel:
         self._fetches = {name: signature.outputs[name].name for name in plan["outputs"]}
         definition = graph.as_graph_def()
         self._keeps_inputs = any(op.startswith(_KEEPING) for op in _operators(definition, self._fetches.values()))
-        self._call = functools.lru_cache(CALLABLES_MAX)(self._make_call)
+        make = self._session.make_callable
+        self._call = functools.lru_cache(CALLABLES_MAX)(
+            lambda names: make([self._fetches[name] for name in names], feed_list=self._feeds)
+        )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         if len(requests) > 1 and self._is_batched:
@@ -111,9 +114,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._session.close()
-
-    def _make_call(self, names: tuple[str, ...]) -> Any:
-        return self._session.make_callable([self._fetches[name] for name in names], feed_list=self._feeds)
 
     def _execute_alone(self, request: Any) -> Any:
         try:
