@@ -20,12 +20,30 @@ from charonia.server.backends.api import (
     BatchSink,
     LoadedModel,
     ModelFiles,
+    Outputs,
     Placement,
     Result,
 )
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.backends.workers.model import MODE, PROCESS
+
+HEAD = """
+import json, os, signal, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def value_of(request):
+    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+
+def answer(array):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
+
+class TritonPythonModel:
+"""
+"""What models begin with that only lack methods."""
+
+IDENTITY = HEAD + "    def execute(self, requests):\n        return [answer(value_of(r)) for r in requests]\n"
 
 default_mode = PROCESS
 """Where models run whose configuration does not say: tests of both modes set it."""
@@ -115,6 +133,18 @@ async def load(folder: Path, code: str, cfg: ModelConfig | None = None) -> Loade
     model = await PythonBackend().load(write(folder, code), cfg, BackendSettings())
     instance = await model.create_instance(Placement("m_0_0", InstanceKind.KIND_CPU))
     return Loaded(model, instance)
+
+
+def array_of(result: Result | None) -> "np.ndarray":
+    """Return the first output."""
+    assert isinstance(result, Outputs), result
+    return result.tensors[0].array
+
+
+def error_of(result: Result | None) -> ServingError:
+    """Return an error."""
+    assert isinstance(result, ServingError)
+    return result
 
 
 def request(array: "np.ndarray", datatype: DataType = DataType.FP32, *outputs: str, **more: object) -> InferRequest:

@@ -3,8 +3,9 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,77 +14,36 @@ import onnx
 import onnxruntime
 import pytest
 from tests.support import models
+from tests.support.backends import ask, assert_close, load, request, request_of, version_of
+from tests.support.backends import complete as complete_by
+from tests.support.backends import config_of as config_by
 from tests.support.onnx_writer import GraphWriter
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOperations, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest, RequestedOutput
+from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement, Result
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Placement
 from charonia.server.backends.onnxruntime import backend, session
-from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from charonia.server.backends.onnxruntime.options import TENSORRT, Provider, SessionPlan
 from charonia.server.backends.onnxruntime.session import Session, read_external, without_shape
-from charonia.testing.backend_suite import BackendCase, BackendSuite
+from charonia.testing.backend_suite import BackendCase, BackendSuite, arrays
 
 FP32, INT64, BYTES = DataType.FP32, DataType.INT64, DataType.BYTES
+config_of = partial(config_by, backend="onnxruntime")
+complete, make = partial(complete_by, OnnxRuntimeBackend), partial(load, OnnxRuntimeBackend)
 
 
-def files_of(tmp_path: Path, content: bytes, file_name: str = "") -> ModelFiles:
-    folder = models.write_model(tmp_path, "m", content, file_name=file_name)
-    return ModelFiles(folder, 1, folder / "1")
-
-
-def config_of(
-    inputs: Mapping[str, tuple[DataType, tuple[int, ...]]],
-    outputs: Mapping[str, tuple[DataType, tuple[int, ...]]],
-    max_batch_size: int = 8,
-) -> ModelConfig:
-    return ModelConfig(
-        name="m",
-        backend="onnxruntime",
-        max_batch_size=max_batch_size,
-        input=tuple(ModelInput(name, datatype, dims=dims) for name, (datatype, dims) in inputs.items()),
-        output=tuple(ModelOutput(name, datatype, dims) for name, (datatype, dims) in outputs.items()),
-        instance_group=(InstanceGroup("m_0", InstanceKind.KIND_CPU, count=1),),
-    )
-
-
-def make(
-    files: ModelFiles, config: ModelConfig, *, threads: int = 1, settings: BackendSettings | None = None
-) -> OnnxRuntimeInstance:
-    async def load() -> OnnxRuntimeInstance:
-        model = await OnnxRuntimeBackend().load(files, config, settings or BackendSettings())
-        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
-        assert isinstance(instance, OnnxRuntimeInstance)
-        return instance
-
-    return asyncio.run(load())
-
-
-def complete(files: ModelFiles, config: ModelConfig | None = None) -> Completion:
-    return asyncio.run(OnnxRuntimeBackend().complete(files, config or ModelConfig(name="m"), BackendSettings()))
-
-
-def request(arrays: Mapping[str, tuple[DataType, Array]], *outputs: str) -> InferRequest:
-    tensors = {name: Tensor(name, datatype, array) for name, (datatype, array) in arrays.items()}
-    return InferRequest("m", tensors, outputs=tuple(RequestedOutput(name) for name in outputs))
-
-
-def outputs_of(result: Result) -> dict[str, Array]:
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
-
-
-def assert_close(one: Array, other: Array) -> None:
-    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-5)
+def files_of(tmp_path: Path, content: bytes, file_name: str = "model.onnx") -> ModelFiles:
+    return version_of(tmp_path / "m", **{file_name: content})
 
 
 def values(execution: Execution, index: int = 0) -> dict[str, Array]:
-    return outputs_of(execution.results[index])
+    return arrays(execution.results[index])
 
 
 MLP = config_of({"input": (FP32, (128,))}, {"output": (FP32, (10,))})
@@ -98,11 +58,11 @@ def identity_config(datatype: DataType, dims: tuple[int, ...] = (4,), max_batch_
 
 
 def mlp_request(seed: int, size: int) -> InferRequest:
-    return request({"input": (FP32, np.random.default_rng(seed).random((size, 128), np.float32))})
+    return request_of(input=np.random.default_rng(seed).random((size, 128), np.float32))
 
 
 def token_request(seed: int, size: int) -> InferRequest:
-    return request({"ids": (INT64, np.random.default_rng(seed).integers(0, 100, (size, 5)))})
+    return request_of(ids=np.random.default_rng(seed).integers(0, 100, (size, 5)))
 
 
 def text_request(seed: int, size: int) -> InferRequest:
@@ -115,7 +75,7 @@ def bad_text() -> InferRequest:
 
 
 def bad_token() -> InferRequest:
-    return request({"ids": (INT64, np.full((1, 5), 1000))})
+    return request_of(ids=np.full((1, 5), 1000))
 
 
 class TestPerceptron(BackendSuite):
@@ -147,7 +107,7 @@ def test_every_datatype_passes_unchanged(tmp_path: Path, datatype: DataType, bat
     array = numbers.astype(str).astype("S").astype(object) if datatype is BYTES else numbers.astype(datatype.numpy)
     files = files_of(tmp_path, models.identity(datatype, (4,), batches=batches))
 
-    answer = values(make(files, config).execute([request({"INPUT0": (datatype, array)})]))["OUTPUT0"]
+    answer = ask(make(files, config), request({"INPUT0": (datatype, array)}))["OUTPUT0"]
 
     assert answer.dtype == datatype.numpy
     np.testing.assert_array_equal(answer, array)
@@ -158,7 +118,7 @@ def test_an_empty_tensor_passes(tmp_path: Path) -> None:
         files = files_of(tmp_path, models.identity(datatype, ("n",)))
         empty = np.empty((2, 0), datatype.numpy)
 
-        answer = values(make(files, identity_config(datatype, (-1,))).execute([request({"INPUT0": (datatype, empty)})]))
+        answer = ask(make(files, identity_config(datatype, (-1,))), request({"INPUT0": (datatype, empty)}))
 
         assert answer["OUTPUT0"].shape == (2, 0)
 
@@ -166,15 +126,10 @@ def test_an_empty_tensor_passes(tmp_path: Path) -> None:
 def test_only_the_outputs_that_some_request_asked_for_are_computed(tmp_path: Path) -> None:
     instance = make(files_of(tmp_path, models.add_sub()), ADD_SUB)
     ones = np.ones((1, 16), np.float32)
-    arrays = {"INPUT0": (FP32, ones), "INPUT1": (FP32, ones)}
+    first, second, both = (request_of(*names, INPUT0=ones, INPUT1=ones) for names in (["OUTPUT1"], ["OUTPUT0"], []))
 
-    one = instance.execute([request(arrays, "OUTPUT1"), request(arrays, "OUTPUT1")])
-    both = instance.execute([request(arrays, "OUTPUT1"), request(arrays, "OUTPUT0")])
-    every = instance.execute([request(arrays, "OUTPUT1"), request(arrays)])
-
-    assert list(values(one)) == ["OUTPUT1"]
-    assert list(values(both)) == ["OUTPUT0", "OUTPUT1"]
-    assert list(values(every)) == ["OUTPUT0", "OUTPUT1"]
+    assert list(ask(instance, first, first)) == ["OUTPUT1"]
+    assert list(ask(instance, first, second)) == list(ask(instance, first, both)) == ["OUTPUT0", "OUTPUT1"]
 
 
 def test_shapes_of_the_configuration_become_those_of_the_model_and_back(tmp_path: Path) -> None:
@@ -187,7 +142,7 @@ def test_shapes_of_the_configuration_become_those_of_the_model_and_back(tmp_path
     instance = make(files_of(tmp_path, models.identity(FP32, (6, "n"))), config)
     array = np.arange(48, dtype=np.float32).reshape(2, 2, 4, 3)
 
-    execution = instance.execute([request({"INPUT0": (FP32, array)}), request({"INPUT0": (FP32, array[:1])})])
+    execution = instance.execute([request_of(INPUT0=array), request_of(INPUT0=array[:1])])
 
     np.testing.assert_array_equal(values(execution)["OUTPUT0"], array.reshape(2, 3, 4, 2))
     assert values(execution, 1)["OUTPUT0"].shape == (1, 3, 4, 2)
@@ -202,7 +157,7 @@ def test_a_scalar_is_served_as_one_element(tmp_path: Path, batches: bool) -> Non
     assert config.input[0].dims == (1,)
     assert config.input[0].reshape == Reshape(())
     array = np.array([[5]], np.float32) if batches else np.array([5], np.float32)
-    answer = values(make(files, config).execute([request({"INPUT0": (FP32, array)})]))["OUTPUT0"]
+    answer = ask(make(files, config), INPUT0=array)["OUTPUT0"]
 
     np.testing.assert_array_equal(answer, array)
 
@@ -211,51 +166,46 @@ def test_an_input_with_a_default_may_be_left_out(tmp_path: Path) -> None:
     config = config_of({"x": (FP32, (4,)), "scale": (FP32, (1,))}, {"y": (FP32, (4,))}, 0)
     config = replace(config, input=(config.input[0], replace(config.input[1], optional=True)))
     instance = make(files_of(tmp_path, models.scaled(2)), config)
-    ones = (FP32, np.ones(4, np.float32))
+    ones = np.ones(4, np.float32)
 
-    without = instance.execute([request({"x": ones})])
-    given = instance.execute([request({"x": ones, "scale": (FP32, np.array([7], np.float32))})])
-
-    assert values(without)["y"].tolist() == [2] * 4
-    assert values(given)["y"].tolist() == [7] * 4
-
-
-def test_an_input_without_a_default_cannot_be_optional(tmp_path: Path) -> None:
-    config = replace(MLP, input=(replace(MLP.input[0], optional=True),))
-
-    with pytest.raises(ServingError, match=r"input\[0\].optional: input 'input' has no default"):
-        make(files_of(tmp_path, models.mlp()), config)
+    assert ask(instance, x=ones)["y"].tolist() == [2] * 4
+    assert ask(instance, x=ones, scale=np.array([7], np.float32))["y"].tolist() == [7] * 4
 
 
 def test_requests_to_a_model_without_batching_run_one_by_one(tmp_path: Path) -> None:
     instance = make(files_of(tmp_path, models.identity(FP32, (4,), batches=False)), identity_config(FP32, (4,), 0))
-    arrays = [np.full(4, n, np.float32) for n in range(3)]
+    given = [np.full(4, n, np.float32) for n in range(3)]
 
-    execution = instance.execute([request({"INPUT0": (FP32, array)}) for array in arrays])
+    execution = instance.execute([request_of(INPUT0=array) for array in given])
 
-    for index, array in enumerate(arrays):
+    for index, array in enumerate(given):
         np.testing.assert_array_equal(values(execution, index)["OUTPUT0"], array)
 
 
-def test_what_the_model_says_of_bad_input_reaches_the_caller_in_one_line(tmp_path: Path) -> None:
-    instance = make(files_of(tmp_path, models.token_means()), TOKENS)
+@pytest.mark.parametrize(
+    ("content", "config", "bad", "message"),
+    [
+        (models.token_means(), TOKENS, bad_token(), "indices element out of data bounds"),
+        (
+            models.identity(BYTES, (4,)),
+            identity_config(BYTES),
+            bad_text(),
+            "input 'INPUT0': element 2 is not UTF-8 (byte 0 is 0xff)",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_input_reaches_the_caller_in_one_line(
+    tmp_path: Path, content: bytes, config: ModelConfig, bad: InferRequest, message: str
+) -> None:
+    instance = make(files_of(tmp_path, content), config)
 
     with pytest.raises(ServingError) as caught:
-        instance.execute([bad_token()])
+        instance.execute([bad])
 
     assert caught.value.code is Code.INVALID_ARG
-    assert "indices element out of data bounds" in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert "ONNXRuntimeError" not in caught.value.message
-
-
-def test_bytes_that_are_no_text_are_refused_with_their_place(tmp_path: Path) -> None:
-    instance = make(files_of(tmp_path, models.identity(BYTES, (4,))), identity_config(BYTES))
-
-    with pytest.raises(ServingError, match=r"input 'INPUT0': element 2 is not UTF-8 \(byte 0 is 0xff\)") as caught:
-        instance.execute([bad_text()])
-
-    assert caught.value.code is Code.INVALID_ARG
 
 
 def test_a_model_that_mixes_the_rows_of_a_batch_is_found_out(tmp_path: Path) -> None:
@@ -268,7 +218,7 @@ def test_a_model_that_mixes_the_rows_of_a_batch_is_found_out(tmp_path: Path) -> 
     with pytest.raises(
         ServingError, match="output 'y': expected 3 rows for a batch of 3, got an array of shape"
     ) as caught:
-        instance.execute([request({"x": (FP32, np.ones((3, 4), np.float32))})])
+        instance.execute([request_of(x=np.ones((3, 4), np.float32))])
 
     assert caught.value.code is Code.INTERNAL
 
@@ -283,9 +233,7 @@ def test_sizes_that_only_the_network_knows_are_told(tmp_path: Path) -> None:
     instance = make(files_of(tmp_path, graph.model()), config)
 
     with pytest.raises(ServingError) as caught:
-        instance.execute(
-            [request({name: (FP32, np.ones((1, size), np.float32)) for name, size in (("a", 2), ("b", 3))})]
-        )
+        ask(instance, a=np.ones((1, 2), np.float32), b=np.ones((1, 3), np.float32))
 
     assert caught.value.code is Code.INTERNAL
     assert (
@@ -309,20 +257,20 @@ RESHAPING = config_of({"x": (FP32, (4,)), "shape": (INT64, (-1,))}, {"y": (FP32,
 
 
 def reshaping_request(*shape: int) -> InferRequest:
-    return request({"x": (FP32, np.ones((1, 4), np.float32)), "shape": (INT64, np.array([shape]))})
+    return request_of(x=np.ones((1, 4), np.float32), shape=np.array([shape]))
 
 
 def test_outputs_of_unknown_rank_are_as_the_configuration_says(tmp_path: Path) -> None:
     instance = make(files_of(tmp_path, reshaping()), RESHAPING)
 
-    assert values(instance.execute([reshaping_request(1, 2, 2)]))["y"].shape == (1, 2, 2)
+    assert ask(instance, reshaping_request(1, 2, 2))["y"].shape == (1, 2, 2)
 
 
 def test_an_output_that_cannot_get_its_configured_shape_is_named(tmp_path: Path) -> None:
     config = replace(RESHAPING, output=(ModelOutput("y", FP32, (4,), Reshape((2, 2))),))
     instance = make(files_of(tmp_path, reshaping()), config)
 
-    assert values(instance.execute([reshaping_request(1, 2, 2)]))["y"].shape == (1, 4)
+    assert ask(instance, reshaping_request(1, 2, 2))["y"].shape == (1, 4)
     with pytest.raises(ServingError, match=r"'y': expected an array of shape \['batch', 2, 2\], got \[1, 4\]"):
         instance.execute([reshaping_request(1, 4)])
 
@@ -424,11 +372,6 @@ def test_a_model_without_an_output_that_can_be_sent_is_refused(tmp_path: Path) -
     assert (caught.value.code, "zipmap=False" in caught.value.hint) == (Code.UNSUPPORTED, True)
 
 
-def test_a_configuration_without_outputs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match="output: none is configured; the model provides output"):
-        make(files_of(tmp_path, models.mlp()), replace(MLP, output=()))
-
-
 @pytest.mark.parametrize(
     ("shape", "outputs", "batch_size"),
     [
@@ -471,7 +414,7 @@ def test_a_tensor_without_a_shape_is_completed_as_variable_and_named(
     config = replace(completion.config, instance_group=MLP.instance_group)
     assert [(each.dims, each.reshape is None) for each in config.input] == [((-1,), True), ((1,), False)]
     vector = np.arange(3, dtype=np.float32)
-    answer = values(make(files, config).execute([request({"x": (FP32, vector), "known": (FP32, vector[:1])})]))
+    answer = ask(make(files, config), x=vector, known=vector[:1])
     assert answer["y"].tolist() == [0, 1, 2]
 
 
@@ -479,11 +422,7 @@ def test_a_dimension_of_no_elements_is_served_as_a_variable_one(tmp_path: Path) 
     files = files_of(tmp_path, named(["b", 0, 2], ["b", 0, 2]))
     completed = complete(files).config
 
-    answer = values(
-        make(files, replace(completed, instance_group=MLP.instance_group)).execute(
-            [request({"x": (FP32, np.zeros((3, 0, 2), np.float32))})]
-        )
-    )
+    answer = ask(make(files, replace(completed, instance_group=MLP.instance_group)), x=np.zeros((3, 0, 2), np.float32))
 
     assert [tensor.dims for tensor in completed.input] == [(-1, 2)]
     assert answer["y0"].shape == (3, 0, 2)
@@ -529,25 +468,10 @@ def test_the_file_may_have_another_name_and_lie_in_a_folder(tmp_path: Path) -> N
 
 
 def test_weights_may_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
-    files = files_of(tmp_path, models.mlp())
-    model = onnx.load(files.version_dir / "model.onnx")
-    onnx.save_model(
-        model, str(files.version_dir / "model.onnx"), save_as_external_data=True, location="weights", size_threshold=0
-    )
+    answer = ask(make(external(tmp_path), MLP), mlp_request(1, 2))["output"]
 
-    answer = values(make(files, MLP).execute([mlp_request(1, 2)]))["output"]
-
-    expected = values(make(files_of(tmp_path / "whole", models.mlp()), MLP).execute([mlp_request(1, 2)]))["output"]
+    expected = ask(make(files_of(tmp_path / "whole", models.mlp()), MLP), mlp_request(1, 2))["output"]
     assert_close(answer, expected)
-
-
-def test_dims_without_the_batch_come_with_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ServingError) as caught:
-        make(files_of(tmp_path, models.mlp()), replace(MLP, max_batch_size=0))
-
-    assert (
-        "max_batch_size: it is 0, and the dims of input, output have no batch dimension: set it to the largest batch"
-    ) in caught.value.message
 
 
 def test_everything_that_contradicts_the_model_is_said_at_once(tmp_path: Path) -> None:
@@ -576,11 +500,8 @@ def test_what_only_the_optimiser_finds_out_about_an_output_contradicts_nothing(t
     files = files_of(tmp_path, graph.model())
     completed = complete(files).config
 
-    answer = values(
-        make(files, replace(completed, instance_group=config_of({}, {}).instance_group)).execute(
-            [request({"x": (FP32, np.arange(4, dtype=np.float32))}, "y")]
-        )
-    )
+    instance = make(files, replace(completed, instance_group=MLP.instance_group))
+    answer = ask(instance, request_of("y", x=np.arange(4, dtype=np.float32)))
 
     assert [output.dims for output in completed.output] == [(-1, -1)]
     assert answer["y"].shape == (2, 2)
@@ -619,16 +540,6 @@ def test_a_link_to_a_file_that_is_no_model_is_told_of_as_that_file(tmp_path: Pat
     assert str(files.version_dir) not in caught.value.message
 
 
-def test_weights_that_were_left_behind_are_told_of(tmp_path: Path) -> None:
-    files = external(tmp_path)
-    (files.version_dir / "weights").unlink()
-
-    with pytest.raises(ServingError) as caught:
-        complete(files)
-
-    assert caught.value.hint == "the weights are in a separate file, which belongs beside the model"
-
-
 def external(tmp_path: Path) -> ModelFiles:
     """Return the perceptron with its weights in a file of their own, `weights`."""
     files = files_of(tmp_path, b"")
@@ -639,14 +550,29 @@ def external(tmp_path: Path) -> ModelFiles:
     return files
 
 
-def test_weights_of_which_a_part_is_there_are_told_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem", "hint"),
+    [
+        (None, "", "the weights are in a separate file, which belongs beside the model"),
+        (
+            b"version https://git-lfs\n",
+            "External initializer: ",
+            "the file of the weights is incomplete, or a Git LFS pointer",
+        ),
+    ],
+)
+def test_weights_that_are_not_all_there_are_told_of(
+    tmp_path: Path, content: bytes | None, problem: str, hint: str
+) -> None:
     files = external(tmp_path)
-    (files.version_dir / "weights").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    (files.version_dir / "weights").unlink()
+    if content is not None:
+        (files.version_dir / "weights").write_bytes(content)
 
-    with pytest.raises(ServingError, match=r"cannot load model\.onnx: External initializer: ") as caught:
+    with pytest.raises(ServingError, match=rf"cannot load model\.onnx: {problem}") as caught:
         complete(files)
 
-    assert caught.value.hint == "the file of the weights is incomplete, or a Git LFS pointer"
+    assert caught.value.hint == hint
 
 
 @pytest.mark.skipif(
@@ -660,7 +586,7 @@ class TestWeightsInAFileOfTheirOwn:
     ) -> None:
         files = external(tmp_path)
         instance = make(files, MLP)
-        expected = values(instance.execute([mlp_request(1, 2)]))["output"]
+        expected = ask(instance, mlp_request(1, 2))["output"]
         weights = files.version_dir / "weights"
         size = weights.stat().st_size
 
@@ -673,7 +599,7 @@ class TestWeightsInAFileOfTheirOwn:
             assert not maps.exists() or str(weights) not in maps.read_text()
             file.truncate(0 if change == "cut" else size)
 
-        assert_close(values(instance.execute([mlp_request(1, 2)]))["output"], expected)
+        assert_close(ask(instance, mlp_request(1, 2))["output"], expected)
 
     def test_the_file_may_be_a_link_to_another_folder(self, tmp_path: Path) -> None:
         files = external(tmp_path)
@@ -735,27 +661,50 @@ def test_a_folder_in_the_place_of_the_file_tells_what_it_holds(tmp_path: Path) -
     assert caught.value.hint == "the folder holds net.onnx"
 
 
-def test_batching_that_the_model_cannot_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match="dimensions"):
-        make(files_of(tmp_path, models.identity(FP32, (4,), batches=False)), identity_config(FP32))
-
-
 def test_a_gpu_needs_an_onnx_runtime_for_gpus(tmp_path: Path) -> None:
-    async def load() -> None:
-        model = await OnnxRuntimeBackend().load(files_of(tmp_path, models.mlp()), MLP, BackendSettings())
-        await model.create_instance(Placement("m_0", InstanceKind.KIND_GPU, 0))
-
     with pytest.raises(ServingError, match="'m_0' of model 'm' needs ONNX Runtime's CUDAExecutionProvider") as caught:
-        asyncio.run(load())
+        make(files_of(tmp_path, models.mlp()), MLP, place=Placement("m_0", InstanceKind.KIND_GPU, 0))
 
     assert "onnxruntime-gpu" in caught.value.hint
 
 
-def test_a_library_of_operators_that_is_not_there_is_named(tmp_path: Path) -> None:
-    config = replace(MLP, model_operations=ModelOperations(("libnothing.so",)))
-
-    with pytest.raises(ServingError, match=r"libnothing\.so"):
-        make(files_of(tmp_path, models.mlp()), config)
+@pytest.mark.parametrize(
+    ("content", "config", "message"),
+    [
+        (
+            models.mlp(),
+            replace(MLP, input=(replace(MLP.input[0], optional=True),)),
+            r"input\[0\].optional: input 'input' has no default",
+        ),
+        (models.mlp(), replace(MLP, output=()), "output: none is configured; the model provides output"),
+        (models.identity(FP32, (4,), batches=False), identity_config(FP32), "dimensions"),
+        (
+            models.mlp(),
+            replace(MLP, parameters={"execution_mode": "5"}),
+            r"parameters\['execution_mode'\]: expected one of 0, 1, got '5'",
+        ),
+        (
+            models.mlp(),
+            replace(
+                MLP,
+                cc_model_filenames={"7.5": "a.onnx"},
+                instance_group=(InstanceGroup("m_0", InstanceKind.KIND_GPU, count=1, gpus=(0,)),),
+            ),
+            "cc_model_filenames",
+        ),
+        (
+            models.mlp(),
+            replace(MLP, max_batch_size=0),
+            "max_batch_size: it is 0, and the dims of input, output have no batch dimension: set it to the largest",
+        ),
+        (models.mlp(), replace(MLP, model_operations=ModelOperations(("libnothing.so",))), r"libnothing\.so"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_model_is_refused(
+    tmp_path: Path, content: bytes, config: ModelConfig, message: str
+) -> None:
+    with pytest.raises(ServingError, match=message):
+        make(files_of(tmp_path, content), config)
 
 
 def test_a_library_of_operators_is_taken_from_the_model_s_folder(tmp_path: Path) -> None:
@@ -765,21 +714,6 @@ def test_a_library_of_operators_is_taken_from_the_model_s_folder(tmp_path: Path)
 
     with pytest.raises(ServingError, match=re.escape(str(files.model_dir / "ops.so"))):
         make(files, config)
-
-
-def test_a_wrong_parameter_is_refused_by_its_path(tmp_path: Path) -> None:
-    config = replace(MLP, parameters={"execution_mode": "5"})
-
-    with pytest.raises(ServingError, match=r"parameters\['execution_mode'\]: expected one of 0, 1, got '5'"):
-        make(files_of(tmp_path, models.mlp()), config)
-
-
-def test_files_by_gpu_are_refused(tmp_path: Path) -> None:
-    groups = (InstanceGroup("m_0", InstanceKind.KIND_GPU, count=1, gpus=(0,)),)
-    config = replace(MLP, cc_model_filenames={"7.5": "a.onnx"}, instance_group=groups)
-
-    with pytest.raises(ServingError, match="cc_model_filenames"):
-        make(files_of(tmp_path, models.mlp()), config)
 
 
 def test_a_provider_that_does_not_start_is_named(tmp_path: Path) -> None:
@@ -858,9 +792,9 @@ def test_a_parameter_without_a_meaning_is_logged_with_the_likely_one(
 )
 def test_a_model_runs_with_every_parameter(tmp_path: Path, parameters: dict[str, str]) -> None:
     files = files_of(tmp_path, models.mlp())
-    expected = values(make(files, MLP).execute([mlp_request(1, 4)]))["output"]
+    expected = ask(make(files, MLP), mlp_request(1, 4))["output"]
 
-    answer = values(make(files, replace(MLP, parameters=parameters)).execute([mlp_request(1, 4)]))["output"]
+    answer = ask(make(files, replace(MLP, parameters=parameters)), mlp_request(1, 4))["output"]
 
     assert_close(answer, expected)
 
@@ -919,12 +853,17 @@ def test_instances_share_one_session_with_the_threads_of_all(
     assert thread_count(tmp_path, big_matrix(), config, threads) == expected
 
 
-def test_a_model_that_takes_next_to_no_time_runs_in_one_thread(tmp_path: Path) -> None:
-    assert thread_count(tmp_path, models.mlp((128, 16, 10)), MLP, 2) == [2, 1]
-
-
-def test_a_model_of_variable_shape_keeps_its_threads(tmp_path: Path) -> None:
-    assert thread_count(tmp_path, models.token_means(), TOKENS, 2) == [2]
+@pytest.mark.parametrize(
+    ("content", "config", "opened"),
+    [
+        (models.mlp((128, 16, 10)), MLP, [2, 1]),  # it takes next to no time
+        (models.token_means(), TOKENS, [2]),  # its shape is variable
+    ],
+)
+def test_only_a_model_that_takes_next_to_no_time_runs_in_one_thread(
+    tmp_path: Path, content: bytes, config: ModelConfig, opened: list[int]
+) -> None:
+    assert thread_count(tmp_path, content, config, 2) == opened
 
 
 def test_the_memory_of_a_model_is_that_of_its_weights_once(tmp_path: Path) -> None:

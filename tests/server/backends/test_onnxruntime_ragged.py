@@ -1,13 +1,12 @@
 """ONNX models that take requests of different shapes as one batch."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.models import write_model
+from tests.support.backends import load, request_of, version_of
 from tests.support.onnx_writer import GraphWriter
 
 from charonia.config.kinds import BatchInputKind, InstanceKind
@@ -15,9 +14,9 @@ from charonia.config.model import BatchInput, BatchOutput, InstanceGroup, ModelC
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.core.tensor import Array
 from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeInstance
+from charonia.testing.backend_suite import arrays
 
 FP32, INT32, INT64 = DataType.FP32, DataType.INT32, DataType.INT64
 WITH_ZERO = BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO
@@ -61,33 +60,16 @@ SUMS = ModelConfig(
 
 
 def make(folder: Path, content: bytes, config: ModelConfig) -> OnnxRuntimeInstance:
-    model_dir = write_model(folder, "m", content)
-
-    async def load() -> OnnxRuntimeInstance:
-        files = ModelFiles(model_dir, 1, model_dir / "1")
-        model = await OnnxRuntimeBackend().load(files, config, BackendSettings())
-        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
-        assert isinstance(instance, OnnxRuntimeInstance)
-        return instance
-
-    return asyncio.run(load())
-
-
-def request(**arrays: Array) -> InferRequest:
-    types = {"f": FP32, "i": INT64}
-    return InferRequest("m", {name: Tensor(name, types[array.dtype.kind], array) for name, array in arrays.items()})
+    instance: OnnxRuntimeInstance = load(OnnxRuntimeBackend, version_of(folder / "m", model_onnx=content), config)
+    return instance
 
 
 def run(instance: OnnxRuntimeInstance, requests: Sequence[InferRequest]) -> list[dict[str, Array]]:
-    answers = []
-    for result in instance.execute(requests).results:
-        assert isinstance(result, Outputs), result
-        answers.append({tensor.name: tensor.array for tensor in result.tensors})
-    return answers
+    return [arrays(result) for result in instance.execute(requests).results]
 
 
 def rows(*lengths: int) -> list[InferRequest]:
-    return [request(X=np.arange(1, length + 1, dtype="f4")[None]) for length in lengths]
+    return [request_of(X=np.arange(1, length + 1, dtype="f4")[None]) for length in lengths]
 
 
 def test_requests_of_different_lengths_run_as_one_batch(tmp_path: Path) -> None:
@@ -156,7 +138,7 @@ def test_a_model_is_told_the_shapes_in_its_batch(tmp_path: Path) -> None:
     instance = make(tmp_path, shapes_model(), SHAPES)
     zero = np.zeros((1, 1), "f4")
 
-    answers = run(instance, [request(X=np.zeros((1, *shape), "f4"), Z=zero) for shape in ((2, 3), (1, 4))])
+    answers = run(instance, [request_of(X=np.zeros((1, *shape), "f4"), Z=zero) for shape in ((2, 3), (1, 4))])
 
     assert [answer["OUT"].tolist() for answer in answers] == [[[2.0, 3.0]], [[1.0, 4.0]]]
     assert [answer["MORE"].tolist() for answer in answers] == [[[8, 9]], [[7, 10]]]
@@ -167,7 +149,7 @@ def test_the_shapes_are_those_after_reshape(tmp_path: Path) -> None:
     given = replace(SHAPES.input[0], dims=(-1, 2, 3), reshape=Reshape((-1, 6)))
     instance = make(tmp_path, shapes_model(), replace(SHAPES, input=(given, SHAPES.input[1])))
 
-    (answer,) = run(instance, [request(X=np.zeros((1, 5, 2, 3), "f4"), Z=np.zeros((1, 1), "f4"))])
+    (answer,) = run(instance, [request_of(X=np.zeros((1, 5, 2, 3), "f4"), Z=np.zeros((1, 1), "f4"))])
 
     assert answer["OUT"].tolist() == [[5.0, 6.0]]
 
@@ -176,7 +158,7 @@ def test_a_source_that_is_left_out_is_missed_by_name(tmp_path: Path) -> None:
     instance = make(tmp_path, sums(), SUMS)
 
     with pytest.raises(ServingError, match="input 'X' cannot be left out"):
-        instance.execute([request()])
+        instance.execute([request_of()])
 
 
 @pytest.mark.parametrize(

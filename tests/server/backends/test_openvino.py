@@ -1,11 +1,11 @@
 """The OpenVINO backend."""
 
-import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,17 @@ import onnxruntime
 import openvino
 import pytest
 from tests.support import models, paddle_models, tflite_models
-from tests.support.models import write_model
+from tests.support.backends import ask, assert_close, complete_wholly, request, request_of, version_of
+from tests.support.backends import load as load_by
 from tests.support.onnx_writer import GraphWriter
 
-from charonia.config.complete import normalise
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOperations, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import ModelFiles, Placement
 from charonia.server.backends.openvino import backend
 from charonia.server.backends.openvino.backend import Network, NetworkTensor, OpenVinoBackend, follows_batch
 from charonia.testing.backend_suite import BackendCase, BackendSuite
@@ -52,52 +52,21 @@ def expected(x: Array) -> Array:
 
 
 def files_of(tmp_path: Path, model: Any) -> ModelFiles:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    openvino.save_model(model, folder / "1" / "model.xml", compress_to_fp16=False)
-    return ModelFiles(folder, 1, folder / "1")
+    files = version_of(tmp_path / "m")
+    openvino.save_model(model, files.version_dir / "model.xml", compress_to_fp16=False)
+    return files
 
 
-def content_of(tmp_path: Path, content: bytes, file_name: str) -> ModelFiles:
-    folder = write_model(tmp_path, "m", content, file_name=file_name)
-    return ModelFiles(folder, 1, folder / "1")
-
-
-def complete(files: ModelFiles, config: ModelConfig | None = None) -> Completion:
-    done = asyncio.run(OpenVinoBackend().complete(files, config or ModelConfig(name="m"), BackendSettings()))
-    whole = normalise(replace(done.config, backend="openvino"), name="m", gpu_count=0, default_instance_count=1)
-    return Completion(whole, done.notes)
-
-
-def load(files: ModelFiles, config: ModelConfig, settings: Mapping[str, str] | None = None) -> BlockingInstance:
-    async def make() -> BlockingInstance:
-        model = await OpenVinoBackend().load(files, config, BackendSettings(settings or {}))
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
-
-    return asyncio.run(make())
-
-
-def assert_close(one: Array, other: Array) -> None:
-    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-6)
-
-
-def request_of(arrays: Mapping[str, tuple[DataType, Array]]) -> InferRequest:
-    return InferRequest("m", {name: Tensor(name, datatype, array) for name, (datatype, array) in arrays.items()})
-
-
-def infer(instance: BlockingInstance, **arrays: Array) -> dict[str, Array]:
-    [result] = instance.execute([request_of({name: (FP32, array) for name, array in arrays.items()})]).results
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
+complete, load = partial(complete_wholly, OpenVinoBackend), partial(load_by, OpenVinoBackend)
 
 
 def rows(seed: int, size: int) -> InferRequest:
-    return request_of({"x": (FP32, np.random.default_rng(seed).random((size, 16), np.float32))})
+    return request_of(x=np.random.default_rng(seed).random((size, 16), np.float32))
 
 
 def in_rows_of(seed: int, size: int, length: int = 5) -> InferRequest:
     x = np.random.default_rng(seed).random((size, 5), np.float32)
-    return request_of({"x": (FP32, x), "length": (INT64, np.full((size, 1), length))})
+    return request_of(x=x, length=np.full((size, 1), length))
 
 
 class TestLayer(BackendSuite):
@@ -143,47 +112,49 @@ def test_an_ir_file_is_completed(tmp_path: Path) -> None:
     assert config.output == (ModelOutput("scores", FP32, (4,)),)
 
 
-def test_an_onnx_file_computes_the_same_as_in_onnx_runtime(tmp_path: Path) -> None:
-    content = models.mlp()
-    files = content_of(tmp_path, content, "model.onnx")
-    config = complete(files, ModelConfig(name="m", default_model_filename="model.onnx")).config
-    x = np.random.default_rng(0).random((3, 128), np.float32)
-
-    [own] = infer(load(files, config), input=x).values()
-
-    [other] = onnxruntime.InferenceSession(content).run(None, {"input": x})
-    assert_close(own, other)
+def in_onnx_runtime(x: Array) -> Array:
+    [answer] = onnxruntime.InferenceSession(models.mlp()).run(None, {"input": x})
+    return np.asarray(answer)
 
 
-def test_a_tensorflow_lite_file_is_served(tmp_path: Path) -> None:
-    files = content_of(tmp_path, tflite_models.mlp(), "model.tflite")
-    config = complete(files, ModelConfig(name="m", default_model_filename="model.tflite")).config
-    x = np.random.default_rng(0).random((3, 16), np.float32)
+@pytest.mark.parametrize(
+    ("file_name", "content", "width", "expected"),
+    [
+        ("model.onnx", models.mlp(), 128, in_onnx_runtime),
+        ("model.tflite", tflite_models.mlp(), 16, tflite_models.mlp_expected),
+        ("model.pdmodel", paddle_models.relu(4), 4, lambda x: np.maximum(x, 0)),
+    ],
+)
+def test_a_file_of_another_framework_is_served(
+    tmp_path: Path, file_name: str, content: bytes, width: int, expected: Callable[[Array], Array]
+) -> None:
+    files = version_of(tmp_path / "m", **{file_name: content})
+    config = complete(files, ModelConfig(name="m", default_model_filename=file_name)).config
+    x = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
 
-    [own] = infer(load(files, config), **{config.input[0].name: x}).values()
+    [own] = ask(load(files, config), **{config.input[0].name: x}).values()
 
-    assert_close(own, tflite_models.mlp_expected(x))
-
-
-def test_a_paddlepaddle_file_is_served(tmp_path: Path) -> None:
-    files = content_of(tmp_path, paddle_models.relu(4), "model.pdmodel")
-    config = complete(files, ModelConfig(name="m", default_model_filename="model.pdmodel")).config
-
-    outputs = infer(load(files, config), x=np.array([[-1, 2, -3, 4]], np.float32))
-
-    assert outputs["y"].tolist() == [[0, 2, 0, 4]]
+    assert_close(own, expected(x))
 
 
-@pytest.mark.parametrize("padding", ["NO", "YES"])
-def test_a_model_made_for_one_row_batches_where_the_configuration_says_so(tmp_path: Path, padding: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        (8, {"ENABLE_BATCH_PADDING": "NO"}),
+        (8, {"ENABLE_BATCH_PADDING": "YES"}),
+        (1, {"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"}),
+    ],
+)
+def test_a_model_made_for_one_row_batches_where_the_configuration_says_so(
+    tmp_path: Path, size: int, parameters: dict[str, str]
+) -> None:
     files = files_of(tmp_path, layer(batch=1))
-    x = np.random.default_rng(0).random((3, 16), np.float32)
+    x = np.random.default_rng(0).random((min(size, 3), 16), np.float32)
 
     assert complete(files).config.max_batch_size == 0
-    parameters = {"ENABLE_BATCH_PADDING": padding}
-    config = complete(files, ModelConfig(name="m", max_batch_size=8, parameters=parameters)).config
+    config = complete(files, ModelConfig(name="m", max_batch_size=size, parameters=parameters)).config
 
-    assert_close(infer(load(files, config), x=x)["scores"], expected(x))
+    assert_close(ask(load(files, config), x=x)["scores"], expected(x))
 
 
 def test_a_fixed_batch_that_stays_needs_padding(tmp_path: Path) -> None:
@@ -197,7 +168,7 @@ def test_a_fixed_batch_that_stays_needs_padding(tmp_path: Path) -> None:
     assert "ENABLE_BATCH_PADDING" in caught.value.hint
     with pytest.raises(ServingError, match="max_batch_size is 9, and the model takes batches of 8"):
         complete(files, replace(padded, max_batch_size=9))
-    outputs = infer(load(files, complete(files, padded).config), x=x)
+    outputs = ask(load(files, complete(files, padded).config), x=x)
     assert_close(outputs["scores"], expected(x))
 
 
@@ -206,19 +177,9 @@ def test_batches_are_filled_up_where_the_outputs_keep_a_fixed_size(tmp_path: Pat
     files = files_of(tmp_path, named(op.reshape(op.add(x, x), op.constant(np.array([8, 4])), False), [x], "y"))
     rows = np.random.default_rng(0).random((2, 4), np.float32)
 
-    outputs = infer(load(files, complete(files, ModelConfig(name="m", max_batch_size=8)).config), x=rows)
+    outputs = ask(load(files, complete(files, ModelConfig(name="m", max_batch_size=8)).config), x=rows)
 
     assert_close(outputs["y"], 2 * rows)
-
-
-def test_a_model_of_one_row_serves_batches_of_one(tmp_path: Path) -> None:
-    files = files_of(tmp_path, layer(batch=1))
-    config = ModelConfig(name="m", max_batch_size=1, parameters={"SKIP_OV_DYNAMIC_BATCHSIZE": "YES"})
-    x = np.random.default_rng(0).random((1, 16), np.float32)
-
-    outputs = infer(load(files, complete(files, config).config), x=x)
-
-    assert_close(outputs["scores"], expected(x))
 
 
 def test_inputs_get_the_configured_dims_where_a_parameter_says_so(tmp_path: Path) -> None:
@@ -235,18 +196,24 @@ def test_inputs_get_the_configured_dims_where_a_parameter_says_so(tmp_path: Path
 
     with pytest.raises(ServingError, match="the model expects shape"):
         load(files, config)
-    outputs = infer(load(files, replace(config, parameters={"RESHAPE_IO_LAYERS": "YES"})), x=picture)
+    outputs = ask(load(files, replace(config, parameters={"RESHAPE_IO_LAYERS": "YES"})), x=picture)
 
     assert outputs["y"].tolist() == np.zeros((2, 3, 5, 7)).tolist()
 
 
-def test_scalars_are_served(tmp_path: Path) -> None:
-    x = op.parameter([], np.float32, name="x")
+@pytest.mark.parametrize(
+    ("shape", "given", "answer"),
+    [([], np.array([3], np.float32), [5]), ([-1, 2], np.array([[np.nan, 1]], np.float32), [[np.nan, 3]])],
+)
+def test_scalars_and_what_is_no_number_are_served(
+    tmp_path: Path, shape: list[int], given: Array, answer: list[Any]
+) -> None:
+    x = op.parameter(shape, np.float32, name="x")
     files = files_of(tmp_path, named(op.add(x, op.constant(np.float32(2))), [x], "y"))
 
-    outputs = infer(load(files, complete(files).config), x=np.array([3], np.float32))
+    outputs = ask(load(files, complete(files).config), x=given)
 
-    assert outputs["y"].tolist() == [5]
+    np.testing.assert_array_equal(outputs["y"], answer)
 
 
 def test_bf16_is_passed_as_bit_patterns(tmp_path: Path) -> None:
@@ -255,19 +222,7 @@ def test_bf16_is_passed_as_bit_patterns(tmp_path: Path) -> None:
     instance = load(files, complete(files).config)
     ones = np.full((1, 2), 0x3F80, np.uint16)
 
-    [result] = instance.execute([request_of({"x": (BF16, ones)})]).results
-
-    assert isinstance(result, Outputs), result
-    assert result.tensors[0].array.tolist() == [[0x4000, 0x4000]]
-
-
-def test_not_a_number_stays_one(tmp_path: Path) -> None:
-    x = op.parameter([-1, 2], np.float32, name="x")
-    files = files_of(tmp_path, named(op.add(x, op.constant(np.float32(1))), [x], "y"))
-
-    outputs = infer(load(files, complete(files).config), x=np.array([[np.nan, 1]], np.float32))
-
-    np.testing.assert_array_equal(outputs["y"], [[np.nan, 2]])
+    assert ask(instance, request({"x": (BF16, ones)}))["y"].tolist() == [[0x4000, 0x4000]]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -280,9 +235,9 @@ def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: 
     for size in (2, 3, 4):
         ones = np.ones((1, size), np.float32)
         with pytest.raises(ServingError, match="OpenVINO failed") as caught:
-            infer(instance, a=ones, b=np.ones((1, size + 1), np.float32))
+            ask(instance, a=ones, b=np.ones((1, size + 1), np.float32))
         assert f"the inputs were a [1, {size}], b [1, {size + 1}]" in caught.value.hint
-        assert infer(instance, a=ones, b=ones)["y"].tolist() == [[2] * size]
+        assert ask(instance, a=ones, b=ones)["y"].tolist() == [[2] * size]
 
 
 FIRST_RUNS = """
@@ -315,22 +270,18 @@ def test_the_first_runs_of_several_threads_do_not_wait_for_one_another_for_ever(
 def test_answers_are_written_where_no_later_run_writes(tmp_path: Path) -> None:
     files = files_of(tmp_path, layer())
     instance = load(files, complete(files).config)
-    first = infer(instance, x=np.ones((2, 16), np.float32))["scores"]
+    first = ask(instance, x=np.ones((2, 16), np.float32))["scores"]
     copy = first.copy()
 
-    infer(instance, x=np.zeros((2, 16), np.float32))
+    ask(instance, x=np.zeros((2, 16), np.float32))
 
     np.testing.assert_array_equal(first, copy)
 
 
 def properties(files: ModelFiles, config: ModelConfig, threads: int = 2) -> Callable[[str], Any]:
-    async def make() -> Any:
-        model = await OpenVinoBackend().load(files, config, BackendSettings())
-        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
-        return instance._request.get_compiled_model().get_property
-
-    compiled: Callable[[str], Any] = asyncio.run(make())
-    return compiled
+    instance = load(files, config, place=Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
+    found: Callable[[str], Any] = instance._request.get_compiled_model().get_property
+    return found
 
 
 def test_streams_threads_and_precision_are_explicit(tmp_path: Path) -> None:
@@ -365,7 +316,7 @@ def test_a_virtual_device_computes_with_the_same_precision(tmp_path: Path) -> No
 
     for device in ("AUTO", "HETERO:CPU"):
         config = replace(complete(files).config, parameters={"TARGET_DEVICE": device})
-        assert_close(infer(load(files, config), x=x)["scores"], expected(x))
+        assert_close(ask(load(files, config), x=x)["scores"], expected(x))
 
 
 def test_an_unknown_parameter_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -449,7 +400,7 @@ def bad_operator() -> bytes:
 def test_a_bad_file_is_refused_with_the_reason(
     tmp_path: Path, file_name: str, content: bytes, message: str, hint: str
 ) -> None:
-    files = content_of(tmp_path, content, file_name)
+    files = version_of(tmp_path / "m", **{file_name: content})
 
     with pytest.raises(ServingError, match=message) as caught:
         complete(files, ModelConfig(name="m", default_model_filename=file_name))
@@ -458,45 +409,36 @@ def test_a_bad_file_is_refused_with_the_reason(
     assert hint in caught.value.hint
 
 
-def spoil_weights(files: ModelFiles) -> None:
-    weights = files.version_dir / "model.bin"
-    weights.write_bytes(weights.read_bytes()[:100])
-
-
-def remove_weights(files: ModelFiles) -> None:
-    (files.version_dir / "model.bin").unlink()
-
-
-def write_version(files: ModelFiles) -> None:
-    xml = files.version_dir / "model.xml"
-    xml.write_text(xml.read_text().replace('version="11"', 'version="99"'))
-
-
-def rename_operator(files: ModelFiles) -> None:
-    xml = files.version_dir / "model.xml"
-    xml.write_text(xml.read_text().replace('type="MatMul"', 'type="Nope"'))
-
-
-def empty(files: ModelFiles) -> None:
-    (files.version_dir / "model.xml").write_bytes(b"")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "message", "hint"),
+    ("name", "spoil", "message", "hint"),
     [
-        (spoil_weights, "Incorrect weights in bin file", "incomplete"),
-        (remove_weights, "bin file cannot be found", "belongs beside the .xml file"),
-        (write_version, "Unable to read the model", "newer OpenVINO"),
-        (rename_operator, "doesn't contain the operation with type: Nope", "CPU_EXTENSION_PATH"),
-        (empty, "cannot load model.xml", "the file is empty"),
+        ("model.bin", lambda weights: weights[:100], "Incorrect weights in bin file", "incomplete"),
+        ("model.bin", None, "bin file cannot be found", "belongs beside the .xml file"),
+        (
+            "model.xml",
+            lambda xml: xml.replace(b'version="11"', b'version="99"'),
+            "Unable to read the model",
+            "newer OpenVINO",
+        ),
+        (
+            "model.xml",
+            lambda xml: xml.replace(b'type="MatMul"', b'type="Nope"'),
+            "doesn't contain the operation with type: Nope",
+            "CPU_EXTENSION_PATH",
+        ),
+        ("model.xml", lambda _: b"", "cannot load model.xml", "the file is empty"),
     ],
 )
 def test_a_bad_ir_is_refused_with_the_reason(
-    tmp_path: Path, spoil: Callable[[ModelFiles], None], message: str, hint: str
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes] | None, message: str, hint: str
 ) -> None:
     files = files_of(tmp_path, layer())
     config = complete(files).config
-    spoil(files)
+    path = files.version_dir / name
+    content = path.read_bytes()
+    path.unlink()
+    if spoil is not None:
+        path.write_bytes(spoil(content))
 
     with pytest.raises(ServingError, match=message) as caught:
         load(files, config)
@@ -521,7 +463,7 @@ def test_a_size_of_batches_that_has_run_needs_no_change_of_threads(
     monkeypatch.setattr(backend, "_infer", watched)
     for size in (2, 3, 2, 3, 1):
         x = np.random.default_rng(size).random((size, 16), np.float32)
-        assert_close(infer(running, x=x)["scores"], expected(x))
+        assert_close(ask(running, x=x)["scores"], expected(x))
 
     assert synchronous == [(2, 16), (3, 16)]
 

@@ -55,14 +55,61 @@ def template() -> Iterator[StandingTemplate]:
     template.end()
 
 
+class Bench:
+    """A backend, and a folder for models that are copied from those that were made."""
+
+    def __init__(self, template: StandingTemplate, models: Path, folder: Path) -> None:
+        self.backend = TensorFlowBackend(template)
+        self._models = models
+        self._folder = folder
+
+    def files(self, name: str) -> ModelFiles:
+        source = self._models / name
+        version = tensorflow_models.place(source, self._folder / source.stem)
+        return ModelFiles(version.parent, 1, version)
+
+    @asynccontextmanager
+    async def loaded(
+        self, model: str | ModelFiles, config: ModelConfig | None = None, **settings: str
+    ) -> AsyncIterator[tuple[PythonModel, Callable[[InferRequest], Awaitable[dict[str, Array]]]]]:
+        """Complete and load a model with one instance; yield it, and what runs one request."""
+        given = BackendSettings(settings)
+        files = self.files(model) if isinstance(model, str) else model
+        config = config or ModelConfig(name="m", backend="tensorflow")
+        try:
+            completed = (await self.backend.complete(files, config, given)).config
+            loaded = await self.backend.load(files, completed, given)
+            try:
+                instance = await loaded.create_instance(PLACEMENT)
+
+                async def run(request: InferRequest) -> dict[str, Array]:
+                    (result,) = (await run_batch(instance, [request])).results
+                    if isinstance(result, ServingError):
+                        raise result
+                    return arrays(result)
+
+                yield loaded, run
+                await instance.aclose()
+            finally:
+                await loaded.aclose()
+        finally:
+            await self.backend.aclose()
+
+    async def answer(
+        self, model: str | ModelFiles, given: InferRequest, config: ModelConfig | None = None, **settings: str
+    ) -> dict[str, Array]:
+        async with self.loaded(model, config, **settings) as (_, run):
+            return await run(given)
+
+    async def refusal(self, model: str | ModelFiles, config: ModelConfig | None = None) -> ServingError:
+        with pytest.raises(ServingError) as caught:
+            await self.answer(model, request(), config)
+        return caught.value
+
+
 @pytest.fixture
-def backend(template: StandingTemplate) -> TensorFlowBackend:
-    return TensorFlowBackend(template)
-
-
-def files_of(source: Path, folder: Path) -> ModelFiles:
-    version = tensorflow_models.place(source, folder / source.stem)
-    return ModelFiles(version.parent, 1, version)
+def bench(template: StandingTemplate, models: Path, tmp_path: Path) -> Bench:
+    return Bench(template, models, tmp_path)
 
 
 def request(**given: Array) -> InferRequest:
@@ -76,73 +123,9 @@ def of_four(seed: int, size: int) -> InferRequest:
 
 class TestConformance(BackendSuite):
     @pytest.fixture
-    def backend_case(self, template: StandingTemplate, models: Path, tmp_path: Path) -> BackendCase:
-        return BackendCase(
-            lambda: TensorFlowBackend(template),
-            files_of(models / "roots", tmp_path),
-            ROOTS,
-            of_four,
-            lambda: request(X=np.full((1, 4), -1, np.float32)),
-        )
-
-
-@asynccontextmanager
-async def loaded(
-    backend: TensorFlowBackend, files: ModelFiles, config: ModelConfig | None = None, **settings: str
-) -> AsyncIterator[tuple[PythonModel, Callable[[InferRequest], Awaitable[dict[str, Array]]]]]:
-    """Complete and load a model with one instance; yield it, and what runs one request."""
-    given = BackendSettings(settings)
-    config = config or ModelConfig(name="m", backend="tensorflow")
-    try:
-        completed = (await backend.complete(files, config, given)).config
-        model = await backend.load(files, completed, given)
-        try:
-            instance = await model.create_instance(PLACEMENT)
-
-            async def run(request: InferRequest) -> dict[str, Array]:
-                (result,) = (await run_batch(instance, [request])).results
-                if isinstance(result, ServingError):
-                    raise result
-                return arrays(result)
-
-            yield model, run
-            await instance.aclose()
-        finally:
-            await model.aclose()
-    finally:
-        await backend.aclose()
-
-
-def answer(
-    backend: TensorFlowBackend,
-    files: ModelFiles,
-    given: InferRequest,
-    config: ModelConfig | None = None,
-    **settings: str,
-) -> dict[str, Array]:
-    async def test() -> dict[str, Array]:
-        async with loaded(backend, files, config, **settings) as (_, run):
-            return await run(given)
-
-    return asyncio.run(test())
-
-
-def refusal(
-    backend: TensorFlowBackend, files: ModelFiles, config: ModelConfig | None = None, **settings: str
-) -> ServingError:
-    with pytest.raises(ServingError) as caught:
-        answer(backend, files, request(), config, **settings)
-    return caught.value
-
-
-def completed(backend: TensorFlowBackend, files: ModelFiles, config: ModelConfig | None = None) -> ModelConfig:
-    async def test() -> ModelConfig:
-        try:
-            return (await backend.complete(files, config or ModelConfig(name="m"), BackendSettings())).config
-        finally:
-            await backend.aclose()
-
-    return asyncio.run(test())
+    def backend_case(self, bench: Bench) -> BackendCase:
+        bad = request(X=np.full((1, 4), -1, np.float32))
+        return BackendCase(lambda: bench.backend, bench.files("roots"), ROOTS, of_four, lambda: bad)
 
 
 def tensors(config: ModelConfig) -> dict[str, tuple[DataType | None, tuple[int, ...]]]:
@@ -150,10 +133,9 @@ def tensors(config: ModelConfig) -> dict[str, tuple[DataType | None, tuple[int, 
     return of_inputs | {each.name: (each.data_type, each.dims) for each in config.output}
 
 
-def test_a_configuration_is_completed_from_the_signature(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    config = completed(backend, files_of(models / "roots", tmp_path))
+async def test_a_configuration_is_completed_from_the_signature(bench: Bench) -> None:
+    config = (await bench.backend.complete(bench.files("roots"), ModelConfig(name="m"), BackendSettings())).config
+    await bench.backend.aclose()
 
     assert config.max_batch_size == 4
     assert config.dynamic_batching is not None
@@ -167,85 +149,71 @@ def test_a_configuration_is_completed_from_the_signature(
     assert total.reshape is not None
 
 
-def test_a_tensor_without_a_rank_needs_dims(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    files = files_of(models / "unranked", tmp_path)
+async def test_a_tensor_without_a_rank_needs_dims(bench: Bench) -> None:
+    files = bench.files("unranked")
     half = ModelConfig(name="m", max_batch_size=2, input=(ModelInput("X", DataType.FP32, dims=(-1, 2)),))
     whole = replace(half, output=(ModelOutput("Y", DataType.FP32, (-1, 2)),))
 
-    error = refusal(backend, files, half)
+    error = await bench.refusal(files, half)
 
     assert error.message == "model 'm': output 'Y' has no rank in the model: its shape must be configured"
     assert error.hint == 'config.pbtxt: output [ { name: "Y" data_type: TYPE_FP32 dims: [ ... ] } ]'
     x = np.ones((1, 3, 2), np.float32)
-    assert answer(backend, files, request(X=x), whole)["Y"].tolist() == (x * 2).tolist()
+    assert (await bench.answer(files, request(X=x), whole))["Y"].tolist() == (x * 2).tolist()
 
 
-def test_strings_of_any_bytes_go_in_and_out(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
+async def test_strings_of_any_bytes_go_in_and_out(bench: Bench) -> None:
     given = np.array([[b"a", b"\xff\x00", b""]], object)
 
-    result = answer(backend, files_of(models / "texts", tmp_path), request(S=given))
+    result = await bench.answer("texts", request(S=given))
 
     assert result["TWICE"].tolist() == [[b"aa", b"\xff\x00\xff\x00", b""]]
 
 
-def test_a_model_that_does_not_batch_takes_scalars_and_runs_loops(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    files = files_of(models / "repeated", tmp_path)
-
-    result = answer(backend, files, request(X=np.ones(4, np.float32), N=np.array([3], np.int32)))
+async def test_a_model_that_does_not_batch_takes_scalars_and_runs_loops(bench: Bench) -> None:
+    result = await bench.answer("repeated", request(X=np.ones(4, np.float32), N=np.array([3], np.int32)))
 
     assert result["Y"].tolist() == [8, 8, 8, 8]
 
 
-def test_what_a_model_keeps_is_not_changed_by_the_next_request(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    async def test() -> list[float]:
-        async with loaded(backend, files_of(models / "kept", tmp_path)) as (_, run):
-            return [
-                float((await run(request(X=np.full(64, number, np.float32))))["BEFORE"][0]) for number in (1, 2, 3, 4)
-            ]
-
-    assert asyncio.run(test()) == [0, 1, 2, 3]
+async def test_what_a_model_keeps_is_not_changed_by_the_next_request(bench: Bench) -> None:
+    async with bench.loaded("kept") as (_, run):
+        for number in (1, 2, 3, 4):
+            assert (await run(request(X=np.full(64, number, np.float32))))["BEFORE"][0] == number - 1
 
 
-def test_only_outputs_that_are_asked_for_are_computed(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
+async def test_only_outputs_that_are_asked_for_are_computed(bench: Bench) -> None:
     given = InferRequest("m", of_four(1, 1).inputs, outputs=(RequestedOutput("TEXT"),))
 
-    assert answer(backend, files_of(models / "roots", tmp_path), given).keys() == {"TEXT"}
+    assert (await bench.answer("roots", given)).keys() == {"TEXT"}
 
 
 @pytest.mark.parametrize("name", ["double", "triple"])
-def test_a_parameter_chooses_the_signature(backend: TensorFlowBackend, models: Path, tmp_path: Path, name: str) -> None:
+async def test_a_parameter_chooses_the_signature(bench: Bench, name: str) -> None:
     config = ModelConfig(name="m", parameters={"TF_SIGNATURE_DEF": name})
 
-    result = answer(backend, files_of(models / "two", tmp_path), request(X=np.ones((1, 4), np.float32)), config)
+    result = await bench.answer("two", request(X=np.ones((1, 4), np.float32)), config)
 
     assert result["Y"].tolist() == [[{"double": 2.0, "triple": 3.0}[name]] * 4]
 
 
-def test_a_signature_that_is_not_there_is_refused_with_those_that_are(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    error = refusal(backend, files_of(models / "two", tmp_path))
+async def test_a_signature_that_is_not_there_is_refused_with_those_that_are(bench: Bench) -> None:
+    error = await bench.refusal("two")
 
     assert error.code is Code.INVALID_ARG
     assert error.message == "model 'm': the model has no signature 'serving_default'; its signatures are double, triple"
     assert error.hint == "the parameter TF_SIGNATURE_DEF says which"
 
 
-def test_a_graph_with_other_tags_is_chosen_and_initialised_by_its_own_operations(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    files = files_of(models / "old", tmp_path)
+async def test_a_graph_with_other_tags_is_chosen_and_initialised_by_its_own_operations(bench: Bench) -> None:
+    files = bench.files("old")
     (files.model_dir / "init.json").write_text('{"init_ops": ["set_five"]}')
     config = ModelConfig(name="m", parameters={"TF_GRAPH_TAG": "mine", "TF_INIT_OPS_FILE": "init.json"})
 
-    assert answer(backend, files, request(X=np.ones((1, 4), np.float32)), config)["Y"].tolist() == [[5.0] * 4]
+    assert (await bench.answer(files, request(X=np.ones((1, 4), np.float32)), config))["Y"].tolist() == [[5.0] * 4]
     without = ModelConfig(name="m", parameters={"TF_GRAPH_TAG": "mine"})
-    assert answer(backend, files, request(X=np.ones((1, 4), np.float32)), without)["Y"].tolist() == [[0.0] * 4]
-    error = refusal(backend, files)
+    assert (await bench.answer(files, request(X=np.ones((1, 4), np.float32)), without))["Y"].tolist() == [[0.0] * 4]
+    error = await bench.refusal(files)
     assert error.message == "model 'm': no graph has the tag 'serve'; the tags of its graphs are cpu+mine"
 
 
@@ -259,15 +227,15 @@ def test_a_graph_with_other_tags_is_chosen_and_initialised_by_its_own_operations
         (None, "no file 'init.json' in the folder of the version or the model"),
     ],
 )
-def test_a_file_of_initial_operations_that_cannot_be_read_is_refused(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, content: str | None, reason: str
+async def test_a_file_of_initial_operations_that_cannot_be_read_is_refused(
+    bench: Bench, content: str | None, reason: str
 ) -> None:
-    files = files_of(models / "old", tmp_path)
+    files = bench.files("old")
     if content is not None:
         (files.version_dir / "init.json").write_text(content)
     parameters = {"TF_GRAPH_TAG": "mine", "TF_INIT_OPS_FILE": "init.json"}
 
-    assert reason in refusal(backend, files, ModelConfig(name="m", parameters=parameters)).message
+    assert reason in (await bench.refusal(files, ModelConfig(name="m", parameters=parameters))).message
 
 
 @pytest.mark.parametrize(
@@ -279,10 +247,8 @@ def test_a_file_of_initial_operations_that_cannot_be_read_is_refused(
         ("unknown", "the model needs the operator 'MyOwnSqrt', which TensorFlow"),
     ],
 )
-def test_a_model_with_what_cannot_be_served_is_refused(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, name: str, reason: str
-) -> None:
-    assert reason in refusal(backend, files_of(models / name, tmp_path)).message
+async def test_a_model_with_what_cannot_be_served_is_refused(bench: Bench, name: str, reason: str) -> None:
+    assert reason in (await bench.refusal(name)).message
 
 
 @pytest.mark.parametrize(
@@ -295,115 +261,95 @@ def test_a_model_with_what_cannot_be_served_is_refused(
         (None, "holds no saved_model.pb, so it is no SavedModel"),
     ],
 )
-def test_a_broken_graph_is_refused(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, content: bytes | str | None, reason: str
-) -> None:
-    files = files_of(models / "roots", tmp_path)
+async def test_a_broken_graph_is_refused(bench: Bench, content: bytes | str | None, reason: str) -> None:
+    files = bench.files("roots")
     path = files.version_dir / "model.savedmodel" / "saved_model.pb"
     if content is None:
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if isinstance(content, str) else content)
 
-    error = refusal(backend, files)
+    error = await bench.refusal(files)
 
     assert error.code is Code.INVALID_ARG
     assert reason in error.message
 
 
-def test_broken_variables_are_an_error_of_the_load(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    files = files_of(models / "kept", tmp_path)
+async def test_broken_variables_are_an_error_of_the_load(bench: Bench) -> None:
+    files = bench.files("kept")
     (data,) = (files.version_dir / "model.savedmodel" / "variables").glob("*.data*")
     data.write_bytes(b"")
 
-    assert "the SavedModel cannot be loaded; are all files" in refusal(backend, files).message
+    assert "the SavedModel cannot be loaded; are all files" in (await bench.refusal(files)).message
 
 
-def test_a_frozen_graph_is_refused_with_lines_that_convert_it(backend: TensorFlowBackend, tmp_path: Path) -> None:
+async def test_a_frozen_graph_is_refused_with_lines_that_convert_it(bench: Bench, tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
     (version / "model.graphdef").write_bytes(b"")
     files = ModelFiles(version.parent, 1, version)
 
-    error = refusal(backend, files, ModelConfig(name="m", default_model_filename="model.graphdef"))
+    error = await bench.refusal(files, ModelConfig(name="m", default_model_filename="model.graphdef"))
 
     assert error.code is Code.UNSUPPORTED
     assert 'open("model.graphdef", "rb")' in error.hint
     assert '"model.savedmodel", {"INPUT": x}' in error.hint
 
 
-def test_a_configuration_that_contradicts_the_signature_is_refused(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    files = files_of(models / "roots", tmp_path)
+async def test_a_configuration_that_contradicts_the_signature_is_refused(bench: Bench) -> None:
+    files = bench.files("roots")
     wrong = replace(
         ROOTS,
         input=(ModelInput("X", DataType.FP64, dims=(5,)),),
         output=(ModelOutput("ROOT", DataType.FP32, (4,)), ModelOutput("SQUARE", DataType.FP32, (4,))),
     )
 
-    message = refusal(backend, files, wrong).message
+    message = (await bench.refusal(files, wrong)).message
 
     assert "configuration expects datatype TYPE_FP64 for input 'X', model provides TYPE_FP32" in message
     assert "the model expects shape [-1, 4] but the model configuration specifies shape [-1, 5]" in message
     assert "unexpected inference output 'SQUARE', allowed outputs are: ROOT, SUM, TEXT" in message
 
 
-def test_instances_on_gpus_are_refused(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
+async def test_instances_on_gpus_are_refused(bench: Bench) -> None:
     on_gpu = replace(ROOTS, instance_group=(InstanceGroup("g", InstanceKind.KIND_GPU, count=1, gpus=(0,)),))
 
-    error = refusal(backend, files_of(models / "roots", tmp_path), on_gpu)
+    error = await bench.refusal("roots", on_gpu)
 
     assert error.code is Code.UNSUPPORTED
 
 
-def test_a_batch_whose_rows_depend_on_one_another_runs_its_requests_alone(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    async def test() -> list[object]:
-        files = files_of(models / "total", tmp_path)
-        async with loaded(backend, files) as (model, _):
-            instance = await model.create_instance(replace(PLACEMENT, name="second"))
-            ran = await run_batch(instance, [of_four(1, 1), of_four(2, 1)])
-            await instance.aclose()
-            return list(ran.results)
-
-    assert all(isinstance(result, Outputs) for result in asyncio.run(test()))
+async def test_a_batch_whose_rows_depend_on_one_another_runs_its_requests_alone(bench: Bench) -> None:
+    async with bench.loaded("total") as (model, _):
+        instance = await model.create_instance(replace(PLACEMENT, name="second"))
+        ran = await run_batch(instance, [of_four(1, 1), of_four(2, 1)])
+        await instance.aclose()
+        assert all(isinstance(result, Outputs) for result in ran.results)
 
 
-def test_an_error_of_the_graph_is_one_of_the_request(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    async def test() -> ServingError:
-        async with loaded(backend, files_of(models / "roots", tmp_path)) as (_, run):
-            with pytest.raises(ServingError) as caught:
-                await run(request(X=np.full((1, 4), -1, np.float32)))
+async def test_an_error_of_the_graph_is_one_of_the_request(bench: Bench) -> None:
+    async with bench.loaded("roots") as (_, run):
+        with pytest.raises(ServingError, match=r"^TensorFlow failed: assertion failed: \[a root of a neg") as caught:
+            await run(request(X=np.full((1, 4), -1, np.float32)))
+        assert caught.value.code is Code.INVALID_ARG
+        await run(of_four(1, 1))
+
+
+async def test_threads_are_the_share_of_the_instance_unless_a_parameter_says_another_number(bench: Bench) -> None:
+    files = bench.files("roots")
+
+    async def threads_of(**parameters: str) -> int:
+        async with bench.loaded(files, ModelConfig(name="m", parameters=parameters)) as (model, run):
             await run(of_four(1, 1))
-            return caught.value
+            (pid,) = (instance.pid for instance in model._instances)
+            return len(os.listdir(f"/proc/{pid}/task"))
 
-    error = asyncio.run(test())
-
-    assert error.code is Code.INVALID_ARG
-    assert error.message.startswith("TensorFlow failed: assertion failed: [a root of a negative number")
-
-
-def test_threads_are_the_share_of_the_instance_unless_a_parameter_says_another_number(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    def threads_of(**parameters: str) -> int:
-        async def test() -> int:
-            config = ModelConfig(name="m", parameters=parameters)
-            async with loaded(backend, files_of(models / "roots", tmp_path / str(len(parameters))), config) as (m, run):
-                await run(of_four(1, 1))
-                (pid,) = (instance.pid for instance in m._instances)
-                return len(os.listdir(f"/proc/{pid}/task"))
-
-        return asyncio.run(test())
-
-    alone = threads_of()
-    assert threads_of(TF_NUM_INTRA_THREADS="5", TF_NUM_INTER_THREADS="3") >= alone + 4
+    alone = await threads_of()
+    assert await threads_of(TF_NUM_INTRA_THREADS="5", TF_NUM_INTER_THREADS="3") >= alone + 4
 
 
-async def test_a_worker_that_is_killed_is_replaced(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    async with loaded(backend, files_of(models / "roots", tmp_path)) as (model, run):
+async def test_a_worker_that_is_killed_is_replaced(bench: Bench) -> None:
+    async with bench.loaded("roots") as (model, run):
         before = await run(of_four(1, 1))
         (instance,) = model._instances
         killed = instance.pid
@@ -416,32 +362,25 @@ async def test_a_worker_that_is_killed_is_replaced(backend: TensorFlowBackend, m
         assert state.problem == ""
 
 
-def test_a_worker_counts_its_share_only_of_the_memory_of_the_import(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path
-) -> None:
-    async def test() -> tuple[int, int]:
-        async with loaded(backend, files_of(models / "roots", tmp_path)) as (model, _):
-            (state,) = model.workers()
-            (usage,) = model.memory()
-            (pid,) = (instance.pid for instance in model._instances)
-            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            assert usage.byte_size > 0
-            return state.memory_bytes, resident
-
-    share, resident = asyncio.run(test())
-
-    assert 0 < share < 0.75 * resident
+async def test_a_worker_counts_its_share_only_of_the_memory_of_the_import(bench: Bench) -> None:
+    async with bench.loaded("roots") as (model, _):
+        (state,) = model.workers()
+        (usage,) = model.memory()
+        (pid,) = (instance.pid for instance in model._instances)
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        assert usage.byte_size > 0
+        assert 0 < state.memory_bytes < 0.75 * resident
 
 
-def test_a_keras_file_is_served_and_what_was_made_of_it_is_removed(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_keras_file_is_served_and_what_was_made_of_it_is_removed(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    files = files_of(models / "dense.keras", tmp_path)
+    files = bench.files("dense.keras")
     config = ModelConfig(name="m", default_model_filename="model.keras")
 
-    result = answer(backend, files, request(features=np.zeros((2, 8), np.float32)), config)
+    result = await bench.answer(files, request(features=np.zeros((2, 8), np.float32)), config)
 
     assert result["output_0"].tolist() == [[0.0] * 4] * 2
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -451,10 +390,8 @@ def test_a_keras_file_is_served_and_what_was_made_of_it_is_removed(
     ("content", "reason"),
     [(b"", "model.keras is truncated, or no file of Keras 3"), (None, "Keras cannot load model.keras")],
 )
-def test_a_broken_keras_file_is_refused(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, content: bytes | None, reason: str
-) -> None:
-    files = files_of(models / "dense.keras", tmp_path)
+async def test_a_broken_keras_file_is_refused(bench: Bench, tmp_path: Path, content: bytes | None, reason: str) -> None:
+    files = bench.files("dense.keras")
     path = files.version_dir / "model.keras"
     if content is None:
         (tmp_path / "other").write_text("x")
@@ -464,29 +401,24 @@ def test_a_broken_keras_file_is_refused(
     else:
         path.write_bytes(content)
 
-    error = refusal(backend, files, ModelConfig(name="m", default_model_filename="model.keras"))
+    error = await bench.refusal(files, ModelConfig(name="m", default_model_filename="model.keras"))
 
     assert reason in error.message
 
 
-def test_parameters_without_effect_are_warned_of(
-    backend: TensorFlowBackend, models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_parameters_without_effect_are_warned_of(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     config = ModelConfig(name="m", parameters={"TF_GRAPH_TAGS": "serve", "MAX_SESSION_SHARE_COUNT": "4"})
 
     with caplog.at_level(logging.WARNING):
-        answer(backend, files_of(models / "roots", tmp_path), of_four(1, 1), config, **{"gpu-memory-fraction": "0.5"})
+        await bench.answer("roots", of_four(1, 1), config, **{"gpu-memory-fraction": "0.5"})
 
     assert "has no parameter 'TF_GRAPH_TAGS', it has no effect; did you mean 'TF_GRAPH_TAG'?" in caplog.text
     assert "MAX_SESSION_SHARE_COUNT has no effect: each instance has a process of its own" in caplog.text
     assert "gpu-memory-fraction has no effect" in caplog.text
 
 
-def test_the_workers_of_a_backend_end_with_it(backend: TensorFlowBackend, models: Path, tmp_path: Path) -> None:
-    async def test() -> int:
-        async with loaded(backend, files_of(models / "roots", tmp_path)) as (model, _):
-            return model._instances[0].pid
-
-    pid = asyncio.run(test())
+async def test_the_workers_of_a_backend_end_with_it(bench: Bench) -> None:
+    async with bench.loaded("roots") as (model, _):
+        pid = model._instances[0].pid
 
     assert eventually(lambda: not Path(f"/proc/{pid}").exists())

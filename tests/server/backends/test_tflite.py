@@ -1,18 +1,17 @@
 """The TensorFlow Lite backend."""
 
-import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from tests.support import tflite_models
-from tests.support.models import write_model
+from tests.support.backends import ask, assert_close, complete_wholly, request_of, version_of
+from tests.support.backends import load as load_by
 from tests.support.tflite_models import OPERATORS, Graph, mlp, mlp_expected, unary, write
 
-from charonia.config.complete import normalise
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
     Accelerator,
@@ -26,55 +25,26 @@ from charonia.config.model import (
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, BlockingInstance, Completion, ModelFiles, Outputs, Placement
+from charonia.server.backends.api import ModelFiles, Placement
 from charonia.server.backends.tflite import backend as tflite_backend
 from charonia.server.backends.tflite.backend import TfliteBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 FP32 = DataType.FP32
+complete, load = partial(complete_wholly, TfliteBackend), partial(load_by, TfliteBackend)
 
 
-def files_of(tmp_path: Path, content: bytes, file_name: str = "model.tflite") -> ModelFiles:
-    folder = write_model(tmp_path, "m", content, file_name=file_name)
-    return ModelFiles(folder, 1, folder / "1")
-
-
-def complete(files: ModelFiles, config: ModelConfig | None = None) -> Completion:
-    done = asyncio.run(TfliteBackend().complete(files, config or ModelConfig(name="m"), BackendSettings()))
-    whole = normalise(replace(done.config, backend="tflite"), name="m", gpu_count=0, default_instance_count=1)
-    return Completion(whole, done.notes)
-
-
-def load(files: ModelFiles, config: ModelConfig) -> BlockingInstance:
-    async def make() -> BlockingInstance:
-        model = await TfliteBackend().load(files, config, BackendSettings())
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
-
-    return asyncio.run(make())
-
-
-def assert_close(one: Array, other: Array) -> None:
-    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rtol=1e-4, atol=1e-6)
-
-
-def request(arrays: Mapping[str, Array], datatype: DataType = FP32) -> InferRequest:
-    return InferRequest("m", {name: Tensor(name, datatype, array) for name, array in arrays.items()})
-
-
-def infer(instance: BlockingInstance, arrays: Mapping[str, Array], datatype: DataType = FP32) -> dict[str, Array]:
-    [result] = instance.execute([request(arrays, datatype)]).results
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
+def files_of(tmp_path: Path, content: bytes) -> ModelFiles:
+    return version_of(tmp_path / "m", model_tflite=content)
 
 
 def rows(seed: int, size: int) -> InferRequest:
-    return request({"x": np.random.default_rng(seed).random((size, 16), np.float32)})
+    return request_of(x=np.random.default_rng(seed).random((size, 16), np.float32))
 
 
 def ids(seed: int, size: int, most: int = 9) -> InferRequest:
     values = np.random.default_rng(seed).integers(0, most, (size, 3)).astype(np.int32)
-    return request({"ids": values}, DataType.INT32)
+    return request_of(ids=values)
 
 
 class TestPerceptron(BackendSuite):
@@ -96,7 +66,7 @@ class TestLookUp(BackendSuite):
         content = write(Graph(tensors, [(OPERATORS.GATHER, ["table", "ids"], ["rows"])], ["ids"], ["rows"]))
         files = files_of(tmp_path, content)
         config = complete(files, ModelConfig(name="m", max_batch_size=8)).config
-        bad = request({"ids": np.full((1, 3), 99, np.int32)}, DataType.INT32)
+        bad = request_of(ids=np.full((1, 3), 99, np.int32))
         return BackendCase(TfliteBackend, files, config, ids, bad_request=lambda: bad)
 
 
@@ -109,7 +79,7 @@ def test_everything_is_completed_from_the_signature(tmp_path: Path) -> None:
     assert config.input == (ModelInput("x", FP32, dims=(16,)),)
     assert config.output == (ModelOutput("scores", FP32, (4,)),)
     x = np.random.default_rng(0).random((3, 16), np.float32)
-    assert_close(infer(load(files, config), {"x": x})["scores"], mlp_expected(x))
+    assert_close(ask(load(files, config), x=x)["scores"], mlp_expected(x))
 
 
 def test_a_configuration_may_use_the_names_of_the_tensors(tmp_path: Path) -> None:
@@ -120,7 +90,7 @@ def test_a_configuration_may_use_the_names_of_the_tensors(tmp_path: Path) -> Non
     )
     x = np.random.default_rng(0).random((2, 16), np.float32)
 
-    outputs = infer(load(files_of(tmp_path, mlp()), config), {"serving_default_x:0": x})
+    outputs = ask(load(files_of(tmp_path, mlp()), config), **{"serving_default_x:0": x})
 
     assert_close(outputs["PartitionedCall:0"], mlp_expected(x))
 
@@ -138,7 +108,7 @@ def test_a_model_made_for_one_row_batches_where_the_configuration_says_so(tmp_pa
     assert complete(files).config.max_batch_size == 0
     config = complete(files, ModelConfig(name="m", max_batch_size=8)).config
 
-    assert_close(infer(load(files, config), {"x": x})["scores"], mlp_expected(x))
+    assert_close(ask(load(files, config), x=x)["scores"], mlp_expected(x))
 
 
 def test_a_model_that_cannot_have_another_batch_size_is_refused(tmp_path: Path) -> None:
@@ -157,7 +127,7 @@ def test_one_of_several_signatures_is_named_by_a_parameter(tmp_path: Path) -> No
 
     for name, value in (("add", 7), ("mul", 12)):
         config = complete(files, ModelConfig(name="m", parameters={"SIGNATURE": name})).config
-        assert infer(load(files, config), arrays)["result"].tolist() == [[value, value]]
+        assert ask(load(files, config), **arrays)["result"].tolist() == [[value, value]]
     with pytest.raises(ServingError, match="has no signature 'serving_default'") as caught:
         complete(files)
     assert "SIGNATURE names one of add, mul" in caught.value.hint
@@ -171,7 +141,7 @@ def test_quantised_tensors_are_passed_as_they_are_and_explained(tmp_path: Path) 
 
     assert done.config.input[0].data_type is DataType.INT8
     assert "input 'q': quantised, a number q stands for 0.5 * (q - -10)" in done.notes
-    outputs = infer(load(files, done.config), {"q": np.array([[-128, -11, 0, 100]], np.int8)}, DataType.INT8)
+    outputs = ask(load(files, done.config), q=np.array([[-128, -11, 0, 100]], np.int8))
     assert outputs["r"].tolist() == [[-10, -10, 0, 100]]
 
 
@@ -192,7 +162,7 @@ def test_strings_are_bytes(tmp_path: Path) -> None:
 
     texts = np.array([b"a\0\xff", b"b"], object)
 
-    assert infer(load(files, config), {"texts": texts}, DataType.BYTES)["result"].tolist() == [b"a\0\xff"]
+    assert ask(load(files, config), texts=texts)["result"].tolist() == [b"a\0\xff"]
 
 
 def test_scalars_are_served(tmp_path: Path) -> None:
@@ -201,7 +171,7 @@ def test_scalars_are_served(tmp_path: Path) -> None:
 
     arrays = {"a": np.array([3], np.float32), "b": np.array([4], np.float32)}
 
-    assert infer(load(files, config), arrays)["result"].tolist() == [7]
+    assert ask(load(files, config), **arrays)["result"].tolist() == [7]
 
 
 def test_threads_follow_the_budget_unless_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,14 +191,10 @@ def test_threads_follow_the_budget_unless_given(tmp_path: Path, monkeypatch: pyt
         )
     )
 
-    async def threads(config: ModelConfig) -> int:
-        model = await TfliteBackend().load(files, config, BackendSettings())
-        await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, 5))
-        return asked[-1]
-
-    assert asyncio.run(threads(config)) == 5
-    assert asyncio.run(threads(replace(config, parameters={"tflite_num_threads": "2"}))) == 2
-    assert asyncio.run(threads(replace(config, optimization=xnnpack))) == 3
+    for change, threads in (({}, 5), ({"parameters": {"tflite_num_threads": "2"}}, 2), ({"optimization": xnnpack}, 3)):
+        place = Placement("m_0", InstanceKind.KIND_CPU, 0, 5)
+        load(files, replace(config, **change), place=place)  # type: ignore[arg-type]
+        assert asked[-1] == threads
 
 
 @pytest.mark.parametrize(
@@ -303,14 +269,14 @@ def test_a_batch_of_another_size_than_the_last_is_computed(tmp_path: Path) -> No
     instance = load(files, complete(files).config)
     for size in (1, 3, 3, 2, 1):
         x = np.random.default_rng(size).random((size, 16), np.float32)
-        assert_close(infer(instance, {"x": x})["scores"], mlp_expected(x))
+        assert_close(ask(instance, x=x)["scores"], mlp_expected(x))
 
 
 def test_not_a_number_stays_one(tmp_path: Path) -> None:
     files = files_of(tmp_path, write(tflite_models.binary()))
     config = complete(files).config
 
-    outputs = infer(load(files, config), {"a": np.array([[np.nan, 1]], np.float32), "b": np.ones((1, 2), np.float32)})
+    outputs = ask(load(files, config), a=np.array([[np.nan, 1]], np.float32), b=np.ones((1, 2), np.float32))
 
     np.testing.assert_array_equal(outputs["result"], [[np.nan, 2]])
 
@@ -320,8 +286,8 @@ def test_inputs_that_do_not_fit_together_are_an_error_of_that_request(tmp_path: 
     instance = load(files, complete(files).config)
 
     with pytest.raises(ServingError, match="LiteRT failed") as caught:
-        infer(instance, {"a": np.ones((1, 3), np.float32), "b": np.ones((1, 4), np.float32)})
+        ask(instance, a=np.ones((1, 3), np.float32), b=np.ones((1, 4), np.float32))
 
     assert "the inputs were a [1, 3], b [1, 4]" in caught.value.hint
     ones = np.ones((1, 3), np.float32)
-    assert infer(instance, {"a": ones, "b": ones})["result"].tolist() == [[2, 2, 2]]
+    assert ask(instance, a=ones, b=ones)["result"].tolist() == [[2, 2, 2]]

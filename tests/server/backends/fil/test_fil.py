@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.support.backends import CPU, ask, load, version_of
 from tests.support.forests import CLASSES, FEATURES, MadeForest, Rows, of_lightgbm, of_sklearn, of_xgboost, rows
 
 from charonia.config.complete import ROWS_BATCH_SIZE
@@ -25,7 +27,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement
+from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.fil import backend
 from charonia.server.backends.fil.backend import CONTRIBUTIONS, INPUT, SCORES, FilBackend, FilInstance
 from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
@@ -35,20 +37,32 @@ from charonia.wire.v1_predict import decode_predict
 FP32 = DataType.FP32
 MAKERS: dict[str, Callable[[str], MadeForest]] = {"xgboost": of_xgboost, "lightgbm": of_lightgbm, "sklearn": of_sklearn}
 TASKS = ("regression", "binary", "multi")
+Place = Callable[[str, str], ModelFiles]
 
 
-@pytest.fixture(scope="module")
-def forests() -> dict[tuple[str, str], MadeForest]:
-    return {(library, task): make(task) for library, make in MAKERS.items() for task in TASKS}
+@cache
+def made(library: str, task: str) -> MadeForest:
+    return MAKERS[library](task)
 
 
 def files_of(folder: Path, forest: MadeForest) -> ModelFiles:
     forest.write(folder / "1")
-    return ModelFiles(folder, 1, folder / "1")
+    return version_of(folder)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """Return what writes a forest into a model's folder."""
+    return lambda library, task: files_of(tmp_path, made(library, task))
 
 
 def config_of(outputs: Mapping[str, tuple[int, ...]], **parameters: str) -> ModelConfig:
     return sized(64, outputs, **parameters)
+
+
+def opened(files: ModelFiles, config: ModelConfig, threads: int = 1) -> FilInstance:
+    instance: FilInstance = load(FilBackend, files, config, place=replace(CPU, threads=threads))
+    return instance
 
 
 def sized(max_batch_size: int, outputs: Mapping[str, tuple[int, ...]], /, **parameters: str) -> ModelConfig:
@@ -64,30 +78,22 @@ def sized(max_batch_size: int, outputs: Mapping[str, tuple[int, ...]], /, **para
     )
 
 
-def opened(files: ModelFiles, config: ModelConfig, threads: int = 1) -> FilInstance:
-    async def make() -> FilInstance:
-        model = await FilBackend().load(files, config, BackendSettings())
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
-
-    return asyncio.run(make())
-
-
 def request(data: Rows, *outputs: str) -> InferRequest:
     return InferRequest("m", {INPUT: Tensor(INPUT, FP32, data)}, outputs=tuple(map(RequestedOutput, outputs)))
 
 
-def ask(instance: FilInstance, data: Rows, *outputs: str) -> dict[str, NDArray[Any]]:
-    [result] = instance.execute([request(data, *outputs)]).results
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
+def scores_of(instance: FilInstance, data: Rows) -> NDArray[Any]:
+    return ask(instance, request(data))[SCORES]
+
+
+def refusal(files: ModelFiles, config: ModelConfig) -> ServingError:
+    with pytest.raises(ServingError) as caught:
+        opened(files, config)
+    return caught.value
 
 
 def complete(files: ModelFiles, config: ModelConfig, default: int = 4) -> Completion:
     return asyncio.run(FilBackend().complete(files, config, BackendSettings(default_max_batch_size=default)))
-
-
-def scores_of(instance: FilInstance, data: Rows) -> NDArray[Any]:
-    return ask(instance, data)[SCORES]
 
 
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, str]]] = {
@@ -99,11 +105,9 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, str]]] = 
 
 class TestFil(BackendSuite):
     @pytest.fixture(params=list(CASES))
-    def backend_case(
-        self, request: pytest.FixtureRequest, tmp_path: Path, forests: dict[tuple[str, str], MadeForest]
-    ) -> BackendCase:
+    def backend_case(self, request: pytest.FixtureRequest, place: Place) -> BackendCase:
         library, task, outputs, parameters = CASES[request.param]
-        files = files_of(tmp_path, forests[library, task])
+        files = place(library, task)
         bad = _infinite_request if request.param == "xgboost" else None
         return BackendCase(FilBackend, files, config_of(outputs, **parameters), _numbered_request, bad)
 
@@ -123,24 +127,20 @@ PREDICTORS = [
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("library", "predictor"), [*PREDICTORS, ("sklearn", "auto")])
-def test_scores_are_those_of_the_library(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str, task: str, predictor: str
-) -> None:
-    forest = forests[library, task]
+def test_scores_are_those_of_the_library(place: Place, library: str, task: str, predictor: str) -> None:
+    forest = made(library, task)
     data = rows(40, 1) if library != "sklearn" else np.nan_to_num(rows(40, 1))
     expected = forest.scores(data)
-    instance = opened(files_of(tmp_path, forest), config_of({SCORES: expected.shape[1:]}, predictor=predictor))
+    instance = opened(place(library, task), config_of({SCORES: expected.shape[1:]}, predictor=predictor))
 
     np.testing.assert_allclose(scores_of(instance, data), expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(scores_of(instance, data[:1]), expected[:1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("library", list(MAKERS))
-def test_a_classifier_answers_with_the_class_or_with_probabilities(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str
-) -> None:
-    forest = forests[library, "multi"]
-    files, data = files_of(tmp_path, forest), np.nan_to_num(rows(40, 1))
+def test_a_classifier_answers_with_the_class_or_with_probabilities(place: Place, library: str) -> None:
+    forest = made(library, "multi")
+    files, data = place(library, "multi"), np.nan_to_num(rows(40, 1))
     expected = forest.scores(data)
 
     classes = opened(files, config_of({SCORES: (1,)}, is_classifier="true"))
@@ -152,11 +152,9 @@ def test_a_classifier_answers_with_the_class_or_with_probabilities(
 
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
-def test_a_binary_classifier_answers_1_above_the_threshold(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, library: str
-) -> None:
-    forest = forests[library, "binary"]
-    files, data = files_of(tmp_path, forest), rows(60, 1)
+def test_a_binary_classifier_answers_1_above_the_threshold(place: Place, library: str) -> None:
+    forest = made(library, "binary")
+    files, data = place(library, "binary"), rows(60, 1)
     expected = forest.scores(data)
 
     for threshold in (0.5, float(np.median(expected))):
@@ -166,11 +164,9 @@ def test_a_binary_classifier_answers_1_above_the_threshold(
         assert set(answers.ravel()) == {0.0, 1.0}
 
 
-def test_a_binary_classifier_has_one_probability_or_that_of_each_class(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    forest = forests["xgboost", "binary"]
-    files, data = files_of(tmp_path, forest), rows(20, 1)
+def test_a_binary_classifier_has_one_probability_or_that_of_each_class(place: Place) -> None:
+    forest = made("xgboost", "binary")
+    files, data = place("xgboost", "binary"), rows(20, 1)
     expected = forest.scores(data)
     options = {"is_classifier": "true", "predict_proba": "true"}
 
@@ -181,11 +177,9 @@ def test_a_binary_classifier_has_one_probability_or_that_of_each_class(
     np.testing.assert_allclose(both, np.hstack([1 - expected, expected]), rtol=1e-4)
 
 
-def test_a_random_forest_of_two_classes_has_two_scores(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    forest = forests["sklearn", "binary"]
-    files, data = files_of(tmp_path, forest), np.nan_to_num(rows(20, 1))
+def test_a_random_forest_of_two_classes_has_two_scores(place: Place) -> None:
+    forest = made("sklearn", "binary")
+    files, data = place("sklearn", "binary"), np.nan_to_num(rows(20, 1))
 
     classes = scores_of(opened(files, config_of({SCORES: (1,)}, is_classifier="true")), data)
 
@@ -228,7 +222,7 @@ def test_shapley_values_are_those_of_the_library_and_add_up(tmp_path: Path, libr
     instance = opened(files_of(tmp_path, forest), config_of({SCORES: (width,), CONTRIBUTIONS: shape}), threads=2)
     data = rows(50, 1)
 
-    found = ask(instance, data)
+    found = ask(instance, request(data))
     values = found[CONTRIBUTIONS].reshape(50, -1, FEATURES + 1)
     instance.close()
 
@@ -241,26 +235,25 @@ def test_shapley_values_are_those_of_the_library_and_add_up(tmp_path: Path, libr
     np.testing.assert_allclose(values.sum(axis=2), forest.margin(data) / scale, rtol=1e-3, atol=1e-5)
 
 
-def test_shapley_values_of_classes_may_be_one_row(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
-    files, data = files_of(tmp_path, forests["xgboost", "multi"]), rows(5)
+def test_shapley_values_of_classes_may_be_one_row(place: Place) -> None:
+    files, data = place("xgboost", "multi"), rows(5)
     flat = opened(files, config_of({SCORES: (3,), CONTRIBUTIONS: (3 * (FEATURES + 1),)}))
     deep = opened(files, config_of({SCORES: (3,), CONTRIBUTIONS: (3, FEATURES + 1)}))
 
-    np.testing.assert_array_equal(ask(flat, data)[CONTRIBUTIONS], ask(deep, data)[CONTRIBUTIONS].reshape(5, -1))
+    one, rows_of_classes = (ask(instance, request(data))[CONTRIBUTIONS] for instance in (flat, deep))
+    np.testing.assert_array_equal(one, rows_of_classes.reshape(5, -1))
 
 
-def test_only_the_outputs_that_are_asked_for_are_computed(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    files = files_of(tmp_path, forests["xgboost", "binary"])
+def test_only_the_outputs_that_are_asked_for_are_computed(place: Place) -> None:
+    files = place("xgboost", "binary")
     instance = opened(files, config_of({SCORES: (1,), CONTRIBUTIONS: (FEATURES + 1,)}))
 
-    assert ask(instance, rows(2), SCORES).keys() == {SCORES}
-    assert ask(instance, rows(2), CONTRIBUTIONS).keys() == {CONTRIBUTIONS}
+    assert ask(instance, request(rows(2), SCORES)).keys() == {SCORES}
+    assert ask(instance, request(rows(2), CONTRIBUTIONS)).keys() == {CONTRIBUTIONS}
 
 
-def test_a_checkpoint_has_no_shapley_values(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
-    files = files_of(tmp_path, forests["sklearn", "regression"])
+def test_a_checkpoint_has_no_shapley_values(place: Place) -> None:
+    files = place("sklearn", "regression")
 
     with pytest.raises(ServingError) as caught:
         opened(files, config_of({SCORES: (1,), CONTRIBUTIONS: (FEATURES + 1,)}))
@@ -271,18 +264,16 @@ def test_a_checkpoint_has_no_shapley_values(forests: dict[tuple[str, str], MadeF
 
 
 @pytest.fixture(scope="module")
-def divided(
-    forests: dict[tuple[str, str], MadeForest], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, FilInstance]:
+def divided(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FilInstance]:
     """Instances that divide every batch of two rows and more among three threads."""
-    made = {}
+    instances = {}
     for library in MAKERS:
-        files = files_of(tmp_path_factory.mktemp(library), forests[library, "multi"])
+        files = files_of(tmp_path_factory.mktemp(library), made(library, "multi"))
         instance = opened(files, sized(0, {SCORES: (CLASSES,)}), threads=3)
         forest = instance._forest
         instance._forest = replace(forest, choice=replace(forest.choice, part_rows=1))
-        made[library] = instance
-    return made
+        instances[library] = instance
+    return instances
 
 
 @settings(deadline=None, max_examples=25)
@@ -338,14 +329,13 @@ COMPLETED = [
 @pytest.mark.parametrize(("task", "parameters", "dims"), COMPLETED)
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_a_configuration_is_completed_from_the_forest(
-    forests: dict[tuple[str, str], MadeForest],
-    tmp_path: Path,
+    place: Place,
     library: str,
     task: str,
     parameters: dict[str, str],
     dims: tuple[int, ...],
 ) -> None:
-    completion = complete(files_of(tmp_path, forests[library, task]), ModelConfig(name="m", parameters=parameters))
+    completion = complete(place(library, task), ModelConfig(name="m", parameters=parameters))
 
     config = completion.config
     assert [(t.name, t.data_type, t.dims) for t in config.input] == [(INPUT, FP32, (FEATURES,))]
@@ -355,35 +345,23 @@ def test_a_configuration_is_completed_from_the_forest(
     assert f"input '{INPUT}': FP32 [{FEATURES}], from the model" in completion.notes
 
 
-def test_the_server_s_default_batch_size_counts_where_it_is_0_or_larger(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    files = files_of(tmp_path, forests["xgboost", "binary"])
+def test_the_server_s_default_batch_size_counts_where_it_is_0_or_larger(place: Place) -> None:
+    files = place("xgboost", "binary")
 
     assert complete(files, ModelConfig(name="m"), 5000).config.max_batch_size == 5000
     unbatched = complete(files, ModelConfig(name="m"), 0).config
     assert (unbatched.max_batch_size, unbatched.input[0].dims) == (0, (-1, FEATURES))
 
 
-def test_a_model_without_batching_takes_rows_of_its_own(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    forest = forests["lightgbm", "regression"]
-    instance = opened(files_of(tmp_path, forest), sized(0, {SCORES: (1,)}))
+def test_a_model_without_batching_takes_rows_of_its_own(place: Place) -> None:
+    forest = made("lightgbm", "regression")
+    instance = opened(place("lightgbm", "regression"), sized(0, {SCORES: (1,)}))
 
     np.testing.assert_allclose(scores_of(instance, rows(7)), forest.scores(rows(7)), rtol=1e-5)
 
 
-def refusal(files: ModelFiles, config: ModelConfig) -> ServingError:
-    with pytest.raises(ServingError) as caught:
-        opened(files, config)
-    return caught.value
-
-
-def test_a_configuration_that_contradicts_the_forest_is_refused(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    files = files_of(tmp_path, forests["xgboost", "multi"])
+def test_a_configuration_that_contradicts_the_forest_is_refused(place: Place) -> None:
+    files = place("xgboost", "multi")
     good = config_of({SCORES: (CLASSES,)})
 
     wide = replace(good, input=(ModelInput(INPUT, FP32, dims=(FEATURES + 1,)),))
@@ -395,10 +373,8 @@ def test_a_configuration_that_contradicts_the_forest_is_refused(
     assert "output[1].dims" in refusal(files, config_of({SCORES: (3,), CONTRIBUTIONS: (4,)})).message
 
 
-def test_an_instance_on_a_gpu_is_refused_with_the_way_out(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path
-) -> None:
-    files = files_of(tmp_path, forests["xgboost", "binary"])
+def test_an_instance_on_a_gpu_is_refused_with_the_way_out(place: Place) -> None:
+    files = place("xgboost", "binary")
     group = InstanceGroup("m_0", InstanceKind.KIND_GPU, count=1, gpus=(0,))
 
     error = refusal(files, replace(config_of({SCORES: (1,)}), instance_group=(group,)))
@@ -421,7 +397,7 @@ def fail(library: LightGBMPredictor, data: Rows) -> Rows:
 
 
 @pytest.mark.parametrize(
-    ("library", "place", "name", "fault", "log", "refused"),
+    ("library", "patched", "name", "fault", "log", "refused"),
     [
         ("lightgbm", backend, "TreelitePredictor", WrongTreelite, "lightgbm alone, as treelite's scores differ", ""),
         ("xgboost", backend, "library_of", missing, "treelite alone, as xgboost cannot run it: No module", "[fil]"),
@@ -432,20 +408,19 @@ def fail(library: LightGBMPredictor, data: Rows) -> Rows:
     ],
 )  # fmt: skip
 def test_a_predictor_that_is_wrong_missing_or_fails_leaves_it_to_the_other(
-    forests: dict[tuple[str, str], MadeForest],
-    tmp_path: Path,
+    place: Place,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     library: str,
-    place: Any,
+    patched: Any,
     name: str,
     fault: Any,
     log: str,
     refused: str,
 ) -> None:
-    monkeypatch.setattr(place, name, fault)
-    forest = forests[library, "regression"]
-    files = files_of(tmp_path, forest)
+    monkeypatch.setattr(patched, name, fault)
+    forest = made(library, "regression")
+    files = place(library, "regression")
 
     instance = opened(files, config_of({SCORES: (1,)}))
 
@@ -455,8 +430,8 @@ def test_a_predictor_that_is_wrong_missing_or_fails_leaves_it_to_the_other(
         assert refused in str(refusal(files, config_of({SCORES: (1,)}, predictor="library")))
 
 
-def test_the_memory_is_known_when_the_file_is_gone(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
-    files = files_of(tmp_path, forests["lightgbm", "regression"])
+def test_the_memory_is_known_when_the_file_is_gone(place: Place) -> None:
+    files = place("lightgbm", "regression")
     [file] = files.version_dir.iterdir()
     size = file.stat().st_size
 
@@ -470,13 +445,11 @@ def test_the_memory_is_known_when_the_file_is_gone(forests: dict[tuple[str, str]
     assert asyncio.run(used()) == (0, [size])
 
 
-def test_the_choice_and_parameters_without_effect_are_logged(
-    forests: dict[tuple[str, str], MadeForest], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_choice_and_parameters_without_effect_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     opened(
-        files_of(tmp_path, forests["xgboost", "binary"]),
+        place("xgboost", "binary"),
         config_of({SCORES: (1,)}, predictor="treelite", chunk_size="4"),
     )
 
@@ -484,8 +457,8 @@ def test_the_choice_and_parameters_without_effect_are_logged(
     assert any("parameter 'chunk_size' has no effect" in message for message in caplog.messages)
 
 
-def test_cpu_nthread_sets_the_threads(forests: dict[tuple[str, str], MadeForest], tmp_path: Path) -> None:
-    files = files_of(tmp_path, forests["lightgbm", "binary"])
+def test_cpu_nthread_sets_the_threads(place: Place) -> None:
+    files = place("lightgbm", "binary")
 
     instance = opened(files, config_of({SCORES: (1,)}, cpu_nthread="2"), threads=1)
 

@@ -69,12 +69,12 @@ def test_parameters_that_tune_other_code_are_accepted_and_named() -> None:
     given = dict.fromkeys(WITHOUT_EFFECT, "1")
 
     assert plan(**given) == plan()
-    assert len(list(remarks(config(**given)))) == len(WITHOUT_EFFECT)
-    assert "'chunk_size' has no effect" in next(iter(remarks(config(chunk_size="4"))))
+    assert len(list(remarks(config(**given), {}))) == len(WITHOUT_EFFECT)
+    assert "'chunk_size' has no effect" in next(iter(remarks(config(chunk_size="4"), {})))
 
 
 def test_an_unknown_parameter_is_named_with_one_that_is_like_it() -> None:
-    [sentence] = remarks(config(treshold="0.3", model_type="lightgbm", EXAMPLE="{}"))
+    [sentence] = remarks(config(treshold="0.3", model_type="lightgbm", EXAMPLE="{}"), {})
 
     assert "no parameter 'treshold'" in sentence
     assert "did you mean 'threshold'?" in sentence

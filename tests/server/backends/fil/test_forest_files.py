@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import treelite
 import xgboost
+from tests.support.backends import version_of
 from tests.support.forests import LEGACY, LEGACY_ROWS, LEGACY_SCORES, MadeForest, of_lightgbm, of_sklearn, of_xgboost
 
 from charonia.config.complete import derive_backend
@@ -40,16 +40,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     legacy = folder / "xgboost.model"
     legacy.write_bytes(LEGACY)
     return {name: forest.write(folder) for name, forest in made.items()} | {"xgboost": legacy}
-
-
-def version_of(tmp_path: Path, **content: bytes | Path) -> ModelFiles:
-    """Return a model whose version has these files; `_` stands for a dot in their names."""
-    folder = tmp_path / "m" / "1"
-    folder.mkdir(parents=True)
-    for name, given in content.items():
-        path = folder / name.replace("_", ".")
-        path.write_bytes(given) if isinstance(given, bytes) else shutil.copy(given, path)
-    return ModelFiles(folder.parent, 1, folder)
 
 
 def load(files: ModelFiles, filename: str = "", **parameters: str) -> list[tuple[str, tuple[int, ...]]]:

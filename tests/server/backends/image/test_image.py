@@ -1,10 +1,10 @@
 """The image backend, compared with the same steps in Pillow and numpy, written out."""
 
-import asyncio
 import io
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, JpegImagePlugin
+from tests.support.backends import CPU, complete, load
 from tests.support.photos import PHOTOS, encoded, noise, photo
 
 from charonia.config.kinds import InstanceKind
@@ -21,11 +22,11 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Outputs, Placement, Result
+from charonia.server.backends.api import ModelFiles, Outputs, Result
 from charonia.server.backends.image import instance as image_instance
 from charonia.server.backends.image.backend import ImageBackend
 from charonia.server.backends.image.instance import ImageInstance
-from charonia.testing.backend_suite import BackendCase, BackendSuite
+from charonia.testing.backend_suite import BackendCase, BackendSuite, arrays
 
 NO_FILES = ModelFiles(Path("m"), 1, Path("m/1"))
 CLASSIFIER = {
@@ -35,6 +36,7 @@ CLASSIFIER = {
     "mean": "0.485,0.456,0.406",
     "std": "0.229,0.224,0.225",
 }
+completed = partial(complete, ImageBackend, NO_FILES)
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 
@@ -45,16 +47,9 @@ def request(*files: bytes) -> InferRequest:
     return InferRequest("m", {"IMAGE": Tensor("IMAGE", DataType.BYTES, array)})
 
 
-def completed(config: ModelConfig) -> Completion:
-    return asyncio.run(ImageBackend().complete(NO_FILES, config, BackendSettings()))
-
-
 def loaded(config: ModelConfig, threads: int = 2) -> ImageInstance:
-    async def make() -> ImageInstance:
-        model = await ImageBackend().load(NO_FILES, config, BackendSettings())
-        return await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU, threads=threads))
-
-    return asyncio.run(make())
+    model: ImageInstance = load(ImageBackend, NO_FILES, config, place=replace(CPU, threads=threads))
+    return model
 
 
 def instance(datatype: DataType | None = None, extra: Sequence[str] = (), /, **parameters: str) -> ImageInstance:
@@ -67,11 +62,6 @@ def instance(datatype: DataType | None = None, extra: Sequence[str] = (), /, **p
         config = replace(config, output=(*outputs, *(ModelOutput(name, kinds[name], (2,)) for name in extra)))
         config = replace(config, max_batch_size=8 if -1 not in dims else 0)
     return loaded(completed(config).config)
-
-
-def arrays(result: Result) -> dict[str, Array]:
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
 
 
 def answer(model: ImageInstance, *files: bytes) -> Result:

@@ -4,26 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.python_model import load, request
+from tests.support.python_model import HEAD, load, request
 
 from charonia.server.backends.api import Outputs
 from charonia.server.channel.channel import ALIGNMENT, INLINE_BYTES_MAX
 
-HEAD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-def value_of(request):
-    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-
-def answer(array):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-"""
-
 IN_PLACE = (
     HEAD
     + """
-class TritonPythonModel:
     def execute(self, requests):
         responses = []
         for request in requests:
@@ -37,7 +25,6 @@ class TritonPythonModel:
 ADDRESS = (
     HEAD
     + """
-class TritonPythonModel:
     def execute(self, requests):
         return [answer(np.array([value_of(request).ctypes.data % 4096], np.float32)) for request in requests]
 """

@@ -1,9 +1,9 @@
 """Python models in real worker processes: what they answer, and what happens when they fail, die or hang."""
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,44 +11,22 @@ import numpy as np
 import psutil
 import pytest
 from tests.support.process import shared_memory_of
-from tests.support.python_model import Loaded, Sink, config, load, request, write
+from tests.support.python_model import HEAD, IDENTITY, Loaded, Sink, array_of, config, error_of, load, request, write
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
-from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.server.backends.api import BackendSettings, Outputs, Placement
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.workers import instance as instance_module
 from charonia.server.backends.workers.instance import Batches, PythonInstance
 from charonia.server.backends.workers.model import PythonModel
 from charonia.server.channel.channel import INLINE_BYTES_MAX
 
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-def value_of(request):
-    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-
-def answer(array):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-"""
-
-IDENTITY = (
-    HEAD
-    + """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [answer(value_of(r)) for r in requests]
-"""
-)
-
 MISCHIEF = (
     HEAD
     + """
-class TritonPythonModel:
     def initialize(self, args):
         print("this is standard output")
 
@@ -87,20 +65,6 @@ async def killed(loaded: Loaded) -> None:
     os.kill(pid, signal.SIGKILL)
     while loaded.instance.pid == pid:
         await asyncio.sleep(0.005)
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-def array_of(result: Result) -> "np.ndarray":
-    assert isinstance(result, Outputs), result
-    return result.tensors[0].array
-
-
-def error_of(result: Result) -> ServingError:
-    assert isinstance(result, ServingError)
-    return result
 
 
 def text(value: str) -> "np.ndarray":
@@ -173,8 +137,6 @@ async def test_the_model_sees_what_the_request_carries(tmp_path: Path) -> None:
     model = (
         HEAD
         + """
-import json
-class TritonPythonModel:
     def initialize(self, args):
         self.args = args
     def execute(self, requests):
@@ -188,8 +150,6 @@ class TritonPythonModel:
         return [answer(np.array([json.dumps(seen)], np.object_))]
 """
     )
-
-    import json
 
     loaded = await load(tmp_path, model, STRINGS)
     sent = request(
@@ -243,11 +203,9 @@ async def test_an_asynchronous_execute_is_awaited(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("decoupled", [False, True])
 async def test_tasks_of_an_asynchronous_execute_answer_later(tmp_path: Path, decoupled: bool) -> None:
-    code = f"""{HEAD}
+    code = f"""
 import asyncio
-
-class TritonPythonModel:
-    async def execute(self, requests):
+{HEAD}    async def execute(self, requests):
         for request in requests:
             asyncio.create_task(self.later(request))
             request.get_response_sender()
@@ -270,11 +228,9 @@ class TritonPythonModel:
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.loop_faults
 async def test_a_task_that_exits_ends_its_request(tmp_path: Path) -> None:
-    code = f"""{HEAD}
+    code = f"""
 import asyncio
-
-class TritonPythonModel:
-    async def execute(self, requests):
+{HEAD}    async def execute(self, requests):
         if value_of(requests[0])[0] < 0:
             asyncio.create_task(self.exit(requests[0].get_response_sender()))
             return None
@@ -311,9 +267,7 @@ async def test_outputs_that_were_not_asked_for_are_dropped(tmp_path: Path) -> No
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("how", ["return [answer]", "requests[0].get_response_sender().send(answer, flags=1)"])
 async def test_a_model_may_leave_out_an_output_that_was_asked_for(tmp_path: Path, how: str) -> None:
-    code = f"""{HEAD}
-class TritonPythonModel:
-    def execute(self, requests):
+    code = f"""{HEAD}    def execute(self, requests):
         answer = pb_utils.InferenceResponse([pb_utils.Tensor("OUT1", np.ones(1, np.float32))])
         {how}
 """
@@ -351,23 +305,19 @@ async def test_a_model_that_fails_answers_with_the_reason_and_goes_on(
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_an_exception_is_in_the_log_however_the_model_executes(
+async def test_an_exception_is_in_the_log_however_the_model_executes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, decoupled: bool
 ) -> None:
     body = f"    {kind} execute(self, requests):\n        raise ValueError('a pity')\n"
-    code = f"{HEAD}\nclass TritonPythonModel:\n{body}"
+    code = HEAD + body
     cfg = replace(config(), model_transaction_policy=TransactionPolicy(decoupled=decoupled))
 
-    async def scenario() -> None:
-        loaded = await load(tmp_path, code, cfg)
-        asked = request(np.ones(1, "<f4"))
-        asked.id = "seven"
-        await loaded.run([asked])
-        while not caplog.records:  # a coroutine of a decoupled model goes on after its batch
-            await asyncio.sleep(0.005)
-        await loaded.close()
+    loaded = await load(tmp_path, code, cfg)
+    await loaded.run([request(np.ones(1, "<f4"), id="seven")])
+    while not caplog.records:  # a coroutine of a decoupled model goes on after its batch
+        await asyncio.sleep(0.005)
+    await loaded.close()
 
-    run(scenario)
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
     first, *_, last = record.getMessage().splitlines()
     assert first == "model 'm' version 1, instance 'm_0_0', request 'seven': execute raised an exception"
@@ -439,6 +389,7 @@ async def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
     assert error_of(failed).code is Code.UNAVAILABLE
 
 
+@pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -446,20 +397,30 @@ async def test_a_worker_that_does_not_come_back_fails_the_batch_in_bounded_time(
         ("def broken(:", "SyntaxError"),
         ("class Other: pass", "TritonPythonModel"),
         ("class TritonPythonModel: pass", "has no method 'execute'"),
-        (IDENTITY + "\n    def initialize(self, args):\n        raise RuntimeError('no weights')", "no weights"),
-        (IDENTITY + "\n    def initialize(self, args):\n        os._exit(7)", "exited with status 7"),
+        (IDENTITY + "    def initialize(self, args):\n        raise RuntimeError('no weights')", "no weights"),
+        (IDENTITY + "    def initialize(self, args):\n        sys.exit('bye')", "bye"),
     ],
 )
 async def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
-    with pytest.raises(ServingError) as caught:
+    with pytest.raises(ServingError, match="instance 'm_0_0' failed to start") as caught:
         await load(tmp_path, code)
     assert expected in str(caught.value)
 
 
-async def test_initialize_has_a_time_limit(tmp_path: Path) -> None:
-    code = IDENTITY + "\n    def initialize(self, args):\n        time.sleep(60)"
+async def test_a_worker_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match="exited with status 7"):
+        await load(tmp_path, IDENTITY + "    def initialize(self, args):\n        os._exit(7)")
+
+
+@pytest.mark.usefixtures("execution_mode")
+async def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
     with pytest.raises(ServingError, match=r"did not initialize within 0\.3 s"):
-        await load(tmp_path, code, config(INITIALIZE_TIMEOUT_SECONDS="0.3"))
+        await load(
+            tmp_path, f"{IDENTITY}    def initialize(self, args):\n{body}", config(INITIALIZE_TIMEOUT_SECONDS="0.3")
+        )
+    gate.touch()
 
 
 @pytest.mark.parametrize(
@@ -488,31 +449,34 @@ async def test_sibling_modules_of_version_and_model_folder_are_imported(tmp_path
     assert array_of(result).tolist() == [7]
 
 
-async def test_finalize_runs_and_the_process_ends(tmp_path: Path) -> None:
-    code = IDENTITY + "\n    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
-    loaded = await load(tmp_path, code)
-    pid = loaded.instance.pid
+async def test_finalize_runs_and_the_process_ends(tmp_path: Path, execution_mode: str) -> None:
+    loaded = await load(tmp_path, IDENTITY + "    def finalize(self):\n        open(__file__ + '.done', 'w').close()")
+    pids = [loaded.instance.pid] if execution_mode == "process" else []
+    await loaded.run([request(np.ones(1, "<f4"))])
     await loaded.close()
     assert (tmp_path / "m" / "1" / "model.py.done").exists()
-    assert not psutil.pid_exists(pid)
+    assert not any(map(psutil.pid_exists, pids))
     (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
     assert error_of(failed).code is Code.UNAVAILABLE
 
 
-def test_what_a_model_prints_and_logs_reaches_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        code = IDENTITY + (
-            "\n    def initialize(self, args):\n        print('on standard output')"
-            "\n        pb_utils.Logger.log_warn('mind the gap')\n"
-        )
-        loaded = await load(tmp_path, code)
-        await loaded.run([request(np.ones(1, "<f4"))])
-        await loaded.close()
-
+async def test_what_a_model_prints_and_logs_reaches_the_servers_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, execution_mode: str
+) -> None:
     caplog.set_level("INFO")
-    run(scenario)
-    assert "[m_0_0] on standard output" in caplog.text
-    warning = next(r for r in caplog.records if "mind the gap" in r.getMessage())
+    code = IDENTITY + (
+        "    def initialize(self, args):\n        print('on standard output')\n"
+        "        pb_utils.Logger.log_warn('mind the gap')\n"
+        "    def finalize(self):\n        print('the last word')\n"
+    )
+    loaded = await load(tmp_path, code)
+    await loaded.run([request(np.ones(1, "<f4"))])
+    await loaded.close()
+
+    if execution_mode == "process":
+        assert "[m_0_0] on standard output" in caplog.text
+        assert "[m_0_0] the last word" in caplog.text
+    (warning,) = [each for each in caplog.records if "mind the gap" in each.getMessage()]
     assert warning.levelname == "WARNING"
     assert "model.py:" in warning.getMessage()
 
@@ -536,7 +500,7 @@ def test_a_thousand_batches_leave_descriptors_and_shared_memory_as_they_were(tmp
         await loaded.close()
 
     before = shared_memory_of(os.getpid())
-    run(scenario)
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     assert shared_memory_of(os.getpid()) == before
 
 
@@ -555,14 +519,7 @@ AUTO_COMPLETE = (
 
 
 def complete(tmp_path: Path, code: str, cfg: ModelConfig) -> ModelConfig:
-    completed: list[ModelConfig] = []
-
-    async def scenario() -> None:
-        completion = await PythonBackend().complete(write(tmp_path, code), cfg, BackendSettings())
-        completed.append(completion.config)
-
-    run(scenario)
-    return completed[0]
+    return asyncio.run(PythonBackend().complete(write(tmp_path, code), cfg, BackendSettings())).config
 
 
 def test_auto_complete_config_fills_in_the_configuration(tmp_path: Path) -> None:
@@ -649,13 +606,3 @@ async def test_a_log_level_that_does_not_exist_is_the_models_error(tmp_path: Pat
     loaded = await load(tmp_path, code)
     (failed,) = await loaded.run([request(np.ones(1, "<f4"))])
     assert "Logger: expected one of its levels, got 9" in str(error_of(failed))
-
-
-def test_what_a_model_prints_in_finalize_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, IDENTITY + "\n    def finalize(self):\n        print('the last word')")
-        await loaded.close()
-
-    caplog.set_level("INFO")
-    run(scenario)
-    assert "[m_0_0] the last word" in caplog.text

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +44,6 @@ class TritonPythonModel:
 """
 
 STRINGS = config(DataType.BYTES)
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 class Started:

@@ -1,94 +1,44 @@
 """Python models in threads of the server: what is particular to them. The rest is tested together with processes."""
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.support.closing import close_later
-from tests.support.python_model import config, request, write
+from tests.support.fake_engine import FakeTicket
+from tests.support.python_model import HEAD, IDENTITY, array_of, config, error_of, request, write
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.core.request import CallFrame, InferRequest
+from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Reply
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.core.tensor import Tensor
+from charonia.server.backends.api import BackendSettings, Placement, Result
 from charonia.server.backends.python import thread as thread_module
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.backends.python.worker import host
 from charonia.server.metrics.custom import CustomMetrics
+from charonia.testing.decoupled_suite import StreamSink, begin, ended
 
-HEAD = """
-import os, sys, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-def value_of(request):
-    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-
-def answer(array):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-
+CALL = """
 def call(value, **more):
     given = dict(model_name="other", requested_output_names=["Y"], inputs=[pb_utils.Tensor("X", value)])
     return pb_utils.InferenceRequest(**{**given, **more})
-
-class TritonPythonModel:
 """
-
-IDENTITY = HEAD + "    def execute(self, requests):\n        return [answer(value_of(r)) for r in requests]\n"
 ONE = np.ones(1, np.float32)
 
 
 def executing(body: str) -> str:
     """Return a model whose `execute` does this with each `request`."""
     lines = "\n".join(f"            {line}" for line in body.strip().split("\n"))
-    return HEAD + f"    def execute(self, requests):\n        for request in requests:\n{lines}\n"
-
-
-class Sink:
-    def __init__(self, count: int = 1) -> None:
-        self.responses: list[list[Result | None]] = [[] for _ in range(count)]
-        self.cancelled: set[int] = set()
-        self.error: ServingError | None = None
-        self.leaves_open = False
-        self.done = asyncio.Event()
-        self.is_final = [asyncio.Event() for _ in range(count)]
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        self.responses[index].append(result)
-        if final:
-            self.is_final[index].set()
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        assert input_end_ns <= output_start_ns
-        self.error = error
-        self.leaves_open = leaves_open
-        self.done.set()
-
-    def is_cancelled(self, index: int) -> bool:
-        return index in self.cancelled
-
-    def frame(self) -> CallFrame:
-        return CallFrame("m", "1", "m_0_0")
-
-
-class FakeTicket:
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-
-    def cancel(self) -> None:
-        self.reply(ServingError(Code.CANCELLED, "the request was cancelled"), True)
+    return CALL + HEAD + f"    def execute(self, requests):\n        for request in requests:\n{lines}\n"
 
 
 class FakeModels:
@@ -102,13 +52,14 @@ class FakeModels:
 
     def infer(self, request: InferRequest, reply: Reply) -> FakeTicket:
         self.requests.append(request)
+        ticket = FakeTicket(request, reply)
         if request.model_name == "other":
             response = InferResponse("other", "1", "", [Tensor("Y", DataType.FP32, request.inputs["X"].array * 2)], {})
             for number in range(self._responses):
-                reply(response, not self._is_decoupled and number == self._responses - 1)
+                ticket.answer(response, not self._is_decoupled and number == self._responses - 1)
             if self._is_decoupled:
-                reply(None, True)
-        return FakeTicket(reply)
+                ticket.answer(None)
+        return ticket
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         return name == "other"
@@ -147,26 +98,9 @@ async def load(
 
 
 async def run_one(instance: ThreadInstance, given: InferRequest) -> Result:
-    sink = Sink()
-    instance.start([given], sink)
-    await sink.done.wait()
-    await sink.is_final[0].wait()
-    (result,) = sink.responses[0]
-    assert result is not None
-    return result
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-
-
-def array_of(result: Result | None) -> Array:
-    assert isinstance(result, Outputs), result
-    return result.tensors[0].array
-
-
-def error_of(result: Result | None) -> ServingError:
-    assert isinstance(result, ServingError)
+    sink = begin(instance, [given])
+    await ended(sink)
+    (result,) = sink.outputs[0]
     return result
 
 
@@ -217,12 +151,11 @@ async def test_an_element_that_cannot_be_sent_fails_its_request_alone(tmp_path: 
     )
 
     instance = await load(tmp_path, code, in_thread(DataType.BYTES))
-    sink = Sink(2)
-    instance.start([request(np.array([b""], object), DataType.BYTES)] * 2, sink)
-    await sink.done.wait()
+    sink = begin(instance, [request(np.array([b""], object), DataType.BYTES)] * 2)
+    await ended(sink)
 
-    assert "cannot be sent: no text" in error_of(sink.responses[0][0]).message
-    assert array_of(sink.responses[1][0]).tolist() == [b"fine"]
+    assert "cannot be sent: no text" in error_of(sink.outputs[0][0]).message
+    assert array_of(sink.outputs[1][0]).tolist() == [b"fine"]
 
 
 async def test_outputs_come_in_c_order(tmp_path: Path) -> None:
@@ -246,65 +179,24 @@ async def test_what_would_end_a_process_fails_the_batch_and_no_more(tmp_path: Pa
     assert array_of(await run_one(instance, request(ONE * 0))).tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import no_such_module_anywhere", "No module named 'no_such_module_anywhere'"),
-        ("class TritonPythonModel: pass", "has no method 'execute'"),
-        (IDENTITY + "    def initialize(self, args):\n        raise RuntimeError('no weights')", "no weights"),
-        (IDENTITY + "    def initialize(self, args):\n        sys.exit('bye')", "SystemExit: bye"),
-    ],
-)
-async def test_a_model_that_cannot_be_initialized_says_why(tmp_path: Path, code: str, expected: str) -> None:
-    with pytest.raises(ServingError, match="instance 'm_0_0' failed to start") as caught:
-        await load(tmp_path, code)
-    assert expected in caught.value.message
-
-
-async def test_initialize_has_a_time_limit_after_which_nobody_waits(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
-    code = IDENTITY + "    def initialize(self, args):\n" + body
-    with pytest.raises(ServingError, match=r"did not initialize within 0\.1 s"):
-        await load(tmp_path, code, in_thread(INITIALIZE_TIMEOUT_SECONDS="0.1"))
-    gate.touch()
-
-
-async def test_finalize_runs_when_the_model_is_closed(tmp_path: Path) -> None:
-    code = IDENTITY + "    def finalize(self):\n        open(__file__ + '.done', 'w').close()"
-    instance = await load(tmp_path, code)
-    await run_one(instance, request(ONE))
-
-    await instance.aclose()
-
-    assert (tmp_path / "m" / "1" / "model.py.done").exists()
-    sink = Sink()
-    instance.start([request(ONE)], sink)
-    assert sink.error is not None
-    assert sink.error.code is Code.UNAVAILABLE
-
-
 async def test_a_finalize_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n        raise ValueError('too late')")
     await instance.aclose()
     assert "finalize of 'm_0_0' failed: ValueError: too late" in caplog.text
 
 
-def test_a_model_that_does_not_end_is_left_to_itself(
+async def test_a_model_that_does_not_end_is_left_to_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(thread_module, "FINALIZE_S_MAX", 0.05)
 
-    async def scenario() -> None:
-        gate = tmp_path / "gate"
-        body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
-        instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n" + body)
-        await instance.aclose()
-        assert "its thread goes on" in caplog.text
-        gate.touch()
-
-    run(scenario)
-    time.sleep(0.1)  # it ends without a trace
+    gate = tmp_path / "gate"
+    body = f"        while not os.path.exists({str(gate)!r}):\n            time.sleep(0.005)"
+    instance = await load(tmp_path, IDENTITY + "    def finalize(self):\n" + body)
+    await instance.aclose()
+    assert "its thread goes on" in caplog.text
+    gate.touch()
+    await asyncio.sleep(0.1)  # it ends without a trace
 
 
 async def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: Path) -> None:
@@ -323,20 +215,6 @@ async def test_models_have_modules_of_their_own_whatever_their_names(tmp_path: P
         await instance.aclose()
 
     assert letters == [[b"a"], [b"b"]]
-
-
-def test_what_a_model_logs_has_file_and_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        instance = await load(
-            tmp_path, IDENTITY + "    def initialize(self, a): pb_utils.Logger.log_warn('mind the gap')"
-        )
-        await instance.aclose()
-
-    caplog.set_level(logging.INFO)
-    run(scenario)
-    (warning,) = [r for r in caplog.records if "mind the gap" in r.getMessage()]
-    assert warning.levelname == "WARNING"
-    assert "model.py:" in warning.getMessage()
 
 
 # -- senders and cancellation
@@ -359,41 +237,28 @@ async def test_a_decoupled_model_answers_from_another_thread_after_execute(tmp_p
     )
 
     instance = await load(tmp_path, code, in_thread(decoupled=True))
-    sink = Sink()
-    instance.start([request(ONE)], sink)
+    sink = begin(instance, [request(ONE)])
+    await ended(sink)
 
-    await sink.done.wait()
-    assert sink.leaves_open
-    await sink.is_final[0].wait()
-
-    *responses, last = sink.responses[0]
-    assert [array_of(r).tolist() for r in responses] == [[0], [1], [2]]
-    assert last is None
+    assert sink.finished.result(), "it is left open"
+    assert [array_of(r).tolist() for r in sink.outputs[0]] == [[0], [1], [2]]
 
 
 async def test_a_sender_that_is_dropped_answers_its_request(tmp_path: Path) -> None:
     instance = await load(tmp_path, executing("request.get_response_sender()"), in_thread(decoupled=True))
-    sink = Sink()
-    instance.start([request(ONE)], sink)
-    await sink.is_final[0].wait()
-
-    assert "dropped the response sender" in error_of(sink.responses[0][0]).message
+    assert "dropped the response sender" in error_of(await run_one(instance, request(ONE))).message
 
 
 async def test_a_model_is_told_that_its_caller_has_gone(tmp_path: Path) -> None:
     body = "while not request.is_cancelled():\n    time.sleep(0.01)\nreturn [answer(value_of(request))]"
 
     instance = await load(tmp_path, executing(body))
-    running, queued = Sink(), Sink()
-    instance.start([request(ONE)], running)
-    instance.start([request(ONE)], queued)
-    for sink in (queued, running):
-        sink.cancelled.add(0)
-        instance.cancel(sink, 0)
-    instance.cancel(Sink(), 0)  # one that is not known
+    running, queued = (begin(instance, [request(ONE)]) for _ in range(2))
+    queued.cancel(instance, 0)
+    running.cancel(instance, 0)
+    instance.cancel(StreamSink(1), 0)  # one that is not known
 
-    await running.done.wait()
-    await queued.done.wait()
+    await ended(running, queued)
 
 
 # -- other models
@@ -421,7 +286,8 @@ return [answer(pb_utils.get_output_tensor_by_name(response, "Y").as_numpy() + np
 
 async def test_calls_of_an_asynchronous_execute_run_side_by_side(tmp_path: Path) -> None:
     code = (
-        HEAD
+        CALL
+        + HEAD
         + """
     async def execute(self, requests):
         import asyncio
@@ -480,15 +346,14 @@ async def test_a_sender_waits_while_the_event_loop_has_much_to_take(
     )
 
     instance = await load(tmp_path, code, in_thread(decoupled=True))
-    sink = Sink()
-    instance.start([request(ONE)], sink)
+    sink = begin(instance, [request(ONE)])
     sent = tmp_path / "m" / "1" / "model.py.sent"
     while not sent.exists() or sent.read_text().split() != ["0", "1"]:  # the event loop is held up
         time.sleep(0.005)
     time.sleep(0.05)
     assert sent.read_text().split() == ["0", "1"]
-    await sink.is_final[0].wait()
-    assert len(sink.responses[0]) == 21
+    await ended(sink)
+    assert len(sink.outputs[0]) == 20
 
 
 @pytest.mark.parametrize(
@@ -514,14 +379,12 @@ async def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> No
 
     models = FakeModels()
     instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
-    sink = Sink()
-    instance.start([request(ONE)], sink)
+    sink = begin(instance, [request(ONE)])
     while not models.requests:
         await asyncio.sleep(0.005)
-    sink.cancelled.add(0)
-    instance.cancel(sink, 0)
+    sink.cancel(instance, 0)
 
-    await sink.done.wait()
+    await ended(sink)
 
 
 async def test_a_model_loads_unloads_and_asks_for_others(tmp_path: Path) -> None:
@@ -600,14 +463,13 @@ async def test_a_thread_that_computes_does_not_hold_up_who_asks_others(tmp_path:
     code = executing(body) + "    def is_ready(self): return True\n"
 
     instance = await load(tmp_path, code)
-    sink = Sink()
-    instance.start([request(ONE)], sink)
+    sink = begin(instance, [request(ONE)])
     asking = asyncio.ensure_future(instance.is_ready())
     await asyncio.sleep(0.05)
     assert not asking.done()
     gate.touch()
     assert await asking
-    assert sink.done.is_set()
+    assert sink.finished.done()
 
 
 # -- what cannot be

@@ -17,11 +17,11 @@ import psutil
 import pytest
 import uvloop
 from tests.support.process import shared_memory_of
-from tests.support.python_model import config, load, request, write
+from tests.support.python_model import HEAD, IDENTITY, array_of, config, error_of, load, request, write
 
 from charonia.config.kinds import InstanceKind
 from charonia.core.errors import Code, ServingError
-from charonia.server.backends.api import BackendSettings, Outputs, Placement, Result
+from charonia.server.backends.api import BackendSettings, Outputs, Placement
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.workers import process as process_module
 from charonia.server.backends.workers.model import PythonModel
@@ -30,31 +30,9 @@ from charonia.server.channel.channel import INLINE_BYTES_MAX
 
 pytestmark = pytest.mark.cold_start
 
-HEAD = """
-import multiprocessing, os, subprocess, sys, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-def value_of(request):
-    return pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-
-def answer(array):
-    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-"""
-
-IDENTITY = (
-    HEAD
-    + """
-class TritonPythonModel:
-    def execute(self, requests):
-        return [answer(value_of(r)) for r in requests]
-"""
-)
-
 PARENT = (
     HEAD
     + """
-class TritonPythonModel:
     def initialize(self, args):
         self.child = os.fork()
         if not self.child:
@@ -71,16 +49,6 @@ class TritonPythonModel:
 
 ONE = np.ones(1, np.float32)
 ZERO = np.zeros(1, np.float32)
-
-
-def error_of(result: Result) -> ServingError:
-    assert isinstance(result, ServingError)
-    return result
-
-
-def value_of(result: Result) -> int:
-    assert isinstance(result, Outputs)
-    return int(result.tensors[0].array[0])
 
 
 def is_running(pid: int) -> bool:
@@ -109,7 +77,7 @@ async def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
 
     loaded = await load(tmp_path, code)
     (result,) = await loaded.run([request(ZERO)])
-    assert value_of(result) == 777
+    assert array_of(result)[0] == 777
 
 
 async def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
@@ -132,7 +100,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
 
     loaded = await load(tmp_path, PARENT)
     (result,) = await loaded.run([request(ZERO)])
-    child = value_of(result)
+    child = array_of(result)[0]
     assert is_running(child)
 
     start = time.monotonic()
@@ -145,27 +113,25 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
     else:
         os.kill(child, signal.SIGKILL)
     (result,) = await loaded.run([request(ZERO)])
-    last = value_of(result)
+    last = array_of(result)[0]
     await loaded.close()
     if is_running(last) and not has_pidfd:
         os.kill(last, signal.SIGKILL)
     assert wait_until(lambda: not is_running(last))
 
 
-def test_what_a_forked_child_logs_reaches_the_log_as_output(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        loaded = await load(tmp_path, PARENT)
-        await loaded.run([request(ZERO)])
-        while "this is the child" not in caplog.text:
-            await asyncio.sleep(0.01)
-        await loaded.close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(asyncio.wait_for(scenario(), 30))
+async def test_what_a_forked_child_logs_reaches_the_log_as_output(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    loaded = await load(tmp_path, PARENT)
+    await loaded.run([request(ZERO)])
+    while "this is the child" not in caplog.text:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
-    code = HEAD + "class TritonPythonModel:\n    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
+    code = HEAD + "    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
     reaper.watch(0)  # so that it is there before, too
     reaper.forget(0)
     before = set(psutil.Process().children())
@@ -211,8 +177,8 @@ def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_
     code = (
         HEAD
         + """
-class TritonPythonModel:
     def initialize(self, args):
+        import multiprocessing, subprocess
         self.folder = args["model_repository"]
         started = [subprocess.Popen(["sleep", "60"]).pid]
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
@@ -265,7 +231,6 @@ async def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) ->
     code = (
         HEAD
         + """
-class TritonPythonModel:
     def execute(self, requests):
         for number in range(200):
             print(f"line {number}.", file=sys.stderr)

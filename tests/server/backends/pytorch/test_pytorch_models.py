@@ -1,15 +1,19 @@
 import asyncio
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.support import torch_models
+from tests.support.backends import CPU, Specs, ask, assert_close, load, request, request_of, version_of
+from tests.support.backends import complete as complete_by
+from tests.support.backends import config_of as config_by
 from torch import nn
 
 from charonia.config.kinds import InstanceKind
@@ -17,73 +21,45 @@ from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelO
 from charonia.config.pbtxt import parse
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Outputs, Placement
+from charonia.core.request import InferRequest
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings, Completion, Execution, Placement
 from charonia.server.backends.pytorch.backend import PyTorchBackend, PyTorchModel
 from charonia.server.backends.pytorch.instance import PyTorchInstance
+from charonia.testing.backend_suite import arrays
 
 FP32, INT64, BYTES, BF16 = DataType.FP32, DataType.INT64, DataType.BYTES, DataType.BF16
-Specs = Mapping[str, tuple[DataType, tuple[int, ...]]]
-CPU = Placement("m_0", InstanceKind.KIND_CPU)
 
 
-def config_of(
-    sides: tuple[Specs, Specs],
-    max_batch_size: int = 8,
-    *,
-    runtime: str = "",
-    parameters: Mapping[str, str] | None = None,
-) -> ModelConfig:
-    inputs, outputs = sides
-    return ModelConfig(
-        name="m",
-        backend="pytorch",
-        runtime=runtime,
-        max_batch_size=max_batch_size,
-        parameters=dict(parameters or {}),
-        input=tuple(ModelInput(name, datatype, dims=dims) for name, (datatype, dims) in inputs.items()),
-        output=tuple(ModelOutput(name, datatype, dims) for name, (datatype, dims) in outputs.items()),
-        instance_group=(InstanceGroup("m_0", InstanceKind.KIND_CPU, count=2),),
-    )
+def config_of(sides: tuple[Specs, Specs], max_batch_size: int = 8, **more: Any) -> ModelConfig:
+    return config_by(*sides, max_batch_size, count=2, backend="pytorch", **more)
 
 
 PERCEPTRON: tuple[Specs, Specs] = ({"x": (FP32, (16,))}, {"y": (FP32, (4,))})
 
 
-def files_of(folder: Path) -> ModelFiles:
-    return ModelFiles(folder, 1, folder / "1")
-
-
 async def loaded(folder: Path, config: ModelConfig, count: int = 1) -> tuple[PyTorchModel, list[PyTorchInstance]]:
-    model = await PyTorchBackend().load(files_of(folder), config, BackendSettings())
+    model = await PyTorchBackend().load(version_of(folder), config, BackendSettings())
     return model, [await model.create_instance(CPU) for _ in range(count)]
 
 
-def make(folder: Path, config: ModelConfig) -> PyTorchInstance:
-    _, [instance] = asyncio.run(loaded(folder, config))
+def make(folder: Path, config: ModelConfig, place: Placement = CPU) -> PyTorchInstance:
+    instance: PyTorchInstance = load(PyTorchBackend, version_of(folder), config, place=place)
     return instance
+
+
+def complete(folder: Path, config: ModelConfig | None = None) -> Completion:
+    return complete_by(PyTorchBackend, version_of(folder), config)
+
+
+def values(execution: Execution, index: int = 0) -> dict[str, Array]:
+    return arrays(execution.results[index])
 
 
 def refusal(folder: Path, config: ModelConfig) -> ServingError:
     with pytest.raises(ServingError) as caught:
         make(folder, config)
     return caught.value
-
-
-def complete(folder: Path, config: ModelConfig | None = None) -> Completion:
-    return asyncio.run(PyTorchBackend().complete(files_of(folder), config or ModelConfig(name="m"), BackendSettings()))
-
-
-def request(arrays: Mapping[str, tuple[DataType, Array]], *outputs: str) -> InferRequest:
-    tensors = {name: Tensor(name, datatype, array) for name, (datatype, array) in arrays.items()}
-    return InferRequest("m", tensors, outputs=tuple(RequestedOutput(name) for name in outputs))
-
-
-def values(execution: Execution, index: int = 0) -> dict[str, Array]:
-    result = execution.results[index]
-    assert isinstance(result, Outputs), result
-    return {tensor.name: tensor.array for tensor in result.tensors}
 
 
 def ones(size: int = 1, width: int = 16, name: str = "x") -> InferRequest:
@@ -94,10 +70,6 @@ def expected(size: int = 1) -> Array:
     with torch.inference_mode():
         result: Array = torch_models.Perceptron()(torch.ones(size, 16)).numpy()
     return result
-
-
-def assert_close(one: Array, other: Array, tolerance: float = 1e-5) -> None:
-    np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), tolerance, tolerance)
 
 
 @pytest.fixture
@@ -196,7 +168,7 @@ class TestFormats:
         config = config_of(({"b": (FP32, (2,)), "a": (FP32, (2,))}, {"difference": (FP32, (2,)), "sum": (FP32, (2,))}))
         a, b = np.full((1, 2), 5, np.float32), np.full((1, 2), 3, np.float32)
 
-        answer = values(make(tmp_path / "m", config).execute([request({"a": (FP32, a), "b": (FP32, b)})]))
+        answer = ask(make(tmp_path / "m", config), request_of(a=a, b=b))
 
         assert answer["sum"].tolist() == [[8, 8]]
         assert answer["difference"].tolist() == [[2, 2]]
@@ -236,7 +208,7 @@ class TestFormats:
         instance = make(tmp_path / "m", config_of(({"x": (datatype, (2,))}, {"y": (datatype, (2,))})))
         array = np.array([[0, 1]]).astype(datatype.numpy)
 
-        answer = values(instance.execute([request({"x": (datatype, array)})]))["y"]
+        answer = ask(instance, request({"x": (datatype, array)}))["y"]
 
         assert answer.dtype == datatype.numpy
         np.testing.assert_array_equal(answer, array)
@@ -250,7 +222,7 @@ class TestFormats:
             output=(ModelOutput("y", FP32, (1,), reshape=Reshape(())),),
         )
 
-        answer = values(make(tmp_path / "m", config).execute([ones(3, 1)]))["y"]
+        answer = ask(make(tmp_path / "m", config), ones(3, 1))["y"]
 
         assert answer.tolist() == [[1.0], [1.0], [1.0]]
 
@@ -275,7 +247,7 @@ class TestFormats:
             config = config_of(({"x": (FP32, (1,))}, {"y": (FP32, (1,))}), runtime="model.py")
             instances.append(make(tmp_path / f"m{number}", config))
 
-        answers = [values(instance.execute([ones(1, 1)]))["y"].tolist() for instance in instances]
+        answers = [ask(instance, ones(1, 1))["y"].tolist() for instance in instances]
 
         assert answers == [[[1.0]], [[2.0]]]
 
@@ -283,7 +255,7 @@ class TestFormats:
         (scripted / "1" / "model.pt").rename(scripted / "1" / "net.pt")
         config = replace(config_of(PERCEPTRON), default_model_filename="net.pt")
 
-        assert_close(values(make(scripted, config).execute([ones()]))["y"], expected())
+        assert_close(ask(make(scripted, config), ones())["y"], expected())
 
 
 class Scaled(nn.Module):
@@ -298,11 +270,11 @@ class TestNumbers:
         instance = make(tmp_path / "m", config)
         x = np.ones(2, np.float32)
 
-        answer = instance.execute([request({"x": (FP32, x), "factor": (INT64, np.array([3]))})])
+        answer = instance.execute([request_of(x=x, factor=np.array([3]))])
 
         assert values(answer)["y"].tolist() == [3, 3]
         with pytest.raises(ServingError, match="takes one number"):
-            instance.execute([request({"x": (FP32, x), "factor": (INT64, np.array([3, 4]))})])
+            instance.execute([request_of(x=x, factor=np.array([3, 4]))])
 
     def test_a_batch_has_no_number_of_its_own(self, tmp_path: Path) -> None:
         torch_models.save_scripted(Scaled(), tmp_path / "m")
@@ -317,9 +289,7 @@ class TestAnswers:
         config = config_of(({"a": (FP32, (2,)), "b": (FP32, (2,))}, {"sum": (FP32, (2,)), "difference": (FP32, (2,))}))
         array = np.ones((1, 2), np.float32)
 
-        answer = values(
-            make(tmp_path / "m", config).execute([request({"a": (FP32, array), "b": (FP32, array)}, "difference")])
-        )
+        answer = ask(make(tmp_path / "m", config), request({"a": (FP32, array), "b": (FP32, array)}, "difference"))
 
         assert answer.keys() == {"difference"}
 
@@ -327,7 +297,7 @@ class TestAnswers:
         torch_models.save_scripted(Counting(), tmp_path / "m")
         instance = make(tmp_path / "m", config_of(({"x": (FP32, (1,))}, {"y": (FP32, (4,))})))
 
-        first = values(instance.execute([ones(1, 1)]))["y"]
+        first = ask(instance, ones(1, 1))["y"]
         instance.execute([ones(1, 1)])
 
         assert first.tolist() == [[1, 1, 1, 1]]
@@ -336,7 +306,7 @@ class TestAnswers:
         torch_models.save_scripted(Root(), tmp_path / "m")
         instance = make(tmp_path / "m", config_of(({"x": (FP32, (3,))}, {"y": (FP32, (3,))})))
 
-        answer = values(instance.execute([request({"x": (FP32, np.array([[-1, 0, np.nan]], np.float32))})]))["y"]
+        answer = values(instance.execute([request_of(x=np.array([[-1, 0, np.nan]], np.float32))]))["y"]
 
         assert np.isnan(answer[0, 0])
         assert answer[0, 1] == -np.inf
@@ -378,7 +348,7 @@ class TestAnswers:
         assert caught.value.code is Code.UNAVAILABLE
         assert "out of memory" in caught.value.message
         assert len(calls) == 1
-        assert values(instance.execute([ones()]))["y"].shape == (1, 4)
+        assert ask(instance, ones())["y"].shape == (1, 4)
 
     def test_after_its_device_was_lost_an_instance_says_so_and_the_model_is_not_ready(
         self, scripted: Path, monkeypatch: pytest.MonkeyPatch
@@ -398,7 +368,7 @@ class TestAnswers:
             instance.execute([ones()])
         assert caught.value.code is Code.UNAVAILABLE
         assert not asyncio.run(model.is_ready())
-        assert values(other.execute([ones()]))["y"].shape == (1, 4)
+        assert ask(other, ones())["y"].shape == (1, 4)
 
 
 class TestOptions:
@@ -409,11 +379,9 @@ class TestOptions:
         assert [(usage.type, usage.byte_size) for usage in model.memory()] == [("CPU", size)] * 2
 
     def test_a_model_that_chooses_its_devices_itself_gets_arrays_of_the_cpu(self, scripted: Path) -> None:
-        async def load() -> PyTorchInstance:
-            model = await PyTorchBackend().load(files_of(scripted), config_of(PERCEPTRON), BackendSettings())
-            return await model.create_instance(Placement("m_0", InstanceKind.KIND_MODEL))
+        instance = make(scripted, config_of(PERCEPTRON), Placement("m_0", InstanceKind.KIND_MODEL))
 
-        assert_close(values(asyncio.run(load()).execute([ones(2)]))["y"], expected(2))
+        assert_close(ask(instance, ones(2))["y"], expected(2))
 
     def test_shared_weights_are_there_once(self, scripted: Path) -> None:
         model, instances = asyncio.run(
@@ -422,7 +390,7 @@ class TestOptions:
 
         assert len(model.memory()) == 1
         for instance in instances:
-            assert_close(values(instance.execute([ones(2)]))["y"], expected(2))
+            assert_close(ask(instance, ones(2))["y"], expected(2))
 
     def test_weights_of_a_model_with_state_are_not_shared(self, tmp_path: Path) -> None:
         torch_models.save_scripted(Attribute(), tmp_path / "m")
@@ -453,7 +421,7 @@ class TestOptions:
     def test_lower_precision_converts_weights_inputs_and_outputs(self, scripted: Path, precision: str) -> None:
         model, [instance] = asyncio.run(loaded(scripted, config_of(PERCEPTRON, parameters={"PRECISION": precision})))
 
-        answer = values(instance.execute([ones()]))["y"]
+        answer = ask(instance, ones())["y"]
 
         assert answer.dtype == np.float32
         assert_close(answer, expected(), 0.02)
@@ -467,7 +435,7 @@ class TestOptions:
 
         compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         assert compiled > before
-        assert_close(values(instance.execute([ones(5)]))["y"], expected(5))
+        assert_close(ask(instance, ones(5))["y"], expected(5))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
 
     def test_a_module_that_cannot_be_compiled_is_refused(self, tmp_path: Path) -> None:
@@ -657,12 +625,8 @@ class TestRefusals:
         if torch.cuda.is_available():
             pytest.skip("there is a GPU")
 
-        async def load() -> None:
-            model = await PyTorchBackend().load(files_of(scripted), config_of(PERCEPTRON), BackendSettings())
-            await model.create_instance(Placement("m_0", InstanceKind.KIND_GPU, 0))
-
         with pytest.raises(ServingError) as caught:
-            asyncio.run(load())
+            make(scripted, config_of(PERCEPTRON), Placement("m_0", InstanceKind.KIND_GPU, 0))
 
         assert caught.value.code is Code.UNSUPPORTED
         assert "instance 'm_0' needs a GPU" in caught.value.message

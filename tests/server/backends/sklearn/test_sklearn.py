@@ -249,15 +249,19 @@ class TestTables:
         sent = {"age": np.array([[25.0], [45.0]]), "city": np.array([[b"Rome"], [b"Oslo"]], object)}
         assert answer(folder, config, sent)["label"].ravel().tolist() == [0, 1]
 
-    def test_a_column_that_is_left_out_is_a_problem_of_the_configuration(self, folder: Path, table: Any) -> None:
-        error = refusal(folder, 'input { name: "age" data_type: TYPE_FP64 dims: 1 }')
+    @pytest.mark.parametrize(
+        ("names", "problem"),
+        [
+            (["age"], "the estimator needs column city"),
+            (["age", "city"], "the estimator takes column 'city' as texts: TYPE_STRING"),
+        ],
+    )
+    def test_a_column_that_does_not_fit_is_a_problem_of_the_configuration(
+        self, folder: Path, table: Any, names: list[str], problem: str
+    ) -> None:
+        text = "".join(f'input {{ name: "{name}" data_type: TYPE_FP64 dims: 1 }}' for name in names)
 
-        assert "the estimator needs column city" in error.message
-
-    def test_a_column_of_another_kind_is_a_problem_of_the_configuration(self, folder: Path, table: Any) -> None:
-        text = "".join(f'input {{ name: "{name}" data_type: TYPE_FP64 dims: 1 }}' for name in ("age", "city"))
-
-        assert "the estimator takes column 'city' as texts: TYPE_STRING" in refusal(folder, text).message
+        assert problem in refusal(folder, text).message
 
     def test_names_that_only_the_training_data_had_make_no_difference(self, folder: Path) -> None:
         import pandas as pd
@@ -329,20 +333,14 @@ def test_types_that_skops_does_not_know_are_refused_by_name(folder: Path) -> Non
     assert tensors(completed(folder, TREE)[0]) == tensors(completed(folder, TRUSTED)[0])
 
 
-@pytest.mark.parametrize(
-    ("content", "problem", "hint"),
-    [
-        (b"", "File is not a zip file", "was it copied as a whole?"),
-        (b"nothing that is an archive", "File is not a zip file", "was it copied as a whole?"),
-    ],
-)
-def test_a_file_that_is_none_of_skops_is_refused(folder: Path, content: bytes, problem: str, hint: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"nothing that is an archive"])
+def test_a_file_that_is_none_of_skops_is_refused(folder: Path, content: bytes) -> None:
     (folder / "1" / "model.skops").write_bytes(content)
 
     error = refusal(folder)
 
-    assert error.message == f"cannot read model.skops: {problem}"
-    assert hint in error.hint
+    assert error.message == "cannot read model.skops: File is not a zip file"
+    assert "was it copied as a whole?" in error.hint
 
 
 def test_a_file_that_is_cut_short_is_refused(folder: Path) -> None:
@@ -400,30 +398,24 @@ def test_a_class_that_is_not_installed_is_named(folder: Path) -> None:
     assert "it needs the package that has 'missing_id'" in error.hint
 
 
-def test_a_file_of_skops_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(folder, LOGISTIC)
-    config, _ = completed(folder)
-    with zipfile.ZipFile(folder / "1" / "model.skops") as archive:
-        content = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(folder / "1" / "model.skops", "w") as archive:
-        for name, text in content.items():
-            archive.writestr(name, text.replace(sklearn.__version__.encode(), b"1.2.0"))
-
-    with caplog.at_level(logging.WARNING):
-        answer(folder, config, {"X": ROWS[:1]})
-
-    assert "model.skops was written with scikit-learn 1.2.0, and this is" in caplog.text
-
-
-def test_a_pickle_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = LOGISTIC.__getstate__()
-    joblib.dump(_Old({**state, "_sklearn_version": "1.2.0"}), folder / "1" / "model.joblib")
+@pytest.mark.parametrize("name", ["model.skops", "model.joblib"])
+def test_a_file_of_another_version_is_warned_of(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    path = folder / "1" / name
+    if name == "model.skops":
+        write(folder, LOGISTIC)
+        with zipfile.ZipFile(path) as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for entry, text in content.items():
+                archive.writestr(entry, text.replace(sklearn.__version__.encode(), b"1.2.0"))
+    else:
+        joblib.dump(_Old({**LOGISTIC.__getstate__(), "_sklearn_version": "1.2.0"}), path)
     config, _ = completed(folder, TRUSTED)
 
     with caplog.at_level(logging.WARNING):
         answer(folder, config, {"X": ROWS[:1]})
 
-    assert "model 'm': model.joblib was written with scikit-learn 1.2.0, and this is" in caplog.text
+    assert f"model 'm': {name} was written with scikit-learn 1.2.0, and this is" in caplog.text
 
 
 class _Old:

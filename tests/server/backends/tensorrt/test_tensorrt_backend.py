@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.backends import request_of, version_of
 from tests.support.pretended_tensorrt import StreamingCuda, plan_bytes, pretended
 
 from charonia.config.kinds import InstanceKind
@@ -26,11 +27,11 @@ from charonia.config.model import (
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings, Placement
 from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend
 from charonia.server.metrics.devices import PinnedMemory
-from charonia.testing.backend_suite import BackendCase, BackendSuite
+from charonia.testing.backend_suite import BackendCase, BackendSuite, arrays
 
 FP32, INT64 = DataType.FP32, DataType.INT64
 CONFIG = ModelConfig(
@@ -64,10 +65,7 @@ class Bench:
     """A model's folder and a backend."""
 
     def __init__(self, tmp_path: Path, plan: bytes, name: str = "model.plan", **settings: str) -> None:
-        folder = tmp_path / "m" / "1"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(plan)
-        self.files = ModelFiles(folder.parent, 1, folder)
+        self.files = version_of(tmp_path / "m", **{name: plan})
         self.settings = BackendSettings(settings, pinned=PinnedMemory())
         self.backend = TensorRtBackend()
 
@@ -88,21 +86,12 @@ class Bench:
         return refused.value
 
 
-def request(**inputs: Array) -> InferRequest:
-    kinds = {"f": FP32, "i": INT64}
-    return InferRequest("m", {name: Tensor(name, kinds[array.dtype.kind], array) for name, array in inputs.items()})
-
-
 def rows(*shape: int) -> Array:
     return np.arange(np.prod(shape), dtype="<f4").reshape(shape)
 
 
 def answers(instance: PlanInstance, *requests: InferRequest) -> list[dict[str, Array]]:
-    found = []
-    for result in instance.execute(requests).results:
-        assert isinstance(result, Outputs), result
-        found.append({tensor.name: tensor.array for tensor in result.tensors})
-    return found
+    return [arrays(result) for result in instance.execute(requests).results]
 
 
 def wide(**more: Any) -> ModelConfig:
@@ -146,7 +135,7 @@ class TestRuns:
         instance = bench.instance(wide(instance_group=(InstanceGroup("m", profile=("1", "0")),)))
 
         for shape, profile in (((1, 1), 0), ((4, 8), 1), ((3, 7), 0), ((1, 5), 0), ((2, 8), 1), ((16, 32), 1)):
-            assert answers(instance, request(x=rows(*shape)))[0]["y"].tolist() == (2 * rows(*shape) + 1).tolist()
+            assert answers(instance, request_of(x=rows(*shape)))[0]["y"].tolist() == (2 * rows(*shape) + 1).tolist()
             assert cuda.profiles[-1] == profile
 
     def test_shapes_that_no_profile_takes_fail_alone_with_the_ranges(self, cuda: StreamingCuda, tmp_path: Path) -> None:
@@ -154,26 +143,26 @@ class TestRuns:
         instance = bench.instance(replace(wide(), max_batch_size=4))
 
         with pytest.raises(ServingError, match=r"no optimization profile .* x \[1, 9\].* x \[1, 1\] to \[4, 8\]") as no:
-            instance.execute([request(x=rows(1, 9))])
+            instance.execute([request_of(x=rows(1, 9))])
         assert (no.value.code, no.value.hint) == (
             Code.INVALID_ARG,
             "`profile` of the instance group selects others",
         )
-        assert answers(instance, request(x=rows(1, 8)))[0]["y"].shape == (1, 8)
+        assert answers(instance, request_of(x=rows(1, 8)))[0]["y"].shape == (1, 8)
 
     def test_values_that_are_shapes_are_one_for_the_batch(self, cuda: StreamingCuda, tmp_path: Path) -> None:
         bench = Bench(tmp_path, plan_bytes("fill", tensors=VALUES, profiles=VALUES_PROFILE))
         instance = bench.instance(bench.complete())
         three, two = np.array([[3]]), np.array([[2]])
 
-        first, second = answers(instance, request(x=rows(1, 4), size=three), request(x=rows(1, 4), size=three))
+        first, second = answers(instance, request_of(x=rows(1, 4), size=three), request_of(x=rows(1, 4), size=three))
         assert first["y"].tolist() == second["y"].tolist() == [[6.0] * 3]
         assert first["n"].tolist() == [[3]]
 
-        first, second = answers(instance, request(x=rows(1, 4), size=three), request(x=rows(1, 4), size=two))
+        first, second = answers(instance, request_of(x=rows(1, 4), size=three), request_of(x=rows(1, 4), size=two))
         assert (first["y"].shape, second["y"].shape) == ((1, 3), (1, 2))
         with pytest.raises(ServingError, match=r"no optimization profile .* size \[1, 7\]"):
-            instance.execute([request(x=rows(1, 4), size=np.array([[7]]))])
+            instance.execute([request_of(x=rows(1, 4), size=np.array([[7]]))])
 
     def test_an_output_whose_shape_depends_on_data_has_the_shape_of_the_run(
         self, cuda: StreamingCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -189,7 +178,7 @@ class TestRuns:
 
         for values in ([1.0, -1.0, 3.0], [-1.0], [2.0]):
             positive = [value for value in values if value > 0]
-            assert answers(instance, request(x=np.array(values, "<f4")))[0]["y"].tolist() == positive
+            assert answers(instance, request_of(x=np.array(values, "<f4")))[0]["y"].tolist() == positive
         assert "no CUDA graphs are captured" in caplog.text
 
     def test_a_gpu_that_fails_is_an_error_of_the_request(
@@ -199,7 +188,7 @@ class TestRuns:
         monkeypatch.setattr(StreamingCuda, "_cuStreamSynchronize", lambda *_: 719)
 
         with pytest.raises(ServingError, match="the GPU failed: cuStreamSynchronize failed with CUDA error 719"):
-            instance.execute([request(x=rows(1, 4))])
+            instance.execute([request_of(x=rows(1, 4))])
 
     async def test_memory_is_that_of_each_plan_on_a_gpu_and_of_each_instance(
         self, cuda: StreamingCuda, tmp_path: Path
@@ -218,7 +207,7 @@ class TestGraphs:
         instance = Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=GRAPHS))
 
         for batch, launches in ((1, 1), (3, 2), (8, 3), (5, 3), (8, 4)):
-            assert answers(instance, request(x=rows(batch, 4)))[0]["y"].tolist() == (2 * rows(batch, 4) + 1).tolist()
+            assert answers(instance, request_of(x=rows(batch, 4)))[0]["y"].tolist() == (2 * rows(batch, 4) + 1).tolist()
             assert cuda.launches == launches
 
     def test_a_graph_with_a_lower_bound_serves_what_is_smaller(self, cuda: StreamingCuda, tmp_path: Path) -> None:
@@ -228,12 +217,12 @@ class TestGraphs:
         config = replace(wide(), max_batch_size=4, optimization=Optimization(cuda=Cuda(True, graph_spec=(spec,))))
         instance = bench.instance(config)
 
-        found = answers(instance, request(x=rows(3, 8)))[0]["y"]
+        found = answers(instance, request_of(x=rows(3, 8)))[0]["y"]
         assert (found.tolist(), cuda.launches) == ((2 * rows(3, 8) + 1).tolist(), 1)
-        filled = answers(instance, request(x=rows(2, 4)))[0]["y"]
+        filled = answers(instance, request_of(x=rows(2, 4)))[0]["y"]
         assert (filled.shape, filled[:, :4].tolist(), cuda.launches) == ((2, 8), (2 * rows(2, 4) + 1).tolist(), 2)
         assert filled[:, 4:].tolist() == [[1.0] * 4] * 2  # of zeros
-        answers(instance, request(x=rows(1, 8)))
+        answers(instance, request_of(x=rows(1, 8)))
         assert cuda.launches == 2
 
 
@@ -297,7 +286,7 @@ class TestRefusals:
         bench = Bench(tmp_path, plan_bytes(), "h100.plan")
         config = replace(CONFIG, cc_model_filenames={"9.0": "h100.plan", "8.6": "a10.plan"})
 
-        assert answers(bench.instance(config), request(x=rows(1, 4)))[0]["y"].shape == (1, 4)
+        assert answers(bench.instance(config), request_of(x=rows(1, 4)))[0]["y"].shape == (1, 4)
 
 
 class TestTensorRtConformance(BackendSuite):
@@ -306,7 +295,7 @@ class TestTensorRtConformance(BackendSuite):
     @pytest.fixture
     def backend_case(self, cuda: StreamingCuda, tmp_path: Path) -> BackendCase:
         def make(seed: int, batch: int) -> InferRequest:
-            return request(x=np.random.default_rng(seed).random((batch, 4), "f4"))
+            return request_of(x=np.random.default_rng(seed).random((batch, 4), "f4"))
 
         files = Bench(tmp_path, plan_bytes()).files
         return BackendCase(TensorRtBackend, files, CONFIG, make)

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.backends import ask, version_of
 from tests.support.pretended_tensorrt import PROGRAMS, Program, StreamingCuda, plan_bytes, pretended
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import Cuda, ModelConfig, ModelInput, ModelOutput, Optimization
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings, Placement
 from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend, TensorRtModel
 from charonia.server.metrics.devices import MemoryAccount
 
@@ -48,10 +48,7 @@ class Server:
         self.models: dict[str, TensorRtModel] = {}
 
     def load(self, name: str, config: ModelConfig = CONFIG, instances: int = 1, **plan: Any) -> list[PlanInstance]:
-        folder = self.folder / name / "1"
-        folder.mkdir(parents=True)
-        (folder / "model.plan").write_bytes(plan_bytes(**plan))
-        files = ModelFiles(folder.parent, 1, folder)
+        files = version_of(self.folder / name, model_plan=plan_bytes(**plan))
 
         async def make() -> list[PlanInstance]:
             model = await self.backend.load(files, config, self.settings)
@@ -72,9 +69,7 @@ class Server:
 
 
 def run(instance: PlanInstance, x: Array) -> Array:
-    (result,) = instance.execute([InferRequest("m", {"x": Tensor("x", FP32, x)})]).results
-    assert isinstance(result, Outputs), result
-    return result.tensors[0].array
+    return ask(instance, x=x)["y"]
 
 
 def works(instance: PlanInstance, rows: int) -> bool:
