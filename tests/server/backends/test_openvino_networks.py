@@ -1,17 +1,16 @@
 """Real networks in OpenVINO compared with ONNX Runtime: PP-OCRv4's and Magika's."""
 
-import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.backends import CPU, ask, complete_wholly, load, request
 
-from charonia.config.complete import normalise
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import Backend, BackendSettings, BlockingInstance, ModelFiles, Outputs, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import Backend, ModelFiles
 from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
 from charonia.server.backends.openvino.backend import OpenVinoBackend
 
@@ -21,21 +20,11 @@ MAGIKA = SITE / "magika" / "models" / "standard_v3_3" / "model.onnx"
 
 
 def answer(backend: Backend, path: Path, given: Array, datatype: DataType) -> list[Array]:
-    files = ModelFiles(path.parent.parent, 1, path.parent)
     start = ModelConfig(name="m", backend=backend.name, default_model_filename=path.name)
-
-    async def run() -> list[Array]:
-        completion = await backend.complete(files, start, BackendSettings())
-        config = normalise(completion.config, name="m", gpu_count=0, default_instance_count=1)
-        model = await backend.load(files, config, BackendSettings())
-        instance = await model.create_instance(Placement("m_0", config.instance_group[0].kind, 0, 2))
-        assert isinstance(instance, BlockingInstance)
-        name = config.input[0].name
-        [result] = instance.execute([InferRequest("m", {name: Tensor(name, datatype, given)})]).results
-        assert isinstance(result, Outputs), result
-        return [tensor.array for tensor in result.tensors]
-
-    return asyncio.run(run())
+    files = ModelFiles(path.parent.parent, 1, path.parent)
+    config = complete_wholly(lambda: backend, files, start).config
+    instance = load(lambda: backend, files, config, place=replace(CPU, threads=2))
+    return [*ask(instance, request({config.input[0].name: (datatype, given)})).values()]
 
 
 @pytest.mark.parametrize(

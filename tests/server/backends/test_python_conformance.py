@@ -3,19 +3,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.models import write_model
+from tests.support.backends import request_of, version_of
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import ModelFiles
+from charonia.core.tensor import Array
 from charonia.server.backends.python.backend import PythonBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 from charonia.testing.decoupled_suite import DecoupledCase, DecoupledSuite
 
-ROOTS = """\
+ROOTS = b"""\
 import numpy
 import triton_python_backend_utils as pb_utils
 
@@ -31,7 +30,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor("ROOT", numpy.sqrt(x)), pb_utils.Tensor("TEXT", text)])
 """
 
-COUNT = """\
+COUNT = b"""\
 import threading
 
 import numpy
@@ -75,7 +74,7 @@ CONFIG = ModelConfig(
 
 
 def request(array: Array) -> InferRequest:
-    return InferRequest("roots", {"X": Tensor("X", DataType.FP32, array)})
+    return request_of(X=array)
 
 
 def numbers(seed: int, size: int) -> InferRequest:
@@ -83,38 +82,25 @@ def numbers(seed: int, size: int) -> InferRequest:
 
 
 def count_to(number: int) -> InferRequest:
-    return InferRequest("count", {"N": Tensor("N", DataType.INT32, np.array([number], "<i4"))})
+    return request_of(N=np.array([number], "<i4"))
+
+
+@pytest.fixture(params=["process", "thread"])
+def mode(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {"EXECUTION_MODE": request.param}
 
 
 class TestPython(BackendSuite):
     @pytest.fixture
-    def backend_case(self, tmp_path: Path) -> BackendCase:
-        folder = write_model(tmp_path, "roots", ROOTS)
-        files = ModelFiles(folder, 1, folder / "1")
-        return BackendCase(PythonBackend, files, CONFIG, numbers, lambda: request(np.full((1, 4), -1, np.float32)))
-
-
-class TestPythonInThreads(TestPython):
-    @pytest.fixture
-    def backend_case(self, tmp_path: Path) -> BackendCase:
-        folder = write_model(tmp_path, "roots", ROOTS)
-        files = ModelFiles(folder, 1, folder / "1")
-        config = replace(CONFIG, parameters={"EXECUTION_MODE": "thread"})
+    def backend_case(self, tmp_path: Path, mode: dict[str, str]) -> BackendCase:
+        files = version_of(tmp_path / "roots", model_py=ROOTS)
+        config = replace(CONFIG, parameters=mode)
         return BackendCase(PythonBackend, files, config, numbers, lambda: request(np.full((1, 4), -1, np.float32)))
 
 
 class TestDecoupledPython(DecoupledSuite):
     @pytest.fixture
-    def decoupled_case(self, tmp_path: Path) -> DecoupledCase:
-        folder = write_model(tmp_path, "count", COUNT)
-        files = ModelFiles(folder, 1, folder / "1")
-        return DecoupledCase(PythonBackend, files, COUNT_CONFIG, count_to, lambda: count_to(-2))
-
-
-class TestDecoupledPythonInThreads(TestDecoupledPython):
-    @pytest.fixture
-    def decoupled_case(self, tmp_path: Path) -> DecoupledCase:
-        folder = write_model(tmp_path, "count", COUNT)
-        files = ModelFiles(folder, 1, folder / "1")
-        config = replace(COUNT_CONFIG, parameters={"EXECUTION_MODE": "thread"})
+    def decoupled_case(self, tmp_path: Path, mode: dict[str, str]) -> DecoupledCase:
+        files = version_of(tmp_path / "count", model_py=COUNT)
+        config = replace(COUNT_CONFIG, parameters=mode)
         return DecoupledCase(PythonBackend, files, config, count_to, lambda: count_to(-2))

@@ -193,7 +193,7 @@ def test_threads_follow_the_budget_unless_given(tmp_path: Path, monkeypatch: pyt
 
     for change, threads in (({}, 5), ({"parameters": {"tflite_num_threads": "2"}}, 2), ({"optimization": xnnpack}, 3)):
         place = Placement("m_0", InstanceKind.KIND_CPU, 0, 5)
-        load(files, replace(config, **change), place=place)  # type: ignore[arg-type]
+        load(files, replace(config, **change), place=place)
         assert asked[-1] == threads
 
 

@@ -223,7 +223,7 @@ def test_shapley_values_are_those_of_the_library_and_add_up(tmp_path: Path, libr
     data = rows(50, 1)
 
     found = ask(instance, request(data))
-    values = found[CONTRIBUTIONS].reshape(50, -1, FEATURES + 1)
+    values: NDArray[Any] = found[CONTRIBUTIONS].reshape(50, -1, FEATURES + 1)
     instance.close()
 
     assert found[CONTRIBUTIONS].shape == (50, *shape)

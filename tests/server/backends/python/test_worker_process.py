@@ -77,7 +77,7 @@ async def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
 
     loaded = await load(tmp_path, code)
     (result,) = await loaded.run([request(ZERO)])
-    assert array_of(result)[0] == 777
+    assert int(array_of(result)[0]) == 777
 
 
 async def test_a_crash_in_a_library_says_where_the_model_was(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
 
     loaded = await load(tmp_path, PARENT)
     (result,) = await loaded.run([request(ZERO)])
-    child = array_of(result)[0]
+    child = int(array_of(result)[0])
     assert is_running(child)
 
     start = time.monotonic()
@@ -113,7 +113,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
     else:
         os.kill(child, signal.SIGKILL)
     (result,) = await loaded.run([request(ZERO)])
-    last = array_of(result)[0]
+    last = int(array_of(result)[0])
     await loaded.close()
     if is_running(last) and not has_pidfd:
         os.kill(last, signal.SIGKILL)

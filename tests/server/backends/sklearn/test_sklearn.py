@@ -26,6 +26,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
+from tests.support.backends import ask, complete, load, request, version_of
 from tests.support.models import save_skops
 
 from charonia.config.model import ModelConfig
@@ -33,7 +34,7 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
+from charonia.server.backends.api import BackendSettings, Placement
 from charonia.server.backends.sklearn import features
 from charonia.server.backends.sklearn.backend import SklearnBackend, Threads
 from charonia.server.channel.tables import DataColumn
@@ -77,12 +78,8 @@ def configuration(text: str = "") -> ModelConfig:
     return parse(f'name: "m" backend: "sklearn" {text}')
 
 
-def files(folder: Path) -> ModelFiles:
-    return ModelFiles(folder, 1, folder / "1")
-
-
 def completed(folder: Path, text: str = "") -> tuple[ModelConfig, tuple[str, ...]]:
-    done = asyncio.run(SklearnBackend().complete(files(folder), configuration(text), BackendSettings()))
+    done = complete(SklearnBackend, version_of(folder), configuration(text))
     return done.config, done.notes
 
 
@@ -100,17 +97,9 @@ def tensors(config: ModelConfig) -> str:
 def answer(folder: Path, config: ModelConfig, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Load the model, run one request and return its outputs."""
 
-    async def go() -> dict[str, Array]:
-        model = await SklearnBackend().load(files(folder), config, BackendSettings())
-        instance = await model.create_instance(PLACEMENT)
-        kinds = {tensor.name: tensor.data_type for tensor in config.input}
-        inputs = {name: Tensor(name, kinds[name], array) for name, array in arrays.items()}  # type: ignore[arg-type]
-        [result] = instance.execute([InferRequest("m", inputs)]).results
-        await model.aclose()
-        assert isinstance(result, Outputs)
-        return {tensor.name: tensor.array for tensor in result.tensors}
-
-    return asyncio.run(go())
+    instance = load(SklearnBackend, version_of(folder), config)
+    kinds = {tensor.name: tensor.data_type for tensor in config.input}
+    return ask(instance, request({name: (kinds[name], array) for name, array in arrays.items()}))  # type: ignore[misc]
 
 
 def refusal(folder: Path, text: str = "") -> ServingError:
@@ -499,7 +488,7 @@ def test_the_threads_of_an_estimator_are_not_those_of_its_file(folder: Path, par
 
     async def go() -> list[int]:
         config, _ = await asyncio.to_thread(completed, folder, f"{TREE} {parameter}")
-        model = await SklearnBackend().load(files(folder), config, BackendSettings())
+        model = await SklearnBackend().load(version_of(folder), config, BackendSettings())
         return [step.n_jobs for _, step in model.estimator.steps if hasattr(step, "n_jobs")]
 
     assert asyncio.run(go()) == [jobs]
@@ -538,7 +527,7 @@ def test_native_libraries_use_the_threads_of_the_instance(folder: Path) -> None:
     config, _ = completed(folder)
 
     async def go() -> dict[str, set[int]]:
-        model = await SklearnBackend().load(files(folder), config, BackendSettings())
+        model = await SklearnBackend().load(version_of(folder), config, BackendSettings())
         instance = await model.create_instance(Placement("m_0", PLACEMENT.kind, threads=1))
         instance.execute([InferRequest("m", {"X": Tensor("X", config.input[0].data_type, ROWS[:1])})])  # type: ignore[arg-type]
         found: dict[str, set[int]] = {}

@@ -5,13 +5,12 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from tests.support.backends import request_of, version_of
 from tests.support.models import save_skops
 
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
 from charonia.core.request import InferRequest
-from charonia.core.tensor import Tensor
-from charonia.server.backends.api import ModelFiles
 from charonia.server.backends.sklearn.backend import SklearnBackend
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 
@@ -20,24 +19,22 @@ CLASSES = np.where(ROWS[:, 0] > 0, "yes", "no")
 
 
 def request(seed: int, size: int) -> InferRequest:
-    array = np.random.default_rng(seed).normal(size=(size, 4))
-    return InferRequest("m", {"X": Tensor("X", DataType.FP64, array)})
+    return request_of(X=np.random.default_rng(seed).normal(size=(size, 4)))
 
 
 def bad_request() -> InferRequest:
-    return InferRequest("m", {"X": Tensor("X", DataType.FP64, np.full((1, 4), np.nan))})
+    return request_of(X=np.full((1, 4), np.nan))
 
 
 class TestPipeline(BackendSuite):
     @pytest.fixture
     def backend_case(self, tmp_path: Path) -> BackendCase:
-        version = tmp_path / "m" / "1"
-        version.mkdir(parents=True)
+        files = version_of(tmp_path / "m")
         estimator = make_pipeline(StandardScaler(), LogisticRegression()).fit(ROWS, CLASSES)
-        save_skops(estimator, version / "model.skops")
+        save_skops(estimator, files.version_dir / "model.skops")
         return BackendCase(
             make=SklearnBackend,
-            files=ModelFiles(tmp_path / "m", 1, version),
+            files=files,
             config=ModelConfig(
                 name="m",
                 backend="sklearn",
