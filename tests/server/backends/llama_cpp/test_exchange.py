@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,13 +53,6 @@ def asked(
     return asyncio.run(scenario())
 
 
-def run(scenario: Awaitable[None]) -> None:
-    async def body() -> None:
-        await scenario
-
-    asyncio.run(body())
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_events_arrive_whole_however_the_stream_is_cut(tmp_path: Path, size: int) -> None:
     events: list[bytes] = []
@@ -96,32 +89,26 @@ def test_an_exception_about_an_event_ends_the_exchange(tmp_path: Path) -> None:
         asked(tmp_path, [CHUNKED + chunked(EVENTS[0], EVENTS[3])], refuse)
 
 
-def test_a_cancelled_exchange_closes_its_connection(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        has_come, has_left = asyncio.Event(), asyncio.Event()
+async def test_a_cancelled_exchange_closes_its_connection(tmp_path: Path) -> None:
+    has_come, has_left = asyncio.Event(), asyncio.Event()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"{}")
-            has_come.set()
-            await reader.read()
-            writer.close()
-            has_left.set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        has_come.set()
+        await reader.read()
+        writer.close()
+        has_left.set()
 
-        server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
-        task = asyncio.ensure_future(ask(str(tmp_path / "s.sock"), "/route", b"{}"))
-        await asyncio.wait_for(has_come.wait(), 20)
-        task.cancel()
-        await asyncio.wait_for(has_left.wait(), 20)
-        server.close()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(scenario())
+    server = await asyncio.start_unix_server(serve, str(tmp_path / "s.sock"))
+    task = asyncio.ensure_future(ask(str(tmp_path / "s.sock"), "/route", b"{}"))
+    await asyncio.wait_for(has_come.wait(), 20)
+    task.cancel()
+    await asyncio.wait_for(has_left.wait(), 20)
+    server.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def test_nobody_who_listens_is_an_error(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        with pytest.raises(FileNotFoundError):
-            await ask(str(tmp_path / "nobody.sock"), "/route", b"{}")
-
-    run(scenario())
+async def test_nobody_who_listens_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await ask(str(tmp_path / "nobody.sock"), "/route", b"{}")

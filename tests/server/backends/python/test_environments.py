@@ -407,7 +407,7 @@ def test_a_build_that_was_interrupted_does_not_count(tmp_path: Path) -> None:
     assert not leftover.exists()
 
 
-def test_a_build_that_is_cancelled_leaves_nothing_and_nobody_waiting(
+async def test_a_build_that_is_cancelled_leaves_nothing_and_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = with_requirements(tmp_path, "tiny\n")
@@ -415,15 +415,13 @@ def test_a_build_that_is_cancelled_leaves_nothing_and_nobody_waiting(
     slow = script(tmp_path / "bin" / "uv", f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; sleep 60")
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
 
-    async def scenario() -> None:
+    async with asyncio.timeout(20):
         building = asyncio.ensure_future(environment_of(files, config(), settings(tmp_path)))
         while not pid_file.exists():
             await asyncio.sleep(0.01)
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
 
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

@@ -11,21 +11,18 @@ from charonia.server.backends.workers.services import EXCEPTIONS_MAX, ExceptionL
 MODEL = CallFrame("m", "3")
 
 
-def test_more_exceptions_than_a_reader_can_use_are_counted(
+async def test_more_exceptions_than_a_reader_can_use_are_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "WINDOW_S", 0)
 
-    async def scenario() -> None:
-        log = ExceptionLog()
-        for _ in range(EXCEPTIONS_MAX + 5):
-            log.note(MODEL, "m_0_0", ["a"], "ValueError: pity")
-        assert log.suppressed == 5
-        while log.suppressed:
-            await asyncio.sleep(0)
-        log.note(MODEL, "m_0_0", ["a"], "ValueError: again")
-
-    asyncio.run(scenario())
+    log = ExceptionLog()
+    for _ in range(EXCEPTIONS_MAX + 5):
+        log.note(MODEL, "m_0_0", ["a"], "ValueError: pity")
+    assert log.suppressed == 5
+    while log.suppressed:
+        await asyncio.sleep(0)
+    log.note(MODEL, "m_0_0", ["a"], "ValueError: again")
     lines = caplog.messages
     assert len(lines) == EXCEPTIONS_MAX + 2
     assert lines[-2] == "model 'm' version 3: 5 more exceptions within 0 s were not logged"

@@ -79,51 +79,42 @@ async def pids(instance: Loaded) -> list[int]:
     return [int(pid) for pid in answer.tensors[0].array]
 
 
-def test_instances_are_forks_of_one_process_that_ends_with_the_model(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        first, second = await loaded(tmp_path, CLASS, "m_0_0", "m_0_1")
-        (imported, one, parent), (same, other, _) = await pids(first), await pids(second)
+async def test_instances_are_forks_of_one_process_that_ends_with_the_model(tmp_path: Path) -> None:
+    first, second = await loaded(tmp_path, CLASS, "m_0_0", "m_0_1")
+    (imported, one, parent), (same, other, _) = await pids(first), await pids(second)
 
-        assert imported == same == parent
-        assert len({imported, one, other}) == 3
-        await first._instance.aclose()
-        await second.close()
-        eventually(lambda: not psutil.pid_exists(imported))
-
-    asyncio.run(scenario())
+    assert imported == same == parent
+    assert len({imported, one, other}) == 3
+    await first._instance.aclose()
+    await second.close()
+    eventually(lambda: not psutil.pid_exists(imported))
 
 
-def test_the_object_of_a_class_is_made_before_the_fork(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        cfg = replace(
-            SHARING,
-            input=(ModelInput("x", DataType.INT64, dims=(1,)),),
-            output=(ModelOutput("output", DataType.INT64, (-1,)),),
-        )
-        (only,) = await loaded(tmp_path, OBJECT, "m_0_0", cfg=cfg)
-        inputs = {"x": Tensor("x", DataType.INT64, np.zeros(1, np.int64))}
-        (answer,) = await only.run([InferRequest("m", inputs)])
+async def test_the_object_of_a_class_is_made_before_the_fork(tmp_path: Path) -> None:
+    cfg = replace(
+        SHARING,
+        input=(ModelInput("x", DataType.INT64, dims=(1,)),),
+        output=(ModelOutput("output", DataType.INT64, (-1,)),),
+    )
+    (only,) = await loaded(tmp_path, OBJECT, "m_0_0", cfg=cfg)
+    inputs = {"x": Tensor("x", DataType.INT64, np.zeros(1, np.int64))}
+    (answer,) = await only.run([InferRequest("m", inputs)])
 
-        assert isinstance(answer, Outputs), answer
-        made, own, parent = answer.tensors[0].array.tolist()
-        assert made == parent != own
-        await only.close()
-
-    asyncio.run(scenario())
+    assert isinstance(answer, Outputs), answer
+    made, own, parent = answer.tensors[0].array.tolist()
+    assert made == parent != own
+    await only.close()
 
 
-def test_an_instance_that_ends_is_forked_again(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        (only,) = await loaded(tmp_path, CLASS, "m_0_0")
-        imported, pid, _ = await pids(only)
-        os.kill(pid, signal.SIGKILL)
-        while only.instance.pid in (0, pid) or only.instance.health.problem:
-            await asyncio.sleep(0.01)
+async def test_an_instance_that_ends_is_forked_again(tmp_path: Path) -> None:
+    (only,) = await loaded(tmp_path, CLASS, "m_0_0")
+    imported, pid, _ = await pids(only)
+    os.kill(pid, signal.SIGKILL)
+    while only.instance.pid in (0, pid) or only.instance.health.problem:
+        await asyncio.sleep(0.01)
 
-        assert (await pids(only))[::2] == [imported, imported]
-        await only.close()
-
-    asyncio.run(scenario())
+    assert (await pids(only))[::2] == [imported, imported]
+    await only.close()
 
 
 @pytest.mark.parametrize(

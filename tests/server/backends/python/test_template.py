@@ -70,13 +70,12 @@ async def ask(template: WorkerTemplate, folder: Path, question: str = "{}") -> d
     return found
 
 
-def test_a_fork_is_a_worker_of_its_own_with_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> tuple[dict[str, object], int]:
-        async with running(LATER="set before") as template:
-            monkeypatch.setenv("LATER", "set after the import")
-            return await ask(template, tmp_path), template.pid
-
-    found, pid = asyncio.run(test())
+async def test_a_fork_is_a_worker_of_its_own_with_what_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(LATER="set before") as template:
+        monkeypatch.setenv("LATER", "set after the import")
+        found, pid = await ask(template, tmp_path), template.pid
 
     assert found == {
         "parent": pid,
@@ -88,40 +87,30 @@ def test_a_fork_is_a_worker_of_its_own_with_what_was_imported(tmp_path: Path, mo
     }
 
 
-def test_a_fork_is_bound_to_its_cores() -> None:
+async def test_a_fork_is_bound_to_its_cores() -> None:
     core = min(os.sched_getaffinity(0))
 
-    async def test() -> set[int]:
-        async with running() as template:
-            process = WorkerProcess(
-                "m",
-                environment=Environment(template=template),
-                cores=[core],
-                on_message=lambda _: None,
-                on_end=lambda _: None,
-            )
-            try:
-                while os.sched_getaffinity(process.pid) != {core}:
-                    await asyncio.sleep(0.01)
-                return os.sched_getaffinity(process.pid)
-            finally:
-                process.kill("enough")
-                await process.stop(0)
-
-    assert asyncio.run(asyncio.wait_for(test(), 60)) == {core}
+    async with running() as template, asyncio.timeout(60):
+        process = WorkerProcess(
+            "m",
+            environment=Environment(template=template),
+            cores=[core],
+            on_message=lambda _: None,
+            on_end=lambda _: None,
+        )
+        try:
+            while os.sched_getaffinity(process.pid) != {core}:
+                await asyncio.sleep(0.01)
+        finally:
+            process.kill("enough")
+            await process.stop(0)
 
 
-def test_the_end_of_a_fork_is_told_with_its_status_and_its_last_output(tmp_path: Path) -> None:
-    async def test() -> str:
-        async with running() as template:
-            with pytest.raises(ServingError) as caught:
-                await ask(template, tmp_path, '{"die": true}')
-            return caught.value.message
-
-    message = asyncio.run(test())
-
-    assert "the worker process exited with status 7" in message
-    assert "its last words" in message
+async def test_the_end_of_a_fork_is_told_with_its_status_and_its_last_output(tmp_path: Path) -> None:
+    async with running() as template:
+        with pytest.raises(ServingError, match="the worker process exited with status 7") as caught:
+            await ask(template, tmp_path, '{"die": true}')
+    assert "its last words" in caught.value.message
 
 
 async def test_an_import_that_fails_is_an_error_with_the_reason_and_can_be_tried_again(tmp_path: Path) -> None:
@@ -148,31 +137,23 @@ async def test_an_import_that_ends_the_process_is_an_error_with_its_last_output(
     assert "no such instruction" in message
 
 
-def test_a_library_that_starts_threads_when_it_is_imported_is_refused(tmp_path: Path) -> None:
+async def test_a_library_that_starts_threads_when_it_is_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     )
 
-    async def test() -> str:
-        with pytest.raises(ServingError) as caught:
-            async with running("busy", PYTHONPATH=str(tmp_path)):
-                pass
-        return caught.value.message
-
-    assert "1 threads run after the import of busy, so workers cannot be forked" in asyncio.run(test())
+    with pytest.raises(ServingError, match="1 threads run after the import of busy, so workers cannot be forked"):
+        async with running("busy", PYTHONPATH=str(tmp_path)):
+            pass
 
 
-def test_an_import_that_does_not_finish_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_import_that_does_not_finish_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)")
     monkeypatch.setattr(template_module, "IMPORT_S_MAX", 0.2)
 
-    async def test() -> str:
-        with pytest.raises(ServingError) as caught:
-            async with running("slow", PYTHONPATH=str(tmp_path)):
-                pass
-        return caught.value.message
-
-    assert asyncio.run(test()) == "the import of the library did not finish within 0.2 s"
+    with pytest.raises(ServingError, match=r"^the import of the library did not finish within 0\.2 s$"):
+        async with running("slow", PYTHONPATH=str(tmp_path)):
+            pass
 
 
 async def test_a_template_that_ends_is_started_again_and_its_workers_go_on(
