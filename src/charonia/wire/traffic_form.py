@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import pairwise
 
 from charonia.core.errors import invalid
@@ -62,20 +63,12 @@ def settings_json(settings: TrafficSettings) -> Object:
     return {
         "weights": {str(version): weight for version, weight in sorted(settings.weights.items())},
         "sticky": settings.sticky,
-        "shadow": {
-            str(version): {
-                "share": shadow.share,
-                "relative_tolerance": shadow.relative_tolerance,
-                "absolute_tolerance": shadow.absolute_tolerance,
-            }
-            for version, shadow in sorted(settings.shadow.items())
-        },
+        "shadow": {str(version): asdict(shadow) for version, shadow in sorted(settings.shadow.items())},
     }
 
 
 def read_plan(document: Object) -> CanaryPlan:
     """Return a canary plan. Raises as `read_change`."""
-    default = CanaryPlan(0)
     members: dict[str, Callable[[str, object], object]] = {
         "version": _version,
         "stable": _version,
@@ -96,7 +89,7 @@ def read_plan(document: Object) -> CanaryPlan:
         for name, value in document.items()
         if value is not None or name in may_be_null
     }
-    plan = CanaryPlan(**{"version": default.version, **values})  # type: ignore[arg-type]
+    plan = CanaryPlan(**{"version": 0, **values})  # type: ignore[arg-type]
     if plan.version == plan.stable:
         raise invalid(f"canary.stable: version {plan.version} cannot be compared with itself")
     return plan
@@ -104,17 +97,7 @@ def read_plan(document: Object) -> CanaryPlan:
 
 def plan_json(plan: CanaryPlan) -> Object:
     """Return a plan as `read_plan` takes it."""
-    return {
-        "version": plan.version,
-        "stable": plan.stable,
-        "steps": list(plan.steps),
-        "step_seconds": plan.step_seconds,
-        "samples_min": plan.samples_min,
-        "significance": plan.significance,
-        "checks_errors": plan.checks_errors,
-        "p99_ratio_max": plan.p99_ratio_max,
-        "difference_rate_max": plan.difference_rate_max,
-    }
+    return {**asdict(plan), "steps": list(plan.steps)}
 
 
 def _weights(value: object) -> Mapping[int, float]:

@@ -469,7 +469,7 @@ async def test_a_canary_plan_finishes_and_pins_its_version(tmp_path: Path) -> No
             *("changed by request", "version 2 gets 20 % of the requests, version 1 the rest"),
             *("20 % went well", "50 % went well"),
         ]
-        assert served.traffic._models["m"].figures(2).is_watched is False
+        assert served.traffic._models["m"].figures[2].is_watched is False
 
 
 @pytest.mark.usefixtures("fast_looks")

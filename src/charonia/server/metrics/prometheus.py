@@ -5,8 +5,8 @@ own conventions (seconds, `_total`). Format source: Prometheus exposition format
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from charonia.core.statistics import Duration, ModelStatistics, WorkerState
 from charonia.server.metrics.custom import CustomFamily, CustomMetrics
@@ -87,71 +87,165 @@ class ModelSample:
     instances: int = 0
 
 
+_Values = Iterable[tuple[str, float | Histogram]]
+"""Values with the text of the labels that they have beyond those of their model version."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Counter:
+class _Row:
+    """A family of the page.
+
+    Attributes:
+        read: Returns the values of a model version.
+        unit: Size of the unit of a histogram, in that of its values.
+    """
+
     name: str
+    kind: str
     help: str
-    read: Callable[[ModelStatistics], int]
+    read: Callable[[ModelSample], _Values]
+    unit: float = 1
 
 
-def _us(read: Callable[[ModelStatistics], Duration]) -> Callable[[ModelStatistics], int]:
-    return lambda statistics: read(statistics).ns // _NS_PER_US
+def _counter(name: str, help: str, read: Callable[[ModelStatistics], float]) -> _Row:
+    return _Row(name, "counter", help, lambda sample: [("", read(sample.metrics.statistics))])
 
 
-_COUNTERS = (
-    _Counter("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
-    _Counter("nv_inference_count", "Inferences computed (batch elements)", lambda s: s.inference_count),
-    _Counter("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
-    _Counter(
-        "nv_inference_request_duration_us", "Time of answered requests, arrival to answer", _us(lambda s: s.success)
-    ),
-    _Counter("nv_inference_queue_duration_us", "Time that requests waited", _us(lambda s: s.queue)),
-    _Counter("nv_inference_compute_input_duration_us", "Time to put inputs in place", _us(lambda s: s.compute_input)),
-    _Counter("nv_inference_compute_infer_duration_us", "Time that models computed", _us(lambda s: s.compute_infer)),
-    _Counter("nv_inference_compute_output_duration_us", "Time to take outputs", _us(lambda s: s.compute_output)),
-)
+def _sum(name: str, help: str, read: Callable[[ModelStatistics], Duration]) -> _Row:
+    return _counter(name, help, lambda statistics: read(statistics).ns // _NS_PER_US)
 
-_CACHE_COUNTERS = (
-    _Counter("nv_cache_num_hits_per_model", "Requests answered from the response cache", lambda s: s.cache_hit.count),
-    _Counter("nv_cache_num_misses_per_model", "Requests not in the response cache", lambda s: s.cache_miss.count),
-    _Counter("nv_cache_hit_duration_per_model", "Time of hits in microseconds", _us(lambda s: s.cache_hit)),
-    _Counter("nv_cache_miss_duration_per_model", "Time of misses in microseconds", _us(lambda s: s.cache_miss)),
-)
+
+def _cached(row: _Row) -> _Row:
+    return replace(row, read=lambda sample: row.read(sample) if sample.metrics.is_cached else ())
+
+
+def _histogram_of(name: str, help: str, read: Callable[[ModelMetrics], Histogram], unit: float = _NS_PER_S) -> _Row:
+    return _Row(name, "histogram", help, lambda sample: [("", read(sample.metrics))], unit)
+
+
+def _of_tokens(name: str, kind: str, help: str, read: Callable[[TokenMetrics], _Values], unit: float = 1) -> _Row:
+    return _Row(name, kind, help, lambda s: read(s.metrics.tokens) if s.metrics.tokens is not None else (), unit)
+
+
+def _of_workers(name: str, kind: str, help: str, read: Callable[[WorkerState], int]) -> _Row:
+    def values(sample: ModelSample) -> _Values:
+        return [(f'model_instance="{_escape(worker.instance)}"', int(read(worker))) for worker in sample.workers]
+
+    return _Row(name, kind, help, values)
+
+
+def _of_scaling(name: str, kind: str, help: str, read: Callable[[InstanceCount], _Values]) -> _Row:
+    return _Row(name, kind, help, lambda sample: read(sample.scaling) if sample.scaling is not None else ())
+
 
 COLLAPSED = "charonia_cache_collapsed_total"
-
-_DURATIONS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    (REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
-    (QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
-    (COMPUTE_DURATION, "Execution of the batch a request was in", lambda m: m.compute_ns),
-)
-
-
-_WORKERS: tuple[tuple[str, str, str, Callable[[WorkerState], int]], ...] = (
-    ("charonia_worker_up", "gauge", "Whether the worker process of an instance is ready", lambda w: not w.problem),
-    ("charonia_worker_restarts_total", "counter", "Worker processes that took over from one", lambda w: w.restarts),
-    ("charonia_worker_memory_bytes", "gauge", "Resident memory of a worker process", lambda w: w.memory_bytes),
-)
-
-_INSTANCES: tuple[tuple[str, str, Callable[[InstanceCount], int]], ...] = (
-    ("charonia_instances_min", "The fewest instances that it may have", lambda i: i.least),
-    ("charonia_instances_max", "The most instances that it may have", lambda i: i.most),
-)
 INSTANCE_CHANGES = "charonia_instance_changes_total"
 INSTANCES = "charonia_instances"
 LOAD = "charonia_load_seconds_total"
 
-
-_TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[TokenMetrics], int]], ...] = (
-    (PROMPT_TOKENS, "Tokens of prompts", lambda t: t.prompt),
-    (COMPLETION_TOKENS, "Tokens of answers", lambda t: t.completion),
-    (CACHED_TOKENS, "Tokens of prompts whose computation was saved by a cache", lambda t: t.cached),
+_COUNTERS = (
+    _counter("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    _counter("nv_inference_count", "Inferences computed (batch elements)", lambda s: s.inference_count),
+    _counter("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
 )
-_TOKEN_TIMES: tuple[tuple[str, str, Callable[[TokenMetrics], Histogram]], ...] = (
-    (FIRST_TOKEN, "Arrival to the first response of a stream", lambda t: t.first_ns),
-    (BETWEEN_TOKENS, "Time between two responses of a stream", lambda t: t.between_ns),
-    (GEN_AI_FIRST_TOKEN, "Arrival to the first response of a stream", lambda t: t.first_ns),
-    (GEN_AI_PER_TOKEN, "Time for each token after the first of a stream", lambda t: t.per_token_ns),
+_SUMS = (
+    _sum("nv_inference_request_duration_us", "Time of answered requests, arrival to answer", lambda s: s.success),
+    _sum("nv_inference_queue_duration_us", "Time that requests waited", lambda s: s.queue),
+    _sum("nv_inference_compute_input_duration_us", "Time to put inputs in place", lambda s: s.compute_input),
+    _sum("nv_inference_compute_infer_duration_us", "Time that models computed", lambda s: s.compute_infer),
+    _sum("nv_inference_compute_output_duration_us", "Time to take outputs", lambda s: s.compute_output),
+)
+_CACHE = tuple(
+    _cached(row)
+    for row in (
+        _counter("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
+        _counter("nv_cache_num_misses_per_model", "Requests not in the response cache", lambda s: s.cache_miss.count),
+        _sum("nv_cache_hit_duration_per_model", "Time of hits in microseconds", lambda s: s.cache_hit),
+        _sum("nv_cache_miss_duration_per_model", "Time of misses in microseconds", lambda s: s.cache_miss),
+        _Row(
+            COLLAPSED, "counter", "Requests answered with the response to an equal one in flight",
+            lambda sample: [("", sample.metrics.collapsed)],
+        ),
+    )
+)  # fmt: skip
+_STATES = (
+    _Row(
+        "nv_inference_request_failure", "counter", "Requests that failed, by reason",
+        lambda sample: [(f'reason="{reason.value}"', count) for reason, count in sample.metrics.failures.items()],
+    ),
+    _Row(
+        "nv_inference_pending_request_count", "gauge", "Requests that wait for an instance",
+        lambda sample: [("", sample.pending or 0)],
+    ),
+    _Row(
+        "nv_model_load_duration_secs", "gauge", "Time that loading the model version took",
+        lambda sample: [("", round(sample.metrics.load_seconds, 6))],
+    ),
+)  # fmt: skip
+_HISTOGRAMS = (
+    _histogram_of(REQUEST_DURATION, "Arrival to answer", lambda m: m.request_ns),
+    _histogram_of(QUEUE_DURATION, "Arrival to execution", lambda m: m.queue_ns),
+    _histogram_of(COMPUTE_DURATION, "Execution of the batch a request was in", lambda m: m.compute_ns),
+    _Row(
+        FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models",
+        lambda s: [("", s.metrics.first_response_ns)] if s.metrics.first_response_ns.count else (), _NS_PER_MS,
+    ),
+)  # fmt: skip
+_FIRST = "Arrival to the first response of a stream"
+_OTHERS = (
+    _histogram_of(BATCH_SIZE, "Batch elements of an execution", lambda m: m.batch_size, 1),
+    _Row(
+        "charonia_batches_closed_total", "counter", "Batches by the reason they were sent",
+        lambda sample: [(f'reason="{reason.value}"', count) for reason, count in sample.metrics.closes.items()],
+    ),
+    _of_tokens(PROMPT_TOKENS, "counter", "Tokens of prompts", lambda t: [("", t.prompt)]),
+    _of_tokens(COMPLETION_TOKENS, "counter", "Tokens of answers", lambda t: [("", t.completion)]),
+    _of_tokens(
+        CACHED_TOKENS, "counter", "Tokens of prompts whose computation was saved by a cache",
+        lambda t: [("", t.cached)],
+    ),
+    *(
+        _of_tokens(name, "histogram", _FIRST, lambda t: [("", t.first_ns)], _NS_PER_S)
+        for name in (FIRST_TOKEN, GEN_AI_FIRST_TOKEN)
+    ),
+    _of_tokens(
+        BETWEEN_TOKENS, "histogram", "Time between two responses of a stream",
+        lambda t: [("", t.between_ns)], _NS_PER_S,
+    ),
+    _of_tokens(
+        GEN_AI_PER_TOKEN, "histogram", "Time for each token after the first of a stream",
+        lambda t: [("", t.per_token_ns)], _NS_PER_S,
+    ),
+    _of_tokens(
+        GEN_AI_USAGE, "histogram", "Tokens of a request",
+        lambda t: [('gen_ai_token_type="input"', t.prompts), ('gen_ai_token_type="output"', t.completions)],
+    ),
+    _of_workers(
+        "charonia_worker_up", "gauge", "Whether the worker process of an instance is ready", lambda w: not w.problem
+    ),
+    _of_workers(
+        "charonia_worker_restarts_total", "counter", "Worker processes that took over from one", lambda w: w.restarts
+    ),
+    _of_workers(
+        "charonia_worker_memory_bytes", "gauge", "Resident memory of a worker process", lambda w: w.memory_bytes
+    ),
+    _Row(
+        LOAD, "counter", "Time that instances would have needed with full batches",
+        lambda s: [("", s.metrics.statistics.load_ns / _NS_PER_S)] if s.instances else (),
+    ),
+    _Row(INSTANCES, "gauge", "Instances", lambda sample: [("", sample.instances)] if sample.instances else ()),
+    _of_scaling("charonia_instances_min", "gauge", "The fewest instances that it may have", lambda i: [("", i.least)]),
+    _of_scaling("charonia_instances_max", "gauge", "The most instances that it may have", lambda i: [("", i.most)]),
+    _of_scaling(
+        INSTANCE_CHANGES, "counter", "Changes of the number of instances, by reason",
+        lambda i: [(f'reason="{reason}"', count) for reason, count in i.changes.items()],
+    ),
+)  # fmt: skip
+_MACHINE: tuple[tuple[str, str, Callable[[MachineGauges], float | None]], ...] = (
+    ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", lambda m: m.cpu_utilization),
+    ("nv_cpu_memory_total_bytes", "Memory of the machine", lambda m: m.memory_total_bytes),
+    ("nv_cpu_memory_used_bytes", "Memory of the machine in use", lambda m: m.memory_used_bytes),
+    ("charonia_process_memory_bytes", "Resident memory of the server process", lambda m: m.process_memory_bytes),
 )
 
 
@@ -174,30 +268,8 @@ class PageView:
 
 def metric_names() -> tuple[str, ...]:
     """Return the names of every metric family of the server's own that `render` can write."""
-    return (
-        *(c.name for c in (*_COUNTERS, *_CACHE_COUNTERS)),
-        COLLAPSED,
-        "nv_inference_request_failure",
-        "nv_inference_pending_request_count",
-        "nv_model_load_duration_secs",
-        *SUMMARIES,
-        *CACHE_SUMMARIES,
-        *(name for name, _, _ in _DURATIONS),
-        FIRST_RESPONSE,
-        BATCH_SIZE,
-        "charonia_batches_closed_total",
-        *(name for name, _, _ in (*_TOKEN_COUNTERS, *_TOKEN_TIMES)),
-        GEN_AI_USAGE,
-        *(name for name, _, _, _ in _WORKERS),
-        LOAD,
-        INSTANCES,
-        *(name for name, _, _ in _INSTANCES),
-        INSTANCE_CHANGES,
-        "nv_cpu_utilization",
-        "nv_cpu_memory_total_bytes",
-        "nv_cpu_memory_used_bytes",
-        "charonia_process_memory_bytes",
-    )
+    rows = (*_COUNTERS, *_SUMS, *_CACHE, *_STATES, *_HISTOGRAMS, *_OTHERS)
+    return (*(row.name for row in rows), *SUMMARIES, *CACHE_SUMMARIES, *(name for name, _, _ in _MACHINE))
 
 
 def render(
@@ -219,178 +291,42 @@ def render(
     view = view if view is not None else PageView()
     lines: list[str] = []
     labelled = [(_labels(sample.metrics.labels(sample.tags)), sample) for sample in models]
-    for counter in _COUNTERS:
-        if counter.name.endswith("_duration_us") and not view.counters:
-            continue
-        _family(
-            lines,
-            counter.name,
-            "counter",
-            counter.help,
-            ((labels, counter.read(sample.metrics.statistics)) for labels, sample in labelled),
-        )
-    _caching(lines, [(labels, sample.metrics) for labels, sample in labelled if sample.metrics.is_cached])
-    _family(
-        lines,
-        "nv_inference_request_failure",
-        "counter",
-        "Requests that failed, by reason",
-        (
-            (_labels({**sample.metrics.labels(sample.tags), "reason": reason.value}), count)
-            for sample in models
-            for reason, count in sample.metrics.failures.items()
-        ),
-    )
-    _family(
-        lines,
-        "nv_inference_pending_request_count",
-        "gauge",
-        "Requests that wait for an instance",
-        ((labels, sample.pending or 0) for labels, sample in labelled),
-    )
-    _family(
-        lines,
-        "nv_model_load_duration_secs",
-        "gauge",
-        "Time that loading the model version took",
-        ((labels, round(sample.metrics.load_seconds, 6)) for labels, sample in labelled),
-    )
+    _rows(lines, (*_COUNTERS, *(_SUMS if view.counters else ()), *_CACHE, *_STATES), labelled)
     if view.quantiles:
         _summaries(lines, labelled, view)
-    _distributions(lines, labelled, view)
-    _language(lines, labelled)
-    _workers(lines, labelled)
-    _instances(lines, labelled)
-    if machine is not None:
-        _machine(lines, machine)
+    _rows(lines, (*(_HISTOGRAMS if view.histograms else ()), *_OTHERS), labelled)
+    for name, text, read in _MACHINE if machine is not None else ():
+        value = read(machine)  # type: ignore[arg-type]  # not None here
+        _family(lines, name, "gauge", text, [("", value)] if value is not None else ())
     for shared in families:
-        samples = ((_labels(sample.labels), sample.value) for sample in shared.samples)
-        _family(lines, shared.name, shared.kind, shared.help, samples)
+        _family(lines, shared.name, shared.kind, shared.help, ((_labels(s.labels), s.value) for s in shared.samples))
     for family in custom.families() if custom is not None else ():
         _custom(lines, family)
-    return ("\n".join(_shown(lines)) + "\n").encode()
+    return ("\n".join(lines) + "\n").encode()
 
 
-def _shown(lines: Sequence[str]) -> Iterator[str]:
-    """Leave out the heads of families without samples."""
-    heads: list[str] = []
-    for line in lines:
-        if line.startswith("#"):
-            heads = [*heads, line] if line.startswith("# TYPE") else [line]
-        else:
-            yield from heads
-            yield line
-            heads = []
-
-
-def _language(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    shown = [(labels, sample.metrics.tokens) for labels, sample in labelled if sample.metrics.tokens is not None]
-    if not shown:
-        return
-    for name, help_text, count in _TOKEN_COUNTERS:
-        _family(lines, name, "counter", help_text, ((labels, count(tokens)) for labels, tokens in shown))
-    for name, help_text, read in _TOKEN_TIMES:
-        _head(lines, name, "histogram", help_text)
-        for labels, tokens in shown:
-            _histogram(lines, name, labels, read(tokens), _NS_PER_S)
-    _head(lines, GEN_AI_USAGE, "histogram", "Tokens of a request")
-    for labels, tokens in shown:
-        _histogram(lines, GEN_AI_USAGE, f'{labels},gen_ai_token_type="input"', tokens.prompts, 1)
-        _histogram(lines, GEN_AI_USAGE, f'{labels},gen_ai_token_type="output"', tokens.completions, 1)
-
-
-def _workers(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    for name, kind, help_text, value in _WORKERS:
-        _family(
-            lines,
-            name,
-            kind,
-            help_text,
-            (
-                (f'{labels},model_instance="{_escape(worker.instance)}"', int(value(worker)))
-                for labels, sample in labelled
-                for worker in sample.workers
-            ),
+def _rows(lines: list[str], rows: Iterable[_Row], labelled: Sequence[tuple[str, ModelSample]]) -> None:
+    for row in rows:
+        samples = (
+            (f"{labels},{own}" if own else labels, value)
+            for labels, sample in labelled
+            for own, value in row.read(sample)
         )
-
-
-def _instances(lines: list[str], labelled: Sequence[tuple[str, ModelSample]]) -> None:
-    """Write the number of instances, their load, and the bounds where the number follows the load."""
-    present = [(labels, sample) for labels, sample in labelled if sample.instances]
-    load = ((labels, sample.metrics.statistics.load_ns / _NS_PER_S) for labels, sample in present)
-    _family(lines, LOAD, "counter", "Time that instances would have needed with full batches", load)
-    _family(lines, INSTANCES, "gauge", "Instances", ((labels, sample.instances) for labels, sample in present))
-    shown = [(labels, sample.scaling) for labels, sample in labelled if sample.scaling is not None]
-    if not shown:
-        return
-    for name, help_text, value in _INSTANCES:
-        _family(lines, name, "gauge", help_text, ((labels, value(instances)) for labels, instances in shown))
-    changes = (
-        (f'{labels},reason="{reason}"', count)
-        for labels, instances in shown
-        for reason, count in instances.changes.items()
-    )
-    _family(lines, INSTANCE_CHANGES, "counter", "Changes of the number of instances, by reason", changes)
-
-
-def _caching(lines: list[str], cached: Sequence[tuple[str, ModelMetrics]]) -> None:
-    for counter in _CACHE_COUNTERS if cached else ():
-        samples = ((labels, counter.read(metrics.statistics)) for labels, metrics in cached)
-        _family(lines, counter.name, "counter", counter.help, samples)
-    if cached:
-        samples = ((labels, metrics.collapsed) for labels, metrics in cached)
-        _family(lines, COLLAPSED, "counter", "Requests answered with the response to an equal one in flight", samples)
+        _family(lines, row.name, row.kind, row.help, samples, row.unit)
 
 
 def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
-    cached = [each for each in labelled if each[1].metrics.is_cached]
-    families = [(name, text, labelled) for name, text in SUMMARIES.items()]
-    families += [(name, text, cached) for name, text in CACHE_SUMMARIES.items() if cached]
-    for name, help_text, shown in families:
-        _head(lines, name, "summary", help_text)
-        for labels, sample in shown:
-            summaries = sample.metrics.summaries
-            # Requests behind a cache have no summary: it lacks the hits.
-            if summaries is not None and not (name == REQUEST_SUMMARY and sample.metrics.is_cached):
-                lines.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
-
-
-def _distributions(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
-    if view.histograms:
-        for name, help_text, read in _DURATIONS:
-            _head(lines, name, "histogram", help_text)
-            for labels, sample in labelled:
-                _histogram(lines, name, labels, read(sample.metrics), _NS_PER_S)
-        _head(lines, FIRST_RESPONSE, "histogram", "Arrival to the first response of decoupled models")
+    for name, help_text in {**SUMMARIES, **CACHE_SUMMARIES}.items():
+        # Requests behind a cache have no summary: it lacks the hits.
+        excluded = True if name == REQUEST_SUMMARY else False if name in CACHE_SUMMARIES else None
+        found: list[str] = []
         for labels, sample in labelled:
-            if sample.metrics.first_response_ns.count:
-                _histogram(lines, FIRST_RESPONSE, labels, sample.metrics.first_response_ns, _NS_PER_MS)
-    _head(lines, BATCH_SIZE, "histogram", "Batch elements of an execution")
-    for labels, sample in labelled:
-        _histogram(lines, BATCH_SIZE, labels, sample.metrics.batch_size, 1)
-    _family(
-        lines,
-        "charonia_batches_closed_total",
-        "counter",
-        "Batches by the reason they were sent",
-        (
-            (f'{labels},reason="{reason.value}"', count)
-            for labels, sample in labelled
-            for reason, count in sample.metrics.closes.items()
-        ),
-    )
-
-
-def _machine(lines: list[str], machine: MachineGauges) -> None:
-    gauges: list[tuple[str, str, float]] = [
-        ("nv_cpu_memory_total_bytes", "Memory of the machine", machine.memory_total_bytes),
-        ("nv_cpu_memory_used_bytes", "Memory of the machine in use", machine.memory_used_bytes),
-        ("charonia_process_memory_bytes", "Resident memory of the server process", machine.process_memory_bytes),
-    ]
-    if machine.cpu_utilization is not None:
-        gauges.insert(0, ("nv_cpu_utilization", "Share of all cores in use, 0 to 1", machine.cpu_utilization))
-    for name, help_text, value in gauges:
-        _family(lines, name, "gauge", help_text, [("", value)])
+            summaries = sample.metrics.summaries
+            if summaries is not None and sample.metrics.is_cached is not excluded:
+                found.extend(summaries.lines(name, labels, view.quantiles, view.now_ns))
+        if found:
+            _head(lines, name, "summary", help_text)
+            lines += found
 
 
 def _custom(lines: list[str], family: CustomFamily) -> None:
@@ -429,9 +365,24 @@ def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:
     lines.append(f"# TYPE {name} {kind}")
 
 
-def _family(lines: list[str], name: str, kind: str, help_text: str, samples: Iterable[tuple[str, float]]) -> None:
-    _head(lines, name, kind, help_text)
-    lines.extend(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in samples)
+def _family(
+    lines: list[str],
+    name: str,
+    kind: str,
+    help_text: str,
+    samples: Iterable[tuple[str, float | Histogram]],
+    unit: float = 1,
+) -> None:
+    """Write a family; nothing where it has no values."""
+    is_begun = False
+    for labels, value in samples:
+        if not is_begun:
+            _head(lines, name, kind, help_text)
+            is_begun = True
+        if isinstance(value, Histogram):
+            _histogram(lines, name, labels, value, unit)
+        else:
+            lines.append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
 
 
 def _histogram(lines: list[str], name: str, labels: str, histogram: Histogram, divisor: float) -> None:

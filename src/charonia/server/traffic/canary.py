@@ -84,7 +84,6 @@ class VersionFigures:
         self._errors = 0
 
     def sent(self) -> None:
-        """A request was sent."""
         self.requests += 1
         self.in_flight += 1
 
@@ -94,14 +93,12 @@ class VersionFigures:
         self._watch(after_ns)
 
     def answered(self, latency_ns: int) -> None:
-        """A request was answered."""
         self.in_flight -= 1
         self._answered += 1
         self._latest.append(latency_ns)
         self._watch(latency_ns)
 
     def failed(self) -> None:
-        """A request was answered with an error."""
         self.in_flight -= 1
         self.errors += 1
         self._answered += 1
@@ -156,12 +153,9 @@ class ShadowFigures:
         return self.different + self.failed
 
     def answered(self, latency_ns: int, *, is_different: bool) -> None:
-        """A copy was answered."""
         self._latest.append(latency_ns)
-        if is_different:
-            self.different += 1
-        else:
-            self.same += 1
+        self.different += is_different
+        self.same += not is_different
 
     def latency_us(self) -> dict[str, float]:
         return percentiles_us(self._latest)
@@ -485,15 +479,12 @@ class Canary:
         if isinstance(event, EngineEnded):
             return self._engine_ended()
         self._looked_ns = now_ns
-        failure = self._take(event)
-        if failure:
-            text = f"rolled back at {self.percent:g} %: {failure}; version {self.plan.stable} gets all requests"
-            return self._end(CanaryState.ROLLED_BACK, 0.0, text)
+        if failure := self._take(event):
+            return self._roll_back(f"{failure}; version {self.plan.stable} gets all requests")
         if self.state is CanaryState.PAUSED or now_ns < self._due_ns or self.missing():
             return []
         if self._latency is not None and self._latency.look():
-            text = f"rolled back at {self.percent:g} %: {self._latency_text()}"
-            return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
+            return self._roll_back(f"{self._latency_text()}; version {self.plan.stable} gets all requests")
         return self._go_on(now_ns)
 
     def missing(self) -> str:
@@ -607,8 +598,7 @@ class Canary:
         if not versions:  # no client gets a wrong answer: the plan continues when the model is back
             return []
         if plan.version not in versions:
-            text = f"rolled back at {self.percent:g} %: version {plan.version} is not ready any more"
-            return self._end(CanaryState.ROLLED_BACK, 0.0, text)
+            return self._roll_back(f"version {plan.version} is not ready any more")
         if plan.stable not in versions and self.state is CanaryState.RUNNING:
             return self._pause(
                 f"paused at {self.percent:g} %: version {plan.stable} is not ready any more, so version {plan.version} "
@@ -621,12 +611,16 @@ class Canary:
         if self.ends < ENDS_MAX:
             self.reason = f"the engine ended at {self.percent:g} %: the step begins again"
             return [Say(self.reason)]
-        text = f"rolled back at {self.percent:g} %: the engine has ended {self.ends} times during this plan"
-        return self._end(CanaryState.ROLLED_BACK, 0.0, f"{text}; version {self.plan.stable} gets all requests")
+        return self._roll_back(
+            f"the engine has ended {self.ends} times during this plan; version {self.plan.stable} gets all requests"
+        )
 
     def _pause(self, text: str) -> list[CanaryCommand]:
         self.state, self.reason = CanaryState.PAUSED, text
         return [Say(text)]
+
+    def _roll_back(self, reason: str) -> list[CanaryCommand]:
+        return self._end(CanaryState.ROLLED_BACK, 0.0, f"rolled back at {self.percent:g} %: {reason}")
 
     def _end(self, state: CanaryState, percent: float, text: str) -> list[CanaryCommand]:
         self.state, self.reason = state, text

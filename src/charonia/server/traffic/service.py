@@ -178,7 +178,7 @@ class TrafficService:
             traffic.canary.state, traffic.canary.reason = CanaryState(plan["state"]), plan["reason"]
             traffic.before = read_settings({"weights": plan.get("before", {})}).weights
             for version in (traffic.canary.plan.version, traffic.canary.plan.stable):
-                traffic.figures(version).is_watched = not traffic.canary.state.is_over
+                traffic.figures[version].is_watched = not traffic.canary.state.is_over
         self._reroute(key)
         self._arm()
 
@@ -258,8 +258,8 @@ class TrafficService:
                 hint=f'give it some: "shadow": {{"{plan.version}": {{"share": 0.1}}}}',
             )
         for version in (plan.version, plan.stable):
-            traffic.figures(version).take()
-        traffic.shadow_figures(plan.version).take()
+            traffic.figures[version].take()
+        traffic.shadows[plan.version].take()
         return Canary(plan, now_ns())
 
     def _require_ready(self, traffic: ModelTraffic[Runner], member: str, versions: list[int]) -> None:
@@ -325,8 +325,8 @@ class TrafficService:
             if canary is None or (canary.wake_at() or 0) > now_ns():
                 continue
             plan = canary.plan
-            compared = traffic.shadow_figures(plan.version).take()
-            seen = Looked(traffic.figures(plan.version).take(), traffic.figures(plan.stable).take(), *compared)
+            compared = traffic.shadows[plan.version].take()
+            seen = Looked(traffic.figures[plan.version].take(), traffic.figures[plan.stable].take(), *compared)
             try:
                 if self._handle(traffic, seen):
                     self._reroute(traffic.model)

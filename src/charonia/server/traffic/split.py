@@ -88,7 +88,7 @@ class Shadowing:
             if point < shadow.share:
                 copy = self._copy(request, shadow_version)
                 if copy is None:
-                    self.traffic.shadow_figures(shadow_version).dropped += 1
+                    self.traffic.shadows[shadow_version].dropped += 1
                 else:
                     reply = _Copy(self, shadow_version, shadow, *copy, reply)
         return reply
@@ -145,7 +145,7 @@ class _Copy:
             return
         size = _size_of(outcome.outputs)
         if size is None or self._owner.size_bytes + size > COPIES_BYTES_MAX:
-            self._owner.traffic.shadow_figures(self._version).dropped += 1
+            self._owner.traffic.shadows[self._version].dropped += 1
             self._end()
             return
         self._size += size
@@ -158,7 +158,7 @@ class _Copy:
         if runner is None:
             self._end()
             return
-        self._owner.traffic.shadow_figures(self._version).sent += 1
+        self._owner.traffic.shadows[self._version].sent += 1
         self._sent_ns = now_ns()
         runner.submit(self._request, self._copied)
 
@@ -167,7 +167,7 @@ class _Copy:
             return
         latency_ns = now_ns() - self._sent_ns
         if isinstance(outcome, ServingError) or outcome is None:
-            self._owner.traffic.shadow_figures(self._version).failed += 1
+            self._owner.traffic.shadows[self._version].failed += 1
             self._end()
         elif (_size_of(outcome.outputs) or 0) <= COMPARED_AT_ONCE_BYTES:
             self._count(latency_ns, differs(self._given, outcome.outputs, self._shadow))
@@ -176,7 +176,7 @@ class _Copy:
             compared.add_done_callback(lambda done: self._count(latency_ns, done.cancelled() or done.result()))
 
     def _count(self, latency_ns: int, is_different: bool) -> None:
-        self._owner.traffic.shadow_figures(self._version).answered(latency_ns, is_different=is_different)
+        self._owner.traffic.shadows[self._version].answered(latency_ns, is_different=is_different)
         self._end()
 
     def _end(self) -> None:
@@ -235,11 +235,11 @@ class SplitRunner:
 
     @property
     def in_flight(self) -> int:
-        return sum(self._traffic.figures(version).in_flight for version in self.runners)
+        return sum(self._traffic.figures[version].in_flight for version in self.runners)
 
     def submit(self, request: InferRequest, reply: Reply) -> Ticket:
         version = self._version_for(request)
-        figures = self._traffic.figures(version)
+        figures = self._traffic.figures[version]
         if self._shadowing is not None:
             reply = self._shadowing.copied(request, version, reply)
         figures.sent()

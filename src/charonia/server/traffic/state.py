@@ -6,7 +6,7 @@ so when a version grows at the cost of its neighbour, clients move to it and non
 spread points.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -113,7 +113,7 @@ class ModelTraffic(Generic[R]):
         history: The events, the latest last.
         runners: Runners of the versions that are ready, by number.
         is_routed: Whether requests without a version are answered.
-        versions: Figures by version.
+        figures: Figures by version.
         shadows: Figures by shadow version.
         points: Points of the requests of clients that may go to any version.
     """
@@ -126,8 +126,8 @@ class ModelTraffic(Generic[R]):
     history: deque[Happening] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     runners: Mapping[int, R] = field(default_factory=dict)
     is_routed: bool = False
-    versions: dict[int, VersionFigures] = field(default_factory=dict)
-    shadows: dict[int, ShadowFigures] = field(default_factory=dict)
+    figures: defaultdict[int, VersionFigures] = field(default_factory=lambda: defaultdict(VersionFigures))
+    shadows: defaultdict[int, ShadowFigures] = field(default_factory=lambda: defaultdict(ShadowFigures))
     points: EvenPoints = field(default_factory=EvenPoints)
 
     @property
@@ -156,20 +156,6 @@ class ModelTraffic(Generic[R]):
         shares = self.shares()
         return max(shares, key=lambda version: (shares[version], version), default=None)
 
-    def figures(self, version: int) -> VersionFigures:
-        """Return the figures of a version."""
-        figures = self.versions.get(version)
-        if figures is None:
-            figures = self.versions[version] = VersionFigures()
-        return figures
-
-    def shadow_figures(self, version: int) -> ShadowFigures:
-        """Return the figures of a shadow version."""
-        figures = self.shadows.get(version)
-        if figures is None:
-            figures = self.shadows[version] = ShadowFigures()
-        return figures
-
     def set_share(self, percent: float) -> None:
         """Let the canary have a percentage of the requests, and the stable version the rest."""
         assert self.canary is not None
@@ -183,7 +169,7 @@ class ModelTraffic(Generic[R]):
         plan = self.canary.plan
         self.requested = replace(self.settings, weights=weights)
         for version in (plan.stable, plan.version):
-            self.figures(version).is_watched = not self.canary.state.is_over
+            self.figures[version].is_watched = not self.canary.state.is_over
 
 
 def state_text(state: CanaryState) -> str:
@@ -269,7 +255,7 @@ def traffic_words(traffic: ModelTraffic[R], now_ns: int) -> list[str]:
         if weight and version not in traffic.runners:
             lines.append(f"Version {version} has a weight and is not ready: the others get its share")
     for version, shadow in sorted(traffic.settings.shadow.items()):
-        figures = traffic.shadow_figures(version)
+        figures = traffic.shadows[version]
         differ = f"{figures.unlike} of {figures.compared} answers differ"
         lines.append(f"Version {version} gets copies of {shadow.share:.1%}: {differ}")
     canary = traffic.canary
@@ -287,26 +273,21 @@ def traffic_families(models: Iterable[ModelTraffic[R]]) -> list[Family]:
     if not shown:
         return []
     rows = [(each, version, _labels(each, version)) for each in shown for version in _shown(each)]
-    copies = [(each.shadow_figures(v), _labels(each, v)) for each in shown for v in sorted(each.shadows)]
     results = [
-        (count, {**labels, "result": result})
-        for figures, labels in copies
-        for result, count in (
-            ("same", figures.same),
-            ("different", figures.different),
-            ("failed", figures.failed),
-            ("dropped", figures.dropped),
-        )
+        (getattr(each.shadows[version], result), {**_labels(each, version), "result": result})
+        for each in shown
+        for version in sorted(each.shadows)
+        for result in ("same", "different", "failed", "dropped")
     ]
     canaries = [(each.running.percent, _labels(each, each.running.plan.version)) for each in shown if each.running]
     return [
         family(
             REQUESTS, "counter", "Requests without a version that traffic sent to a version",
-            *((each.figures(version).requests, labels) for each, version, labels in rows),
+            *((each.figures[version].requests, labels) for each, version, labels in rows),
         ),
         family(
             ERRORS, "counter", "Requests that were answered with an error",
-            *((each.figures(version).errors, labels) for each, version, labels in rows),
+            *((each.figures[version].errors, labels) for each, version, labels in rows),
         ),
         family(
             SHARE, "gauge", "Share of the requests without a version that a version gets",
@@ -324,11 +305,11 @@ def _labels(traffic: ModelTraffic[R], version: int) -> dict[str, str]:
 def _shown(traffic: ModelTraffic[R]) -> list[int]:
     """Return the versions to show: ready ones, and all with a weight or requests."""
     settings = traffic.settings
-    return sorted({*traffic.runners, *settings.weights, *settings.shadow, *traffic.versions, *traffic.shadows})
+    return sorted({*traffic.runners, *settings.weights, *settings.shadow, *traffic.figures, *traffic.shadows})
 
 
 def _version_json(traffic: ModelTraffic[R], version: int) -> Object:
-    figures, settings = traffic.figures(version), traffic.settings
+    figures, settings = traffic.figures[version], traffic.settings
     return {
         "version": str(version),
         "is_ready": version in traffic.runners,
@@ -338,18 +319,13 @@ def _version_json(traffic: ModelTraffic[R], version: int) -> Object:
         "errors": figures.errors,
         "in_flight": figures.in_flight,
         "latency_us": figures.latency_us(),
-        "shadow": _shadow_json(traffic, version) if version in settings.shadow else None,
+        "shadow": _shadow_json(traffic.shadows[version]) if version in settings.shadow else None,
     }
 
 
-def _shadow_json(traffic: ModelTraffic[R], version: int) -> Object:
-    figures = traffic.shadow_figures(version)
+def _shadow_json(figures: ShadowFigures) -> Object:
     return {
-        "sent": figures.sent,
-        "compared": figures.compared,
-        "different": figures.different,
-        "failed": figures.failed,
-        "dropped": figures.dropped,
+        **{name: getattr(figures, name) for name in ("sent", "compared", "different", "failed", "dropped")},
         "difference_rate": round(figures.unlike / figures.compared, 6) if figures.compared else 0.0,
         "latency_us": figures.latency_us(),
     }
