@@ -1,8 +1,4 @@
-"""A scheduler under observation: a log of its events and commands, and checks of its rules after each event.
-
-For tests and debugging; it costs nothing unless it is switched on. The log is a ring buffer of the last `limit` steps.
-As a scheduler is a pure state machine, a complete log can be replayed: a new scheduler answers the same events with the
-same commands.
+"""A scheduler under observation: its rules are checked after each event.
 
 After each event the scheduler's own invariants are checked, and the rules of all schedulers (see
 `server.scheduling.api`):
@@ -14,8 +10,6 @@ After each event the scheduler's own invariants are checked, and the rules of al
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from charonia.server.scheduling.api import (
     EMPTY_ROW,
@@ -31,59 +25,24 @@ from charonia.server.scheduling.api import (
     Submit,
 )
 
-STEPS_MAX = 10_000
-"""Default number of steps in the log."""
-
 NOTED_STEPS = 20
 """Number of last steps that are added as a note to an exception of the scheduler."""
 
 
-class RecordedStep(NamedTuple):
-    """One event and its commands.
-
-    Attributes:
-        at_ns: Time of the event.
-        commands: The scheduler's answer.
-    """
-
-    at_ns: int
-    event: Event
-    commands: tuple[Command, ...]
-
-    def concerns(self, id: int) -> bool:
-        """Return whether a request is involved."""
-        if isinstance(self.event, Submit | Cancel | Reschedule) and self.event.id == id:
-            return True
-        return any(id in (command.ids if isinstance(command, Run) else (command.id,)) for command in self.commands)
-
-
 class RecordedScheduler:
-    """A wrapper that adds a log and checks to any scheduler.
+    """A wrapper that adds checks to any scheduler."""
 
-    Args:
-        inner: The scheduler.
-        limit: Most steps in the log.
-    """
-
-    def __init__(self, inner: Scheduler, limit: int = STEPS_MAX) -> None:
+    def __init__(self, inner: Scheduler) -> None:
         self._inner = inner
-        self._steps: deque[RecordedStep] = deque(maxlen=limit)
+        self._steps: deque[tuple[int, Event, list[Command]]] = deque(maxlen=NOTED_STEPS)
         self._queued: set[int] = set()
         self._running: dict[int, tuple[int, ...]] = {}  # ids by slot
         self._again: set[int] = set()  # running ids that are rescheduled
         self._idle: set[int] = set()
 
-    def __repr__(self) -> str:
-        return f"<RecordedScheduler [steps {len(self._steps)} | {self._inner!r}]>"
-
     @property
     def queued(self) -> int:
         return self._inner.queued
-
-    @property
-    def log(self) -> tuple[RecordedStep, ...]:
-        """The last steps, oldest first."""
-        return tuple(self._steps)
 
     def wake_at(self) -> int | None:
         return self._inner.wake_at()
@@ -92,14 +51,14 @@ class RecordedScheduler:
         """Take in one event at this monotonic time and return what follows from it, in order.
 
         Raises:
-            AssertionError: A rule is broken. The message has the history of the request, if it is about one.
+            AssertionError: A rule is broken. The message has the last steps.
         """
         try:
             commands = self._inner.handle(event, now_ns)
         except Exception as error:
-            error.add_note(f"{event} came after {list(self._steps)[-NOTED_STEPS:]}")
+            error.add_note(f"{event} came after {list(self._steps)}")
             raise
-        self._steps.append(RecordedStep(now_ns, event, tuple(commands)))
+        self._steps.append((now_ns, event, commands))
         self._take_in(event)
         for command in commands:
             if isinstance(command, Drop):
@@ -110,10 +69,6 @@ class RecordedScheduler:
             self._queued.discard(event.id)
         self.check_invariants()
         return commands
-
-    def story(self, id: int) -> list[RecordedStep]:
-        """Return the steps of the log in which a request is involved."""
-        return [step for step in self._steps if step.concerns(id)]
 
     def check_invariants(self) -> None:
         self._inner.check_invariants()
@@ -136,7 +91,7 @@ class RecordedScheduler:
                     self._idle.add(event.slot)
 
     def _leaves(self, id: int) -> None:
-        assert id in self._queued, f"request {id} left although it did not wait: {self.story(id)}"
+        assert id in self._queued, f"request {id} left although it did not wait: {list(self._steps)}"
         self._queued.remove(id)
 
     def _runs(self, run: Run) -> None:
@@ -145,16 +100,3 @@ class RecordedScheduler:
         self._running[run.slot] = tuple(each for each in run.ids if each != EMPTY_ROW or each in self._queued)
         for each in self._running[run.slot]:
             self._leaves(each)
-
-
-def replay(steps: Iterable[RecordedStep], scheduler: Scheduler) -> RecordedStep | None:
-    """Send the events of a log to a new scheduler.
-
-    Returns:
-        The first step that it answers differently, with its own commands; None if there is none.
-    """
-    for step in steps:
-        commands = tuple(scheduler.handle(step.event, step.at_ns))
-        if commands != step.commands:
-            return RecordedStep(step.at_ns, step.event, commands)
-    return None

@@ -4,9 +4,23 @@ import pytest
 
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import DynamicBatching, ModelConfig, QueuePolicy
-from charonia.server.scheduling.api import Command, Drop, DropReason, Run, Scheduler, SlotIdle, Submit, Tick
+from charonia.server.rate_limiter.resources import Arbiter, LimitedScheduler
+from charonia.server.scheduling.api import (
+    BatchPolicy,
+    Command,
+    Drop,
+    DropReason,
+    Run,
+    Scheduler,
+    SlotIdle,
+    Submit,
+    Tick,
+)
 from charonia.server.scheduling.configuration import idle_settings
+from charonia.server.scheduling.dynamic import DynamicBatcher
 from charonia.server.scheduling.schedulers import make_scheduler
+from charonia.server.sequences.api import SequencePolicy
+from charonia.server.sequences.scheduler import Sequencer
 
 MS = 1_000_000
 BATCH_SIZES = [0, 1, 4]
@@ -131,3 +145,18 @@ def test_a_setting_without_effect_is_named(
     config = ModelConfig(name="m", max_batch_size=batch_size_max, dynamic_batching=dynamic)
 
     assert [each.split()[0].removeprefix("dynamic_batching.") for each in idle_settings(config)] == expected
+
+
+def test_a_scheduler_says_its_state_in_one_line() -> None:
+    batcher = DynamicBatcher(BatchPolicy(size_max=4, delay_ns=5_000_000))
+    assert repr(batcher) == "<DynamicBatcher [queued 0 | idle 0 of 0 | no timer]>"
+    for event, at_us in ((SlotIdle(0), 0), (SlotIdle(1), 0), (Submit(1), 0), (Submit(2, 4), 700), (Submit(3), 800)):
+        batcher.handle(event, at_us * 1_000)
+
+    assert repr(batcher) == "<DynamicBatcher [queued 1 | idle 0 of 2 | no timer]>"
+    batcher.handle(SlotIdle(1), 1_000_000)
+    assert repr(batcher) == "<DynamicBatcher [queued 1 | idle 1 of 2 | wake at +4.8 ms]>"
+    policy = SequencePolicy(idle_ns=20_000, rows=2, size_max=2)
+    assert repr(Sequencer(policy, 3)) == "<Sequencer [queued 0 | idle 0 of 3 | sequences 0 (0 wait) | no timer]>"
+    limited = LimitedScheduler(DynamicBatcher(BatchPolicy()), {}, Arbiter(()))
+    assert repr(limited).startswith("<LimitedScheduler [idle 0 | offered 0 | wait for resources 0 | <DynamicBatcher")
