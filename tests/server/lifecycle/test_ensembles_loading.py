@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.closing import close_later
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.recorded import RecordedScheduler
 
@@ -34,6 +35,7 @@ class Harness:
         options = LifecycleOptions((repository, *more), mode, cores=2, has_namespaces=bool(more))
         self.lifecycle = Lifecycle(options, self.backends)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()))
+        close_later(self.close)
 
     async def infer(
         self, model: str = "e", name: str = "IN", *, outputs: tuple[RequestedOutput, ...] = ()
@@ -120,7 +122,6 @@ async def test_at_start_ensembles_wait_for_their_models_whatever_they_are_called
     assert [s.name for s in await harness.engine.model_statistics()] == ["a", "middle", "z"]
     assert {s.success.count for s in await harness.engine.model_statistics()} == {1}
     assert harness.engine.model_metadata("a").platform == "ensemble"
-    await harness.close()
 
 
 async def test_an_explicit_load_brings_the_models_along_and_an_unload_leaves_those_that_were_asked_for(
@@ -137,7 +138,6 @@ async def test_an_explicit_load_brings_the_models_along_and_an_unload_leaves_tho
 
     assert harness.states() == {"a": UNAVAILABLE, "b": READY, "e": UNAVAILABLE}
     assert harness.reason() == harness.reason("a") == "unloaded"
-    await harness.close()
 
 
 async def test_models_stay_without_unload_dependents_and_while_another_ensemble_needs_them(tmp_path: Path) -> None:
@@ -160,7 +160,6 @@ async def test_models_stay_without_unload_dependents_and_while_another_ensemble_
         "f": READY,
         "outer": UNAVAILABLE,
     }
-    await harness.close()
 
 
 async def test_models_that_stay_without_their_ensemble_are_kept_for_an_engine_that_follows(tmp_path: Path) -> None:
@@ -198,7 +197,6 @@ async def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(t
     assert (await request).outputs[0].array.tolist() == [0, 1, 2, 3]
     while harness.states() != {"a": UNAVAILABLE, "b": UNAVAILABLE, "e": UNAVAILABLE}:
         await asyncio.sleep(0.005)
-    await harness.close()
 
 
 async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it(tmp_path: Path) -> None:
@@ -220,7 +218,6 @@ async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it
     await harness.engine.load_model("b")
     assert set(harness.states().values()) == {READY}
     assert len((await harness.infer("outer")).outputs) == 1
-    await harness.close()
 
 
 async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_path: Path) -> None:
@@ -233,7 +230,6 @@ async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_pa
     await harness.settle()
 
     assert harness.states() == {"a": READY, "b": READY, "e": UNAVAILABLE}
-    await harness.close()
 
 
 async def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path: Path) -> None:
@@ -258,7 +254,6 @@ async def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path:
     await harness.engine.load_model("b")
     assert harness.states()["e"] is READY
     await harness.infer()
-    await harness.close()
 
 
 async def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None:
@@ -281,7 +276,6 @@ async def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None
     assert "step[3].model_version: ensemble 'e' depends on 'a' whose required version 3 is not loaded." in text
     assert harness.states()["e"] is UNAVAILABLE
     assert "ghost" not in harness.states()
-    await harness.close()
 
 
 @pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.EXPLICIT])
@@ -305,7 +299,6 @@ async def test_what_is_wrong_with_a_model_is_one_error_however_many_ensembles_ne
     ]
     with pytest.raises(ServingError, match=r"Model 'b' loading failed with error: .*banana"):
         await harness.infer("outer")
-    await harness.close()
 
 
 async def test_a_fault_in_the_configuration_of_an_ensemble_is_an_error_though_a_model_is_missing_too(
@@ -321,7 +314,6 @@ async def test_a_fault_in_the_configuration_of_an_ensemble_is_an_error_though_a_
         await harness.engine.load_model("e")
 
     assert [r.levelname for r in caplog.records if "cherry" in r.message] == ["ERROR"]
-    await harness.close()
 
 
 async def test_an_ensemble_with_a_fault_of_its_own_has_an_error_of_its_own(
@@ -337,7 +329,6 @@ async def test_an_ensemble_with_a_fault_of_its_own_has_an_error_of_its_own(
     assert "load failed for model 'e': " in failure
     assert [r.levelname for r in caplog.records if "inconsistent shape" in r.message] == ["ERROR"]
     assert "'outer' cannot be loaded without 'e'" in caplog.text
-    await harness.close()
 
 
 async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
@@ -364,7 +355,6 @@ async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
     assert "step[2].input_map: in ensemble e, step pair receives inputs originated from different decoupled" in text
     assert "step[3].input_map: in ensemble e, step a can never run" in text
     assert "step[4].input_map: in ensemble e, step a can never run" in text
-    await harness.close()
 
 
 @pytest.mark.parametrize(
@@ -389,7 +379,6 @@ async def test_outputs_of_unrelated_decoupled_steps_are_refused(tmp_path: Path, 
     else:
         with pytest.raises(ServingError, match="outputs OUT, OUT1 originate from different decoupled models"):
             await harness.engine.load_model("e")
-    await harness.close()
 
 
 async def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_path: Path) -> None:
@@ -403,7 +392,6 @@ async def test_an_ensemble_whose_load_failed_answers_once_its_model_does(tmp_pat
         await harness.lifecycle.poll()
 
     await harness.infer()
-    await harness.close()
 
 
 async def test_polling_follows_models_that_go_and_come_back(tmp_path: Path) -> None:
@@ -420,7 +408,6 @@ async def test_polling_follows_models_that_go_and_come_back(tmp_path: Path) -> N
         await harness.lifecycle.poll()
 
     await harness.infer()
-    await harness.close()
 
 
 async def test_with_namespaces_a_step_follows_its_model_from_one_repository_to_another(tmp_path: Path) -> None:
@@ -457,7 +444,6 @@ async def test_with_namespaces_a_step_follows_its_model_from_one_repository_to_a
     while harness.states()["e"] is not READY:
         await harness.lifecycle.poll()
     await until_it_means(two)
-    await harness.close()
 
 
 async def test_with_namespaces_a_load_request_finds_that_a_model_has_moved(tmp_path: Path) -> None:
@@ -474,7 +460,6 @@ async def test_with_namespaces_a_load_request_finds_that_a_model_has_moved(tmp_p
     scheduling = harness.engine.model_config("e").ensemble_scheduling
     assert scheduling is not None
     assert scheduling.step[0].model_namespace == str(two)
-    await harness.close()
 
 
 @pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.EXPLICIT])
@@ -493,7 +478,6 @@ async def test_ensembles_that_contain_each_other_are_refused(tmp_path: Path, mod
         await harness.engine.load_model("g")
         assert set(harness.states().values()) == {READY}
         await harness.infer()
-    await harness.close()
 
 
 async def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path) -> None:
@@ -513,7 +497,6 @@ async def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path)
     await harness.engine.unload_model("a")
     await harness.settle()
     assert harness.states()["e"] is READY
-    await harness.close()
 
 
 async def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -526,7 +509,6 @@ async def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog
 
     assert [record.message for record in caplog.records].count("loading: a:1") == 1
     assert set(harness.states().values()) == {READY}
-    await harness.close()
 
 
 async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: Path) -> None:
@@ -541,7 +523,6 @@ async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: 
     await load
     await harness.settle()
     assert harness.states() == {"a": UNAVAILABLE, "b": READY, "e": UNAVAILABLE}
-    await harness.close()
 
 
 async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) -> None:
@@ -562,7 +543,6 @@ async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Pa
     (tmp_path / "a" / "labels.txt").write_text("null\neins\nzwei\ndrei\n")
     await harness.engine.load_model("a")
     assert (await harness.infer(outputs=top)).outputs[0].array.tolist() == [b"3.000000:3:drei"]
-    await harness.close()
 
 
 async def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: Path) -> None:
@@ -572,7 +552,6 @@ async def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: 
 
     with pytest.raises(ServingError, match=r"at least one version must be available.*make an empty one, e/1"):
         await harness.engine.load_model("e")
-    await harness.close()
 
 
 async def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_path: Path) -> None:
@@ -597,7 +576,6 @@ async def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuratio
     # Only what depends on a version's files is no reason why the folder itself cannot be used.
     polled = {name for name in texts if texts[name].startswith(f"failed to load '{name}', failed to poll from model")}
     assert polled == {"e", "m", "n"}
-    await harness.close()
 
 
 async def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -609,7 +587,6 @@ async def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, ca
 
     assert harness.states()["a"] is READY
     assert "model 'a': metric_control of 'nv_none' is ignored; known are nv_inference_first" in caplog.text
-    await harness.close()
 
 
 async def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> None:
@@ -625,7 +602,6 @@ async def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> N
 
     with pytest.raises(ServingError, match=r"^in ensemble 'e', Request for unknown model: 'b' has no avail"):
         await request
-    await harness.close()
 
 
 async def test_what_is_in_flight_at_shutdown_still_has_its_models(tmp_path: Path) -> None:
@@ -643,4 +619,3 @@ async def test_what_is_in_flight_at_shutdown_still_has_its_models(tmp_path: Path
     assert len((await request).outputs) == 1
     with pytest.raises(ServingError):
         await harness.infer("a", "INPUT0")
-    await harness.close()

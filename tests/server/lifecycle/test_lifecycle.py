@@ -4,12 +4,13 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.closing import close_later
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -149,6 +150,11 @@ class Harness:
         )
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, observed=RecordedScheduler))
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), readiness=readiness)
+        close_later(self.close)
+
+    async def close(self) -> None:
+        await self.lifecycle.drain()
+        assert (self.backend.open_models, self.backend.open_instances) == (0, 0)
 
     async def value(self, model: str = "m", version: str = "") -> float:
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -179,10 +185,6 @@ def write_model(repository: Path, name: str = "m", *, config: str = CONFIG, **va
     return folder
 
 
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 30))
-
-
 async def test_everything_is_loaded_at_start_and_a_broken_model_leaves_the_others_alone(tmp_path: Path) -> None:
     write_model(tmp_path, "good", v1=5)
     (write_model(tmp_path, "bad") / "1" / "value.txt").unlink()
@@ -200,8 +202,6 @@ async def test_everything_is_loaded_at_start_and_a_broken_model_leaves_the_other
     assert not harness.engine.is_ready()
     with pytest.raises(ServingError, match="explicit model load / unload is not allowed"):
         await harness.engine.load_model("good")
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def test_explicit_mode_loads_what_it_is_asked_for(tmp_path: Path) -> None:
@@ -244,8 +244,6 @@ async def test_a_load_whose_caller_leaves_goes_on(tmp_path: Path, monkeypatch: p
     await asyncio.wait([*harness.lifecycle._loads.values()])
     assert harness.states() == {"1": ModelState.READY}
     assert await harness.value() == 1
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path) -> None:
@@ -254,7 +252,6 @@ async def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     await harness.lifecycle.load_at_start(("*",))
     assert await harness.value("a") == await harness.value("b") == 1
-    await harness.lifecycle.drain()
 
 
 async def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_ready(tmp_path: Path) -> None:
@@ -276,8 +273,6 @@ async def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_rea
     assert harness.states() == {"1": ModelState.READY}
     while harness.backend.open_models > 1:
         await asyncio.sleep(0.001)
-    await harness.lifecycle.drain()
-    assert harness.backend.open_instances == 0
 
 
 def with_instances(*counts: int, more: str = "") -> str:
@@ -335,8 +330,6 @@ async def test_a_change_of_instance_groups_creates_and_closes_only_the_differenc
     await open_instances(4)
     assert created[6:] == ["g0_1", "g1_0", "g1_1"]
     assert harness.backend.loaded == ["1"]
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def test_a_changed_group_has_new_instances_of_the_same_model(tmp_path: Path) -> None:
@@ -355,8 +348,6 @@ async def test_a_changed_group_has_new_instances_of_the_same_model(tmp_path: Pat
         await harness.engine.load_model("m")
         assert created == expected
     assert harness.backend.loaded == ["1"]
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp_path: Path) -> None:
@@ -379,8 +370,6 @@ async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp
     while harness.backend.open_instances > 1:
         await asyncio.sleep(0.001)
     assert (harness.backend.loaded, harness.backend.created) == (["1"], ["g0_0", "g0_1"])
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_path: Path) -> None:
@@ -397,8 +386,6 @@ async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_pa
     while harness.backend.open_instances > 1:
         await asyncio.sleep(0.001)
     assert harness.backend.open_models == 1
-    await harness.lifecycle.drain()
-    assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
 
 
 @pytest.mark.parametrize("breakage", ["value", "config"])
@@ -424,7 +411,6 @@ async def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: s
     assert await harness.value() == 1
     assert harness.states() == {"1": ModelState.READY}
     assert harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 async def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) -> None:
@@ -465,7 +451,6 @@ async def test_the_version_policy_decides_what_is_served_and_the_default_is_the_
     assert (caught.value.code, caught.value.hint) == (Code.NOT_FOUND, "versions that are ready: 2, 10")
     with pytest.raises(ServingError, match="failed to get model version from specified version string 'x'"):
         await harness.value(version="x")
-    await harness.lifecycle.drain()
 
 
 async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_path: Path) -> None:
@@ -479,7 +464,6 @@ async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_
         await asyncio.sleep(0.001)
     harness.engine.started()
     assert harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 @pytest.mark.parametrize("remains", [True, False], ids=["beside the old one", "in place of the old one"])
@@ -501,8 +485,6 @@ async def test_a_version_answers_until_the_newer_one_that_replaces_it_does(tmp_p
     assert await harness.value() == 2
     while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
         await asyncio.sleep(0.001)
-    await harness.lifecycle.drain()
-    assert harness.backend.open_models == 0
 
 
 async def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(tmp_path: Path) -> None:
@@ -517,7 +499,6 @@ async def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answer
         await harness.engine.load_model("m")
 
     assert [await harness.value(version=version) for version in ("1", "2", "3")] == [1, 2, 3]
-    await harness.lifecycle.drain()
 
 
 async def test_with_strict_versions_all_of_a_load_answer_or_none(tmp_path: Path) -> None:
@@ -542,8 +523,6 @@ async def test_with_strict_versions_all_of_a_load_answer_or_none(tmp_path: Path)
     with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state"):
         await harness.engine.load_model("m")
     assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 4]
-    await harness.lifecycle.drain()
-    assert harness.backend.open_models == 0
 
 
 async def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Path) -> None:
@@ -575,8 +554,6 @@ async def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Pat
     assert await load() == ["1", "2", "3"]
 
     assert [await harness.value(version=v) for v in ("1", "2", "3")] == [1, 20, 3]
-    await harness.lifecycle.drain()
-    assert harness.backend.open_models == 0
 
 
 async def test_an_override_of_the_configuration_holds_until_the_folder_changes_or_the_model_is_unloaded(
@@ -606,7 +583,6 @@ async def test_an_override_of_the_configuration_holds_until_the_folder_changes_o
     assert await load(override) == 4
     assert await load(override.replace("4", "5"), {"1/value.txt": b"3"}) == 5
     assert await load() == 0
-    await harness.lifecycle.drain()
 
 
 async def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are(tmp_path: Path) -> None:
@@ -637,7 +613,6 @@ async def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_th
 
     await harness.engine.load_model("m")
     assert harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 @pytest.mark.parametrize(
@@ -676,7 +651,6 @@ async def test_a_model_that_fails_to_load_has_one_line_of_level_error_with_its_n
     polled = caught.value.message.startswith("failed to load 'bert', failed to poll from model repository: ")
     assert polled == (cause != "version")
     assert caught.value.code is (Code.INVALID_ARG if cause == "version" else Code.INTERNAL)
-    await harness.lifecycle.drain()
 
 
 async def test_a_load_scans_for_its_model_alone_and_knows_where_it_is_now(
@@ -700,7 +674,6 @@ async def test_a_load_scans_for_its_model_alone_and_knows_where_it_is_now(
     shutil.rmtree(there / "m")
     with pytest.raises(ServingError, match=r"no such model folder.*models there: other"):
         await harness.engine.load_model("m")
-    await harness.lifecycle.drain()
 
 
 async def test_a_server_whose_repository_is_not_there_is_not_live_until_it_is(tmp_path: Path) -> None:
@@ -722,7 +695,6 @@ async def test_a_server_whose_repository_is_not_there_is_not_live_until_it_is(tm
     while not harness.engine.is_live() or harness.states() != {"1": ModelState.READY}:
         await harness.lifecycle.poll()
     assert harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 @pytest.mark.parametrize(
@@ -747,7 +719,6 @@ async def test_a_server_is_not_ready_before_it_has_the_models_of_a_store_that_wa
     assert harness.engine.is_ready()
     assert await harness.value("later") == 2.0
     assert harness.backend.loaded == ["1", "1"]
-    await harness.lifecycle.drain()
 
 
 async def test_a_server_that_polls_is_ready_once_the_models_of_the_store_are(tmp_path: Path) -> None:
@@ -765,7 +736,6 @@ async def test_a_server_that_polls_is_ready_once_the_models_of_the_store_are(tmp
         await harness.lifecycle.poll()
 
     assert harness.states() == {"1": ModelState.READY}
-    await harness.lifecycle.drain()
 
 
 async def test_what_could_not_be_fetched_at_the_start_is_tried_again(tmp_path: Path) -> None:
@@ -794,7 +764,6 @@ async def test_what_could_not_be_fetched_at_the_start_is_tried_again(tmp_path: P
     assert harness.lifecycle.is_complete
     assert harness.engine.is_ready()
     assert await harness.value("m") == 1.0
-    await harness.lifecycle.drain()
 
 
 def without(found: Scan, name: str, reason: str) -> Scan:
@@ -832,7 +801,6 @@ async def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_pa
     assert harness.states() == {"7": ModelState.READY}
     await harness.engine.load_model("m")
     assert await harness.value() == 1
-    await harness.lifecycle.drain()
 
 
 async def test_files_of_a_version_that_could_not_be_replaced_stay_while_it_answers(
@@ -898,7 +866,6 @@ async def test_loads_are_tried_again_as_often_as_asked(tmp_path: Path) -> None:
     harness.backend.failures_left = 2
     await harness.engine.load_model("m")
     assert await harness.value() == 1
-    await harness.lifecycle.drain()
 
 
 async def test_an_instance_that_cannot_be_made_takes_its_siblings_down_again(tmp_path: Path) -> None:
@@ -911,8 +878,6 @@ async def test_an_instance_that_cannot_be_made_takes_its_siblings_down_again(tmp
 
 
 async def test_polling_follows_added_changed_and_removed_models_once_they_have_settled(tmp_path: Path) -> None:
-    import shutil
-
     folder = write_model(tmp_path, "m", v1=1)
     harness = Harness(tmp_path, ControlMode.POLL)
     await harness.lifecycle.load_at_start(())
@@ -929,7 +894,6 @@ async def test_polling_follows_added_changed_and_removed_models_once_they_have_s
     with pytest.raises(ServingError, match="Request for unknown model: 'added' is not found"):
         await harness.value("added")
     assert [entry.name for entry in harness.engine.index()] == ["m"]
-    await harness.lifecycle.drain()
 
 
 async def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path) -> None:
@@ -945,7 +909,6 @@ async def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Pa
     with pytest.raises(ServingError, match="Server is stopping") as caught:
         await harness.value()
     assert caught.value.code is Code.UNAVAILABLE
-    await harness.lifecycle.drain()
 
 
 COMPLETED = CONFIG + 'parameters { key: "completed" value { string_value: "yes" } }'
@@ -1000,7 +963,6 @@ async def test_a_new_version_that_cannot_be_loaded_is_shown_and_the_old_one_serv
     assert await harness.value() == 2
     assert harness.states()["2"] is ModelState.READY
     assert harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 @BREAKAGES
@@ -1020,7 +982,6 @@ async def test_at_the_start_a_version_that_cannot_be_loaded_does_not_keep_the_ot
     assert await harness.value() == 1
     assert harness.states() == {"1": ModelState.READY, "2": ModelState.UNAVAILABLE}
     assert not harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 @BREAKAGES
@@ -1039,7 +1000,6 @@ async def test_a_model_whose_only_version_cannot_be_loaded_is_shown_with_its_ver
     assert harness.states() == {"1": ModelState.UNAVAILABLE}
     assert harness.reason() == reason
     assert not harness.engine.is_ready()
-    await harness.lifecycle.drain()
 
 
 async def test_a_server_whose_model_cannot_start_its_workers_again_is_not_ready(tmp_path: Path) -> None:
@@ -1074,20 +1034,14 @@ async def test_with_readiness_of_the_start_only_its_models_count_until_they_have
     harness.backend.is_failing = True
     assert harness.engine.is_ready()
     assert harness.states("later") == {"1": ModelState.UNAVAILABLE}
-    await harness.lifecycle.drain()
 
 
-def test_several_reasons_of_a_failed_load_are_on_one_line_of_the_log(
+async def test_several_reasons_of_a_failed_load_are_on_one_line_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        write_model(tmp_path, config=CONFIG + "max_batch_size: -1 instance_group { count: -1 }")
-        harness = Harness(tmp_path)
-        with pytest.raises(ServingError):
-            await harness.engine.load_model("m")
-        await harness.lifecycle.drain()
-
-    run(scenario)
+    write_model(tmp_path, config=CONFIG + "max_batch_size: -1 instance_group { count: -1 }")
+    with pytest.raises(ServingError):
+        await Harness(tmp_path).engine.load_model("m")
 
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "\n" not in line

@@ -1,6 +1,7 @@
 """Models that are loaded when they are needed, with a backend that does what the test says."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.closing import close_later
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -129,6 +131,7 @@ class Harness:
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), demand=demand)
         assert self.engine.demand is not None
         self.demand = self.engine.demand
+        close_later(self.lifecycle.drain)
 
     def model(self, name: str, size: int = 100, config: str = MODEL) -> None:
         version = self.folder / name / "1"
@@ -190,7 +193,6 @@ async def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wai
     assert [o.id for o in outcomes if isinstance(o, InferResponse)] == ["0", "1", "2", "3", "4"]
     assert harness.backend.loads == ["m"]
     assert harness.ready() == {"m"}
-    await harness.lifecycle.drain()
 
 
 async def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_eviction(
@@ -216,7 +218,6 @@ async def test_a_change_of_its_traffic_loads_a_model_and_its_canary_survives_an_
     with pytest.raises(ServingError, match="'nothing' is not ready"):
         await traffic.change("nothing", {"sticky": "key"})
     traffic.close()
-    await harness.lifecycle.drain()
 
 
 async def test_what_loaded_models_leave_of_the_budget_is_free(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -230,7 +231,6 @@ async def test_what_loaded_models_leave_of_the_budget_is_free(tmp_path: Path, pa
     await harness.answer("b")
 
     assert harness.demand.free_bytes() == 120 * KB
-    await harness.lifecycle.drain()
 
 
 async def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -248,15 +248,12 @@ async def test_the_least_recently_used_idle_model_makes_room(tmp_path: Path, pat
     assert harness.ready() == {"a", "c"}
     assert harness.demand.counts.evictions == {"b": 1}
     assert harness.backend.loaded == 2
-    await harness.lifecycle.drain()
 
 
 @pytest.mark.parametrize("is_loaded_meanwhile", [False, True])
 async def test_a_model_in_flight_is_waited_for_and_never_unloaded(
     tmp_path: Path, patch: pytest.MonkeyPatch, *, is_loaded_meanwhile: bool
 ) -> None:
-    import threading
-
     harness = Harness(tmp_path, patch, budget=150)
     for name in ("a", "b"):
         harness.model(name)
@@ -278,14 +275,11 @@ async def test_a_model_in_flight_is_waited_for_and_never_unloaded(
     assert isinstance(await other, InferResponse)
     await harness.settle()
     assert harness.ready() == {"b"}
-    await harness.lifecycle.drain()
 
 
 async def test_loads_whose_models_requests_have_loaded_do_not_wait_for_each_other(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     harness = Harness(tmp_path, patch, budget=150)
     for name in ("a", "b", "c"):
         harness.model(name)
@@ -304,7 +298,6 @@ async def test_loads_whose_models_requests_have_loaded_do_not_wait_for_each_othe
 
     assert all(isinstance(each, InferResponse) for each in outcomes)
     await harness.settle()
-    await harness.lifecycle.drain()
 
 
 async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -320,7 +313,6 @@ async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path, patch:
     assert error.code is Code.UNAVAILABLE
     assert "there is no room for model 'c'" in error.message
     assert harness.ready() == {"a", "b"}
-    await harness.lifecycle.drain()
 
 
 async def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_once(
@@ -346,7 +338,6 @@ async def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_o
     await harness.lifecycle.poll()
     await harness.answer("m")
     assert harness.demand.counts.failures == {"m": 1}
-    await harness.lifecycle.drain()
 
 
 async def test_the_queue_has_a_limit_and_a_deadline_is_kept(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -366,7 +357,6 @@ async def test_the_queue_has_a_limit_and_a_deadline_is_kept(tmp_path: Path, patc
     assert "not loaded in time" in late.message
     assert "not loaded in time" in deadline.message
     assert isinstance(await patient, InferResponse)
-    await harness.lifecycle.drain()
 
 
 async def test_who_leaves_while_waiting_is_forgotten(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -385,7 +375,6 @@ async def test_who_leaves_while_waiting_is_forgotten(tmp_path: Path, patch: pyte
 
     assert [o.code for o in replies if isinstance(o, ServingError)] == [Code.CANCELLED]
     assert len(replies) == 1
-    await harness.lifecycle.drain()
 
 
 async def test_the_steps_of_an_ensemble_are_loaded_with_it_and_leave_after_it(
@@ -405,7 +394,6 @@ async def test_the_steps_of_an_ensemble_are_loaded_with_it_and_leave_after_it(
     await harness.answer("pair")
 
     assert harness.ready() == {"a", "b", "pair"}
-    await harness.lifecycle.drain()
 
 
 async def test_steps_stay_until_their_ensemble_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -425,7 +413,6 @@ async def test_steps_stay_until_their_ensemble_is_loaded(tmp_path: Path, patch: 
     await harness.answer("pair")
 
     assert kept == {"a", "b", "pair"}
-    await harness.lifecycle.drain()
 
 
 async def test_an_ensemble_that_does_not_fit_says_so(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -439,7 +426,6 @@ async def test_an_ensemble_that_does_not_fit_says_so(tmp_path: Path, patch: pyte
 
     assert error.code is Code.UNAVAILABLE
     assert "depends on" in error.message
-    await harness.lifecycle.drain()
 
 
 async def test_a_model_that_calls_another_stays_while_that_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -453,7 +439,6 @@ async def test_a_model_that_calls_another_stays_while_that_is_loaded(tmp_path: P
 
     assert "taken by models that stay" in error.message
     assert harness.ready() == {"caller"}
-    await harness.lifecycle.drain()
 
 
 async def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -475,7 +460,6 @@ async def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, p
         assert failing is not None
         with pytest.raises(ServingError, match="this one is broken"):
             await failing
-    await harness.lifecycle.drain()
 
 
 async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -487,7 +471,6 @@ async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, p
     assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
     assert (await harness.refusal("m", model_version="7")).code is Code.NOT_FOUND
     assert harness.backend.loads == ["m"]
-    await harness.lifecycle.drain()
 
 
 async def test_a_request_for_a_version_that_is_still_being_loaded_waits(
@@ -508,7 +491,6 @@ async def test_a_request_for_a_version_that_is_still_being_loaded_waits(
 
     outcomes = [await asyncio.wait_for(each, 10) for each in (first, waiting)]
     assert [outcome.model_version for outcome in outcomes if isinstance(outcome, InferResponse)] == ["2", "1"]
-    await harness.lifecycle.drain()
 
 
 async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(
@@ -536,7 +518,6 @@ async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(
     for _ in range(2):
         await harness.lifecycle.poll()
     assert (await harness.refusal("loaded")).code is Code.NOT_FOUND
-    await harness.lifecycle.drain()
 
 
 async def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -552,7 +533,6 @@ async def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path, patc
 
     assert isinstance(outcome, ServingError)
     assert outcome.code is Code.UNAVAILABLE
-    await harness.lifecycle.drain()
 
 
 async def test_metrics_tell_loads_evictions_sizes_and_who_waits(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
@@ -571,7 +551,6 @@ async def test_metrics_tell_loads_evictions_sizes_and_who_waits(tmp_path: Path, 
     assert found["charonia_model_loads_total"] == {("a",): 1, ("b",): 1}
     assert found["charonia_model_evictions_total"] == {("a",): 1}
     assert found["charonia_model_resident_bytes"] == {("b",): 100 * KB}
-    await harness.lifecycle.drain()
 
 
 @pytest.mark.parametrize("mode", ControlMode)
@@ -602,14 +581,11 @@ async def test_idle_models_are_unloaded_and_the_next_request_loads_them(
 
     assert harness.ready() == {"a", "b", "both", "kept"}
     assert harness.demand.counts.idle == {"other": 1, "both": 1, "a": 1, "b": 1}
-    await harness.lifecycle.drain()
 
 
 async def test_a_model_in_use_is_not_idle_and_one_that_a_request_has_unloaded_stays_unloaded(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     harness = Harness(tmp_path, patch, mode=ControlMode.EXPLICIT)
     for name in ("a", "gone"):
         harness.model(name)
@@ -625,4 +601,3 @@ async def test_a_model_in_use_is_not_idle_and_one_that_a_request_has_unloaded_st
 
     assert "unloaded" in str(await harness.refusal("gone"))
     assert isinstance(await running, InferResponse)
-    await harness.lifecycle.drain()
