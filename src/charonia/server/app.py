@@ -34,13 +34,13 @@ from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions
-from charonia.server.lifecycle.repository.sources import StoreOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
-from charonia.server.machine.gauges import MachineSampler, process_usage
-from charonia.server.machine.gpus import GpuSampler, Nvml, visible_gpus
+from charonia.server.machine.gauges import Sampler, machine_sampler, process_usage
+from charonia.server.machine.gpus import Nvml, visible_gpus
 from charonia.server.machine.memory import BUDGET_SHARE, available_memory, usable_memory
 from charonia.server.metrics.devices import (
+    GpuGauges,
     PinnedMemory,
     gpu_families,
     gpu_pool_families,
@@ -51,9 +51,9 @@ from charonia.server.metrics.metric_families import Family, family
 from charonia.server.metrics.processes import Traffic, traffic_families
 from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
-from charonia.server.model_options import AutoOptions, ControlMode, StoreSettings
+from charonia.server.model_options import AutoOptions, ControlMode
 from charonia.server.options import MetricsOptions, ServerOptions
-from charonia.server.rate_limiter.limiter import RateLimits, families, view_json
+from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
@@ -187,7 +187,7 @@ class InferenceServer:
                 cores=cores,
                 load_threads=models.load_thread_count,
                 load_retries=models.load_retry_count,
-                stores=_store_options(models.stores),
+                stores=models.stores,
                 has_namespaces=models.namespacing,
                 agents=Path(models.agents) if models.agents else None,
                 summarizes=options.metrics.summary_latencies,
@@ -205,7 +205,7 @@ class InferenceServer:
         self._backends.models = callable_models(self.engine) if callable_models is not None else self.engine
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
-        self._gpus: GpuSampler | None = None
+        self._gpus: Sampler[list[GpuGauges]] | None = None
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
@@ -327,9 +327,9 @@ class InferenceServer:
         options = self._options
         await self.front_ends.start(self.engine, self._services(tracing))
         if options.metrics.enabled:
-            machine = MachineSampler(options.metrics.interval_ms) if options.metrics.cpu else None
+            machine = machine_sampler(options.metrics.interval_ms) if options.metrics.cpu else None
             if options.metrics.gpu and (nvml := await asyncio.to_thread(Nvml.find)) is not None:
-                self._gpus = GpuSampler(nvml, options.metrics.interval_ms)
+                self._gpus = Sampler(nvml.read, options.metrics.interval_ms)
             self.metrics = MetricsFrontend(
                 lambda: render(
                     self.engine.samples(),
@@ -349,7 +349,7 @@ class InferenceServer:
         options, limits, demand = self._options, self._limits, self._demand
 
         async def rate_limits() -> Document:
-            return view_json(limits.view()) if limits is not None else {}
+            return limits.document() if limits is not None else {}
 
         async def sequences(name: str, version: str) -> Document:
             return sequences_json(self.engine.sequences(name, version))
@@ -391,7 +391,7 @@ class InferenceServer:
         labels = {"version": __version__, "form": compiled.form}
         shared = [family("charonia_build_info", "gauge", "Version and form of the server", (1, labels))]
         shared.append(self.engine.readiness())
-        shared += families(self._limits.view()) if self._limits is not None else []
+        shared += self._limits.families() if self._limits is not None else []
         shared += self._cache.families() if self._cache is not None else []
         shared += self.engine.usage.families()
         shared += self._device_families()
@@ -461,16 +461,7 @@ def _demand_options(auto: AutoOptions, *, loads_all: bool) -> DemandOptions | No
     if not (loads_all or auto.idle_secs):
         return None
     budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE) if loads_all else sys.maxsize
-    return DemandOptions(
-        budget, frozenset(auto.pinned), auto.waiting_max, auto.wait_secs, auto.idle_secs, loads_all=loads_all
-    )
-
-
-def _store_options(settings: StoreSettings) -> StoreOptions:
-    defaults = StoreOptions()
-    return StoreOptions(
-        Path(settings.cache) if settings.cache else defaults.cache, settings.cache_mb * 2**20, settings.downloads
-    )
+    return DemandOptions(auto, budget, loads_all=loads_all)
 
 
 def _page_view(metrics: MetricsOptions) -> PageView:

@@ -27,7 +27,7 @@ from charonia.server.lifecycle import on_demand as demand_module
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.on_demand import DemandOptions
-from charonia.server.model_options import ControlMode
+from charonia.server.model_options import AutoOptions, ControlMode
 
 MODEL = """
 backend: "fake"
@@ -114,20 +114,15 @@ class Harness:
         budget: int = 250,
         pinned: str = "",
         mode: ControlMode = ControlMode.AUTO,
-        **limits: float,
+        **limits: Any,
     ) -> None:
         monkeypatch.setattr(demand_module, "tree_bytes", lambda: 0)
         self.folder = folder
         self.backend = FakeBackend()
         options = LifecycleOptions((folder,), mode, cores=2)
         self.lifecycle = Lifecycle(options, Backends({"fake": lambda: self.backend}, observed=RecordedScheduler))
-        demand = DemandOptions(
-            budget * KB,
-            frozenset({pinned} - {""}),
-            waiting_max=int(limits.get("waiting_max", 100)),
-            wait_s=limits.get("wait_s", 10.0),
-            loads_all=mode is ControlMode.AUTO,
-        )
+        auto = AutoOptions(pinned=(pinned,) if pinned else (), **{"waiting_max": 100, "wait_secs": 10, **limits})
+        demand = DemandOptions(auto, budget * KB, loads_all=mode is ControlMode.AUTO)
         self.engine = ModelEngine(self.lifecycle, ServerMetadata("test", "0", ()), demand=demand)
         assert self.engine.demand is not None
         self.demand = self.engine.demand

@@ -1,6 +1,7 @@
 """The rate limiter's shell: members from a configuration, what shows of them, calls of models that hold resources."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame
 from charonia.server.backends.api import Placement
 from charonia.server.execution.deadlock import DeadlockDetector, InstancePool
-from charonia.server.rate_limiter.limiter import Claim, RateLimits, Shortage, families, view_json
+from charonia.server.rate_limiter.limiter import Claim, RateLimits, Shortage
 from charonia.server.rate_limiter.options import ResourceLimit
+from charonia.server.rate_limiter.resources import SERVER_WIDE, MemberState, ResourcePool
 from charonia.server.scheduling.api import BatchPolicy, Run, SlotIdle, Submit, Tick
 from charonia.server.scheduling.dynamic import DynamicBatcher
 
@@ -53,15 +55,15 @@ def test_each_instance_needs_what_its_group_says_on_its_device() -> None:
         limits, model("m", resource(2), resource(1), resource(3, "G", is_global=True), resource(0, "none"), gpus=(0, 1))
     )
 
-    view = limits.view()
-    assert [(p.name, p.device, p.capacity, p.in_use, p.is_explicit) for p in view.pools] == [
-        ("G", None, 3, 0, False),
+    shown: Any = limits.document()
+    assert [(p["name"], p["device"], p["capacity"], p["in_use"], p["explicit"]) for p in shown["resources"]] == [
+        ("G", "global", 3, 0, False),
         ("R", 0, 7, 0, True),
         ("R", 1, 7, 0, True),
     ]
-    assert [(i.instance, i.state, i.priority, i.needs) for i in view.instances] == [
-        ("m_0_0", "idle", 1, (("R", 0, 3), ("G", None, 3))),
-        ("m_0_1", "idle", 1, (("R", 1, 3), ("G", None, 3))),
+    assert [(m.instance, m.state, m.priority, [need[:2] for need in m.needs]) for m in limits._arbiter.members] == [
+        ("m_0_0", MemberState.IDLE, 1, [(ResourcePool("R", 0), 3), (ResourcePool("G", SERVER_WIDE), 3)]),
+        ("m_0_1", MemberState.IDLE, 1, [(ResourcePool("R", 1), 3), (ResourcePool("G", SERVER_WIDE), 3)]),
     ]
 
 
@@ -73,7 +75,7 @@ def test_a_model_that_could_never_run_is_refused_with_the_path() -> None:
 
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.startswith("instance_group[0].rate_limiter.resources[1].count: Resource count")
-    assert limits.view().instances == []
+    assert limits.document() == {"resources": [], "instances": []}
 
 
 def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
@@ -84,7 +86,7 @@ def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
         scheduler.handle(SlotIdle(0), 0)
         scheduler.handle(Submit(1), 0)
 
-    document = view_json(limits.view())
+    document = limits.document()
     assert document["resources"] == [
         {
             "name": "R",
@@ -100,7 +102,7 @@ def test_who_holds_what_and_who_waits_can_be_seen_and_counted() -> None:
         {"model": n, "version": "1", "instance": f"{n}_0_0", "state": s, "priority": p, "executions": e}
         for n, s, p, e in (("a", "running", 1, 1), ("b", "waiting", 2, 0))
     ]
-    values = {(f.name, s.labels.get("model_instance", "")): s.value for f in families(limits.view()) for s in f.samples}
+    values = {(f.name, s.labels.get("model_instance", "")): s.value for f in limits.families() for s in f.samples}
     assert values == {
         ("charonia_rate_limit_capacity", ""): 1,
         ("charonia_rate_limit_in_use", ""): 1,
@@ -145,7 +147,7 @@ async def test_a_version_that_goes_gives_up_what_it_holds_and_the_next_is_woken(
     await asyncio.sleep(0)
 
     assert [(type(c), c.slot) for c in started if isinstance(c, Run)] == [(Run, 0)]
-    assert [i.model for i in limits.view().instances] == ["b"]
+    assert [member.model for member in limits._arbiter.members] == ["b"]
 
 
 def pool(limits: RateLimits, name: str, *resources: RateLimiterResource, count: int = 1) -> InstancePool:

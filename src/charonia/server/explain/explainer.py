@@ -152,15 +152,6 @@ THREADS_PARAMETER = "intra_op_thread_count"
 """Parameter of a model: the number of threads of an instance."""
 
 
-def in_one_process(runner: Runner) -> None:
-    """Return None: there are no separate front ends."""
-
-
-def not_split(model: str) -> Sequence[str]:
-    """Return nothing: requests without a version go to the latest."""
-    return ()
-
-
 class Explainer:
     """Records the activity of every loaded version in the last minute.
 
@@ -179,8 +170,8 @@ class Explainer:
         find: Callable[[str, str], Runner],
         cores: int,
         processes: Callable[[], tuple[ProcessRecord, ...]] = tuple,
-        where: Callable[[Runner], WhereRun | None] = in_one_process,
-        traffic: Callable[[str], Sequence[str]] = not_split,
+        where: Callable[[Runner], WhereRun | None] = lambda _: None,
+        traffic: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> None:
         self._loaded = loaded
         self._find = find

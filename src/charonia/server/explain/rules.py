@@ -113,7 +113,8 @@ class Facts:
 
     @property
     def queue_ns(self) -> float:
-        return self._mean(self.activity.counts.queue_ns)
+        counts = self.activity.counts
+        return counts.queue_ns / counts.success if counts.success else 0.0
 
     @property
     def batch_ns(self) -> float:
@@ -122,9 +123,6 @@ class Facts:
         spent = self.activity.counts.infer_ns + self.activity.counts.moving_ns
         line = max(1.0, self.activity.occupancy(self.setup.instances))
         return spent / count / line if count else 0.0
-
-    def _mean(self, ns: int) -> float:
-        return ns / self.activity.counts.success if self.activity.counts.success else 0.0
 
 
 Rule = Callable[[Facts], Finding | None]

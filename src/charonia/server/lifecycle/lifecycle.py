@@ -46,9 +46,9 @@ from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.lifecycle.provision import Provided, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, Watch
-from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.sources import Sources
 from charonia.server.machine.private_folder import remove_abandoned
-from charonia.server.model_options import ALL_MODELS, ControlMode
+from charonia.server.model_options import ALL_MODELS, ControlMode, StoreSettings
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LifecycleOptions:
     cores: int = 1
     load_threads: int = 4
     load_retries: int = 0
-    stores: StoreOptions = field(default_factory=StoreOptions)
+    stores: StoreSettings = field(default_factory=StoreSettings)
     has_namespaces: bool = False
     agents: Path | None = None
     summarizes: bool = False

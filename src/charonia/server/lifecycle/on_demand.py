@@ -30,6 +30,7 @@ from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.machine.memory import tree_bytes
 from charonia.server.metrics.metric_families import Family, family
+from charonia.server.model_options import AutoOptions
 
 
 class DeferredRequest:
@@ -197,19 +198,13 @@ class DemandOptions:
     """How models are loaded on demand.
 
     Attributes:
+        auto: The options of the command line.
         budget: Bytes that loaded models may take together.
-        pinned: Names of models that are never evicted.
-        waiting_max: Requests that may wait for one model.
-        wait_s: Longest time that a request waits for its model.
-        idle_s: Time after which an idle model is unloaded, 0 for never.
         loads_all: Whether every model is loaded on demand; otherwise those that were unloaded while idle.
     """
 
+    auto: AutoOptions = field(default_factory=AutoOptions)
     budget: int = sys.maxsize
-    pinned: frozenset[str] = frozenset()
-    waiting_max: int = 1000
-    wait_s: float = 300.0
-    idle_s: float = 0.0
     loads_all: bool = True
 
 
@@ -231,7 +226,7 @@ class OnDemandLoader:
         self.counts = ResidencyCounts()
         self._lifecycle = lifecycle
         self._options = options
-        self._deferred = DeferredRequests(infer, options.waiting_max, options.wait_s)
+        self._deferred = DeferredRequests(infer, options.auto.waiting_max, options.auto.wait_secs)
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._sizes: dict[str, int] = {}  # as measured at the last load
         self._reserved: dict[str, int] = {}  # of models that are being loaded
@@ -247,7 +242,7 @@ class OnDemandLoader:
 
     def is_pinned(self, key: str) -> bool:
         """Whether a model is never evicted, by the options."""
-        return name_of(key) in self._options.pinned or key in self._options.pinned
+        return name_of(key) in self._options.auto.pinned or key in self._options.auto.pinned
 
     def counts_for_readiness(self, key: str) -> bool:
         """Whether the server is not ready while a model that should answer does not."""
@@ -259,7 +254,7 @@ class OnDemandLoader:
 
     async def unload_idle(self) -> None:
         """Unload idle models as long as the server runs."""
-        idle_s = self._options.idle_s
+        idle_s = self._options.auto.idle_secs
         while idle_s:
             await asyncio.sleep(min(idle_s / IDLE_LOOKS, IDLE_LOOKS))
             await self.unload_unused(time.time() - idle_s)
@@ -358,7 +353,7 @@ class OnDemandLoader:
         if refusal is not None:
             raise refusal
         task = self._begin(key, set())
-        await asyncio.wait([task], timeout=self._options.wait_s)
+        await asyncio.wait([task], timeout=self._options.auto.wait_secs)
         if not task.done():
             raise too_late(key)
         await task
@@ -435,7 +430,7 @@ class OnDemandLoader:
         if needed is None:
             needed = await asyncio.to_thread(self._lifecycle.sources.size, self._lifecycle.found.models[key])
         budget = self._options.budget
-        deadline = now_ns() + int(self._options.wait_s * _NS_PER_S)
+        deadline = now_ns() + int(self._options.auto.wait_secs * _NS_PER_S)
         while True:
             async with self._deciding:
                 residents = self.residents()

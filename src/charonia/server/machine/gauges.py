@@ -1,37 +1,50 @@
 """Gauges of the machine and of this process, read for the metrics page."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
+from typing import Generic, TypeVar
 
 import psutil
 
 from charonia.server.metrics.prometheus import MachineGauges
 
+T = TypeVar("T")
 
-class MachineSampler:
-    """Reads the gauges at most once an interval; in between, it returns the last reading."""
 
-    def __init__(self, interval_ms: int) -> None:
+class Sampler(Generic[T]):
+    """Reads something at most once an interval; in between, it returns the last reading."""
+
+    def __init__(self, read: Callable[[], T], interval_ms: int, clock: Callable[[], int] = monotonic_ns) -> None:
+        self._read = read
         self._interval_ns = interval_ms * 1_000_000
-        self._process = psutil.Process()
-        self._last: MachineGauges | None = None
+        self._clock = clock
+        self._last: T | None = None
         self._last_ns = 0
-        psutil.cpu_percent(None)  # the first reading only starts the measurement
 
-    def sample(self) -> MachineGauges:
-        """Return the machine's gauges."""
-        now = monotonic_ns()
+    def sample(self) -> T:
+        now = self._clock()
         if self._last is None or now - self._last_ns >= self._interval_ns:
-            memory = psutil.virtual_memory()
-            self._last = MachineGauges(
-                cpu_utilization=psutil.cpu_percent(None) / 100,
-                memory_total_bytes=memory.total,
-                memory_used_bytes=memory.total - memory.available,
-                process_memory_bytes=self._process.memory_info().rss,
-            )
-            self._last_ns = now
+            self._last, self._last_ns = self._read(), now
         return self._last
+
+
+def machine_sampler(interval_ms: int) -> Sampler[MachineGauges]:
+    """Return what reads the gauges of the machine and of this process."""
+    process = psutil.Process()
+    psutil.cpu_percent(None)  # the first reading only starts the measurement
+
+    def read() -> MachineGauges:
+        memory = psutil.virtual_memory()
+        return MachineGauges(
+            cpu_utilization=psutil.cpu_percent(None) / 100,
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.total - memory.available,
+            process_memory_bytes=process.memory_info().rss,
+        )
+
+    return Sampler(read, interval_ms)
 
 
 def process_usage(pid: int) -> tuple[float, int] | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from time import monotonic_ns
 from typing import Any
 
 from charonia.server.metrics.devices import GpuGauges
@@ -137,25 +136,6 @@ class Nvml:
             return question(*arguments)
         except self._api.NVMLError:  # not every GPU and driver answers everything
             return None
-
-
-class GpuSampler:
-    """Reads the GPUs at most once an interval; in between, it returns the last reading."""
-
-    def __init__(self, nvml: Nvml, interval_ms: int, clock: Callable[[], int] = monotonic_ns) -> None:
-        self._nvml = nvml
-        self._interval_ns = interval_ms * 1_000_000
-        self._clock = clock
-        self._last: list[GpuGauges] | None = None
-        self._last_ns = 0
-
-    def sample(self) -> list[GpuGauges]:
-        """Return the gauges of the GPUs."""
-        now = self._clock()
-        if self._last is None or now - self._last_ns >= self._interval_ns:
-            self._last = self._nvml.read()
-            self._last_ns = now
-        return self._last
 
 
 def _is_visible(index: int, uuid: str, allowed: str | None) -> bool:

@@ -8,122 +8,16 @@ from charonia.config.model import InstanceGroup, ModelConfig
 from charonia.server.backends.api import Placement
 from charonia.server.metrics.metric_families import Family, family
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.rate_limiter.resources import SERVER_WIDE, Arbiter, LimitedScheduler, Member, Need, ResourcePool
+from charonia.server.rate_limiter.resources import (
+    SERVER_WIDE,
+    Arbiter,
+    LimitedScheduler,
+    Member,
+    MemberState,
+    Need,
+    ResourcePool,
+)
 from charonia.server.scheduling.api import Scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class PoolState:
-    """A resource of one device, or of the server.
-
-    Attributes:
-        device: The device, None for a resource of the whole server.
-        in_use: The units in use.
-        is_explicit: Whether the capacity was set on the command line; otherwise it is the most that an instance needs.
-    """
-
-    name: str
-    device: int | None
-    capacity: int
-    in_use: int
-    is_explicit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceState:
-    """An instance that the rate limiter controls.
-
-    Attributes:
-        version: The version, as text.
-        instance: Its name.
-        state: "idle", "waiting" or "running".
-        priority: Weight of its executions.
-        executions: Number of executions.
-        needs: Name, device (None for the whole server) and count of each resource that it holds while it runs.
-    """
-
-    model: str
-    version: str
-    instance: str
-    state: str
-    priority: int
-    executions: int
-    needs: tuple[tuple[str, int | None, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimitView:
-    """All resources and all instances."""
-
-    pools: Sequence[PoolState]
-    instances: Sequence[InstanceState]
-
-
-def view_json(view: RateLimitView) -> dict[str, object]:
-    """Return a view as a JSON document: resources with their holders and waiting instances, then all instances."""
-    return {
-        "resources": [
-            {
-                "name": pool.name,
-                "device": "global" if pool.device is None else pool.device,
-                "capacity": pool.capacity,
-                "explicit": pool.is_explicit,
-                "in_use": pool.in_use,
-                "holders": _with(view, pool, "running"),
-                "waiting": _with(view, pool, "waiting"),
-            }
-            for pool in view.pools
-        ],
-        "instances": [
-            {
-                "model": instance.model,
-                "version": instance.version,
-                "instance": instance.instance,
-                "state": instance.state,
-                "priority": instance.priority,
-                "executions": instance.executions,
-            }
-            for instance in view.instances
-        ],
-    }
-
-
-def families(view: RateLimitView) -> list[Family]:
-    """Return the metrics of a view."""
-    pools = [(pool, {"resource": pool.name, "device": _pool_device(pool.device)}) for pool in view.pools]
-    members = [(i, {"model": i.model, "version": i.version, "model_instance": i.instance}) for i in view.instances]
-    return [
-        family(
-            "charonia_rate_limit_capacity", "gauge", "Capacity of a resource",
-            *((pool.capacity, labels) for pool, labels in pools),
-        ),
-        family(
-            "charonia_rate_limit_in_use", "gauge", "Units of a resource in use",
-            *((pool.in_use, labels) for pool, labels in pools),
-        ),
-        family(
-            "charonia_rate_limit_waiting", "gauge", "Whether an instance waits for its resources",
-            *((int(instance.state == "waiting"), labels) for instance, labels in members),
-        ),
-        family(
-            "charonia_rate_limit_executions_total", "counter", "Executions of an instance",
-            *((instance.executions, labels) for instance, labels in members),
-        ),
-    ]  # fmt: skip
-
-
-def _with(view: RateLimitView, pool: PoolState, state: str) -> list[dict[str, object]]:
-    return [
-        {"model": i.model, "version": i.version, "instance": i.instance, "count": count}
-        for i in view.instances
-        if i.state == state
-        for name, device, count in i.needs
-        if (name, device) == (pool.name, pool.device)
-    ]
-
-
-def _pool_device(device: int | None) -> str:
-    return "global" if device is None else str(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,24 +123,67 @@ class RateLimits:
         self._arbiter.join(members)
         return Claim(self._arbiter, members)
 
-    def view(self) -> RateLimitView:
-        """Return which instances hold resources and which wait."""
+    def document(self) -> dict[str, object]:
+        """Return a JSON document: resources with their holders and waiting instances, then all instances."""
         arbiter = self._arbiter
-        held = arbiter.held
-        return RateLimitView(
-            [
-                PoolState(pool.name, _device(pool), capacity, held[pool], arbiter.is_explicit(pool))
+        return {
+            "resources": [
+                {
+                    "name": pool.name,
+                    "device": _device(pool),
+                    "capacity": capacity,
+                    "explicit": arbiter.is_explicit(pool),
+                    "in_use": arbiter.held[pool],
+                    "holders": self._with(pool, MemberState.RUNNING),
+                    "waiting": self._with(pool, MemberState.WAITING),
+                }
                 for pool, capacity in sorted(arbiter.capacity.items())
             ],
-            [
-                InstanceState(
-                    member.model, member.version, member.instance, member.state.value,
-                    member.priority, member.executions,
-                    tuple((need.pool.name, _device(need.pool), need.units) for need in member.needs),
-                )
+            "instances": [
+                {
+                    "model": member.model,
+                    "version": member.version,
+                    "instance": member.instance,
+                    "state": member.state.value,
+                    "priority": member.priority,
+                    "executions": member.executions,
+                }
                 for member in arbiter.members
             ],
-        )  # fmt: skip
+        }
+
+    def families(self) -> list[Family]:
+        """Return the metrics of resources and instances."""
+        arbiter = self._arbiter
+        pools = [(p, {"resource": p.name, "device": str(_device(p))}) for p in sorted(arbiter.capacity)]
+        members = [(m, {"model": m.model, "version": m.version, "model_instance": m.instance}) for m in arbiter.members]
+        return [
+            family(
+                "charonia_rate_limit_capacity", "gauge", "Capacity of a resource",
+                *((arbiter.capacity[pool], labels) for pool, labels in pools),
+            ),
+            family(
+                "charonia_rate_limit_in_use", "gauge", "Units of a resource in use",
+                *((arbiter.held[pool], labels) for pool, labels in pools),
+            ),
+            family(
+                "charonia_rate_limit_waiting", "gauge", "Whether an instance waits for its resources",
+                *((int(member.state is MemberState.WAITING), labels) for member, labels in members),
+            ),
+            family(
+                "charonia_rate_limit_executions_total", "counter", "Executions of an instance",
+                *((member.executions, labels) for member, labels in members),
+            ),
+        ]  # fmt: skip
+
+    def _with(self, pool: ResourcePool, state: MemberState) -> list[dict[str, object]]:
+        return [
+            {"model": member.model, "version": member.version, "instance": member.instance, "count": need.units}
+            for member in self._arbiter.members
+            if member.state is state
+            for need in member.needs
+            if need.pool == pool
+        ]
 
 
 def _needs(group: InstanceGroup, path: str, device: int) -> tuple[Need, ...]:
@@ -264,5 +201,5 @@ def _title(pool: ResourcePool) -> str:
     return f"{pool.name} of device {pool.device}" if pool.device > 0 else pool.name
 
 
-def _device(pool: ResourcePool) -> int | None:
-    return None if pool.device == SERVER_WIDE else pool.device
+def _device(pool: ResourcePool) -> int | str:
+    return "global" if pool.device == SERVER_WIDE else pool.device

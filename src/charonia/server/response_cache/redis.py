@@ -7,7 +7,7 @@ Namespaces: the first load of a model's content in any server stores a random ep
 other servers share. A reload stores a new one, so no server that loads the model from then on finds earlier responses.
 
 A response is stored as a magic number of four bytes, the length of a JSON header in four bytes, the header, then the
-tensors: elements in row-major order, little-endian; strings as their lengths, eight bytes each, then their bytes.
+tensors in their wire form.
 """
 
 import asyncio
@@ -18,19 +18,17 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from hashlib import sha256
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import orjson
 
-from charonia.core.dtypes import BY_WIRE, DataType
-from charonia.core.errors import unsupported
-from charonia.core.tensor import Array, Tensor
+from charonia.core.dtypes import BY_WIRE
+from charonia.core.errors import ServingError, unsupported
 from charonia.install_hint import extra_hint
 from charonia.server.metrics.metric_families import Family
 from charonia.server.response_cache.api import CacheCounters, CachedResponse, CacheKey, cache_families, remote_families
 from charonia.server.response_cache.options import RedisOptions
+from charonia.wire.tensors import decode_tensor, encode_tensor
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -40,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 PREFIX = b"charonia:"
 
-MAGIC = b"CRC1"
+MAGIC = b"CRC2"
 
 FAILURES_MAX = 3
 """Failures in a row after which the circuit breaker opens."""
@@ -69,7 +67,7 @@ def encode(response: CachedResponse) -> bytes | None:
     """Return the bytes of a response, None if a parameter would not survive the round trip."""
     if any(isinstance(value, float) and not math.isfinite(value) for value in response.parameters.values()):
         return None
-    bodies = [_body(tensor) for tensor in response.outputs]
+    bodies = [encode_tensor(tensor) for tensor in response.outputs]
     head = {
         "model": response.model_name,
         "version": response.model_version,
@@ -101,40 +99,14 @@ def decode(data: bytes) -> CachedResponse:
         outputs = []
         for name, wire, shape, length in head["outputs"]:
             body = memoryview(data)[position : position + length]
-            outputs.append(Tensor(str(name), BY_WIRE[wire], _array(BY_WIRE[wire], tuple(shape), body, length)))
+            outputs.append(decode_tensor(str(name), BY_WIRE[wire], shape, body))
+            outputs[-1].array.flags.writeable = False
             position += length
         if position != len(data):
             raise ValueError(f"expected {position} bytes, got {len(data)}")
         return CachedResponse(str(head["model"]), str(head["version"]), tuple(outputs), dict(head["parameters"]))
-    except (struct.error, KeyError, TypeError, OverflowError) as error:
+    except (struct.error, KeyError, TypeError, OverflowError, ServingError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _body(tensor: Tensor) -> bytes:
-    if tensor.datatype is not DataType.BYTES:
-        return tensor.array.tobytes()
-    strings = tensor.array.reshape(-1).tolist()
-    return np.fromiter(map(len, strings), "<u8", len(strings)).tobytes() + b"".join(strings)
-
-
-def _array(datatype: DataType, shape: tuple[int, ...], body: memoryview, length: int) -> Array:
-    if len(body) != length or any(dim < 0 for dim in shape):
-        raise ValueError(f"expected {length} bytes for shape {list(shape)}, got {len(body)}")
-    count = prod(shape)
-    if datatype is not DataType.BYTES:
-        if count * datatype.byte_size != length:
-            raise ValueError(f"expected {count * datatype.byte_size} bytes for shape {list(shape)}, got {length}")
-        return np.ndarray(shape, datatype.numpy, body)
-    lengths = np.frombuffer(body, "<u8", count).tolist()
-    strings = np.empty(count, np.object_)
-    position = 8 * count
-    for index, size in enumerate(lengths):
-        strings[index] = bytes(body[position : position + size])
-        position += size
-    if position != length:
-        raise ValueError(f"expected {position} bytes of strings, got {length}")
-    strings.flags.writeable = False
-    return strings.reshape(shape)
 
 
 class CircuitBreaker:

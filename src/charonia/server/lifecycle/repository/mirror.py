@@ -34,9 +34,6 @@ from charonia.core.errors import unavailable
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, NOT_CONTENT, ModelFolder
 from charonia.stores.remote import PART_BYTES, RemoteFile, RemoteStore
 
-BYTES_MAX = 64 * 1024**3
-"""Default size limit of a cache."""
-
 PART_SUFFIX = ".part"
 PART_AGE_S_MAX = 24 * 3600.0
 """Age from which a temporary file belongs to a process that has ended."""
@@ -68,7 +65,7 @@ class StoreCache:
         bytes_max: Size limit of the content. Entries in use are never removed.
     """
 
-    def __init__(self, folder: Path, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, folder: Path, bytes_max: int = 64 * 2**30) -> None:
         self.folder = folder.expanduser().absolute()
         self.bytes_max = bytes_max
         self._blobs = self.folder / "blobs"
@@ -251,9 +248,6 @@ _log = logging.getLogger(__name__)
 
 FILES_MAX = 1_000_000
 """Files of a repository in a store."""
-
-DOWNLOADS = 8
-"""Default number of parts of files that are fetched at a time."""
 
 
 @dataclass(slots=True)

@@ -7,34 +7,23 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from charonia.core.errors import ServingError
-from charonia.server.lifecycle.repository.mirror import BYTES_MAX, DOWNLOADS, Lease, StoreCache, StoreMirror
+from charonia.server.lifecycle.repository.mirror import Lease, StoreCache, StoreMirror
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, fingerprint, gather, scan
+from charonia.server.model_options import StoreSettings
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import RemoteStore, open_store
 
 _log = logging.getLogger(__name__)
 
+CACHE = "~/.cache/charonia/stores"
+"""Default folder of fetched files."""
+
 STALE_S = 5.0
 """Age from which the known models of a store are refreshed, in the background, when a client requests the index."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How model stores are read.
-
-    Attributes:
-        cache: Folder of fetched files.
-        cache_bytes_max: Its size limit in bytes.
-        downloads: Limit of concurrent downloads of parts of files.
-    """
-
-    cache: Path = Path("~/.cache/charonia/stores")
-    cache_bytes_max: int = BYTES_MAX
-    downloads: int = DOWNLOADS
 
 
 class Sources:
@@ -53,12 +42,12 @@ class Sources:
     def __init__(
         self,
         repositories: Sequence[str | Path],
-        options: StoreOptions | None = None,
+        options: StoreSettings | None = None,
         *,
         has_namespaces: bool = False,
         stores: dict[str, RemoteStore] | None = None,
     ) -> None:
-        options = options or StoreOptions()
+        options = options or StoreSettings()
         given = [str(path) for path in dict.fromkeys(repositories)]
         self._local = [path for path in given if not is_store(path)]
         self._has_namespaces = has_namespaces
@@ -67,7 +56,7 @@ class Sources:
         self._refreshing = threading.Lock()
         addresses = [parse_address(path) for path in given if is_store(path)]
         self._pool = ThreadPoolExecutor(options.downloads, "fetch") if addresses else None
-        cache = StoreCache(options.cache, options.cache_bytes_max)
+        cache = StoreCache(Path(options.cache or CACHE), options.cache_mb * 2**20)
         for address in addresses:
             store = (stores or {}).get(address.uri) or open_store(address)
             if self._pool is not None:

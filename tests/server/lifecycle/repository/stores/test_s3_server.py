@@ -18,7 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.cli.values import fetched
 from charonia.core.errors import Code, ServingError
-from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.sources import Sources
+from charonia.server.model_options import StoreSettings
 from charonia.stores.location import parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
 
@@ -243,7 +244,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
         with monkeypatch.context() as patch:
             patch.setattr("charonia.stores.remote.RETRIES_MAX", 1)
             patch.setattr(f"charonia.stores.remote.{limit}", 1.0)
-            sources = Sources([uri], StoreOptions(cache=tmp_path))
+            sources = Sources([uri], StoreSettings(str(tmp_path)))
         model = sources.look().models["m"]
         network.to_client = link
 
@@ -254,7 +255,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
         sources.close()
 
         network.to_client = Link()
-        sources = Sources([uri], StoreOptions(cache=tmp_path))
+        sources = Sources([uri], StoreSettings(str(tmp_path)))
         folder, _ = sources.fetch(sources.look().models["m"])
 
     assert (folder.path / "1" / "a").read_bytes() == CONTENT
@@ -262,7 +263,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: S3, tmp_path: Path) -> None:
-    sources = Sources([f"s3://127.0.0.1:{s3.port}/nothing"], StoreOptions(cache=tmp_path))
+    sources = Sources([f"s3://127.0.0.1:{s3.port}/nothing"], StoreSettings(str(tmp_path)))
 
     (reason,) = sources.look().unread
 
@@ -277,7 +278,7 @@ def test_google_cloud_storage_is_read_by_its_own_protocol(
     s3.put("m/1/a", b"content")
     monkeypatch.setenv("GOOGLE_BASE_URL", f"http://127.0.0.1:{s3.port}")
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
-    sources = Sources(["gs://bucket/models"], StoreOptions(cache=tmp_path))
+    sources = Sources(["gs://bucket/models"], StoreSettings(str(tmp_path)))
 
     folder, _ = sources.fetch(sources.look().models["m"])
 
@@ -295,7 +296,7 @@ def test_a_credential_file_that_cannot_be_used_is_named(
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", os.fspath(path))
 
     with pytest.raises(ServingError, match=reason) as caught:
-        Sources(["s3://bucket"], StoreOptions(cache=tmp_path))
+        Sources(["s3://bucket"], StoreSettings(str(tmp_path)))
 
     assert caught.value.code is Code.INVALID_ARG
 
@@ -308,7 +309,7 @@ def test_the_keys_of_a_credential_file_are_used(s3: S3, tmp_path: Path, monkeypa
     path.write_text('{"s3": {"": {"key_id": "of-file", "secret_key": "s", "region": "eu-west-1"}}}')
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", os.fspath(path))
 
-    sources = Sources([s3.uri], StoreOptions(cache=tmp_path / "cache"))
+    sources = Sources([s3.uri], StoreSettings(str(tmp_path / "cache")))
 
     assert list(sources.look().models) == ["m"]
     sources.close()

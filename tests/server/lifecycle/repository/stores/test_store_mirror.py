@@ -10,7 +10,8 @@ import pytest
 from charonia.core.errors import ServingError, unavailable
 from charonia.server.lifecycle.repository import mirror as mirror_module
 from charonia.server.lifecycle.repository.mirror import StoreCache, StoreMirror
-from charonia.server.lifecycle.repository.sources import Sources, StoreOptions
+from charonia.server.lifecycle.repository.sources import Sources
+from charonia.server.model_options import StoreSettings
 from charonia.stores.remote import RemoteFile, RemoteStore
 
 URI = "s3://bucket/models"
@@ -181,7 +182,7 @@ def test_a_store_with_too_many_files_is_refused(
 def sources(store: FakeStore, cache: Path, *folders: Path, has_namespaces: bool = False) -> Sources:
     repositories: list[str | Path] = [URI, *folders]
     stores: dict[str, RemoteStore] = {URI: store}
-    return Sources(repositories, StoreOptions(cache=cache), has_namespaces=has_namespaces, stores=stores)
+    return Sources(repositories, StoreSettings(str(cache)), has_namespaces=has_namespaces, stores=stores)
 
 
 def test_folders_and_stores_are_looked_at_together(tmp_path: Path) -> None:
