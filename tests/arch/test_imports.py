@@ -110,6 +110,7 @@ INTERNAL = {
         "server.scheduling",
         "server.metrics",
         "server.execution",
+        "wire.tensors",
     },
     "server.traffic": {
         "clock",

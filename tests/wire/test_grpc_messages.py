@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2
 
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput
@@ -11,33 +10,22 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata
 from charonia.core.statistics import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
-from charonia.wire import grpc_messages
+from charonia.wire import grpc_messages, v2_control
+from charonia.wire.grpc_messages import encoded
 from charonia.wire.grpc_status import RpcError, Status
 
-
-def test_a_model_is_named_with_its_version() -> None:
-    for name in ("ModelReadyRequest", "ModelMetadataRequest", "ModelConfigRequest", "ModelStatisticsRequest"):
-        data = getattr(service_pb2, name)(name="m", version="2").SerializeToString()
-        assert grpc_messages.decode_model_reference(name, data) == ("m", "2")
+PARAMETERS: dict[str, Any] = {"Load": grpc_messages.load_parameters, "Unload": grpc_messages.unloads_dependents}
 
 
-def test_the_index_request_says_whether_only_ready_models_count() -> None:
-    assert not grpc_messages.decode_index_request(b"")
-    assert grpc_messages.decode_index_request(service_pb2.RepositoryIndexRequest(ready=True).SerializeToString())
-
-
-def test_a_load_request_has_a_configuration_and_files() -> None:
+@pytest.mark.parametrize(("config", "files"), [("{}", {"1/a": b"a"}), (None, None)])
+def test_a_load_request_may_have_a_configuration_and_files(config: str | None, files: dict[str, bytes] | None) -> None:
     message = service_pb2.RepositoryModelLoadRequest(model_name="m")
-    message.parameters["config"].string_param = "{}"
-    message.parameters["file:1/a"].bytes_param = b"a"
+    if config is not None:
+        message.parameters["config"].string_param = config
+    for path, content in (files or {}).items():
+        message.parameters[f"file:{path}"].bytes_param = content
 
-    assert grpc_messages.decode_load_request(message.SerializeToString()) == ("m", "{}", {"1/a": b"a"})
-
-
-def test_a_plain_load_request_has_neither() -> None:
-    message = service_pb2.RepositoryModelLoadRequest(model_name="m")
-
-    assert grpc_messages.decode_load_request(message.SerializeToString()) == ("m", None, None)
+    assert grpc_messages.load_parameters(message) == (config, files)
 
 
 @pytest.mark.parametrize("unload_dependents", [True, False])
@@ -46,7 +34,7 @@ def test_an_unload_request_may_include_dependents(unload_dependents: bool) -> No
     if unload_dependents:
         message.parameters["unload_dependents"].bool_param = True
 
-    assert grpc_messages.decode_unload_request(message.SerializeToString()) == ("m", unload_dependents)
+    assert grpc_messages.unloads_dependents(message) is unload_dependents
 
 
 @pytest.mark.parametrize(
@@ -64,7 +52,7 @@ def test_another_parameter_is_refused(kind: str, key: str, field: str, value: ob
     setattr(message.parameters[key], field, value)
 
     with pytest.raises(ServingError) as caught:
-        getattr(grpc_messages, f"decode_{kind.lower()}_request")(message.SerializeToString())
+        PARAMETERS[kind](message)
 
     assert caught.value.code is Code.INVALID_ARG
     assert fragment in caught.value.message
@@ -75,46 +63,27 @@ def test_a_parameter_without_value_is_refused() -> None:
     message.parameters["config"].SetInParent()
 
     with pytest.raises(ServingError, match="expected string_param, got no value"):
-        grpc_messages.decode_load_request(message.SerializeToString())
+        grpc_messages.load_parameters(message)
 
 
-@pytest.mark.parametrize(
-    "name", ["RepositoryIndexRequest", "RepositoryModelLoadRequest", "RepositoryModelUnloadRequest"]
-)
-def test_a_repository_cannot_be_named(name: str) -> None:
-    decode: Any = {
-        "RepositoryIndexRequest": grpc_messages.decode_index_request,
-        "RepositoryModelLoadRequest": grpc_messages.decode_load_request,
-        "RepositoryModelUnloadRequest": grpc_messages.decode_unload_request,
-    }[name]
-
-    with pytest.raises(ServingError, match="'repository_name' specification is not supported") as caught:
-        decode(getattr(service_pb2, name)(repository_name="r").SerializeToString())
-
-    assert caught.value.code is Code.UNSUPPORTED
+def test_a_repository_cannot_be_named() -> None:
+    for check in (*PARAMETERS.values(), grpc_messages.check_repository):
+        with pytest.raises(ServingError, match="'repository_name' specification is not supported") as caught:
+            check(service_pb2.RepositoryModelLoadRequest(repository_name="r"))
+        assert caught.value.code is Code.UNSUPPORTED
 
 
 def test_bytes_that_are_no_message_are_an_internal_error() -> None:
-    for decode in (grpc_messages.decode_index_request, grpc_messages.decode_health_check):
-        with pytest.raises(RpcError, match="the bytes received are no") as caught:
-            decode(b"\xff")
-        assert caught.value.status is Status.INTERNAL
-    grpc_messages.decode_empty("ServerLiveRequest", b"")
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_health_and_readiness_are_said(value: bool) -> None:
-    assert service_pb2.ServerLiveResponse.FromString(grpc_messages.encode_live(value)).live is value
-    assert service_pb2.ServerReadyResponse.FromString(grpc_messages.encode_server_ready(value)).ready is value
-    assert service_pb2.ModelReadyResponse.FromString(grpc_messages.encode_model_ready(value)).ready is value
-    health = health_pb2.HealthCheckResponse.FromString(grpc_messages.encode_health(value))
-    assert health.status == (1 if value else 2)
+    with pytest.raises(RpcError, match=r"the bytes received are not a inference\.RepositoryIndexRequest") as caught:
+        grpc_messages.parsed("inference.RepositoryIndexRequest", b"\xff")
+    assert caught.value.status is Status.INTERNAL
 
 
 def test_the_server_is_described() -> None:
     expected = service_pb2.ServerMetadataResponse(name="n", version="1", extensions=["a", "b"])
 
-    assert grpc_messages.encode_server_metadata(ServerMetadata("n", "1", ("a", "b"))) == expected.SerializeToString()
+    document = v2_control.server_metadata(ServerMetadata("n", "1", ("a", "b")))
+    assert encoded("inference.ServerMetadataResponse", document) == expected.SerializeToString()
 
 
 def test_a_model_is_described() -> None:
@@ -129,7 +98,8 @@ def test_a_model_is_described() -> None:
     expected.inputs.add(name="x", datatype="FP32", shape=[-1, 16])
     expected.outputs.add(name="y", datatype="BYTES")
 
-    assert grpc_messages.encode_model_metadata(metadata) == expected.SerializeToString()
+    document = v2_control.model_metadata(metadata)
+    assert encoded("inference.ModelMetadataResponse", document) == expected.SerializeToString()
 
 
 def test_a_configuration_is_the_message_of_the_protocol() -> None:
@@ -153,7 +123,8 @@ def test_the_index_lists_models_with_their_state() -> None:
     expected.models.add(name="m", version="1", state="UNAVAILABLE", reason="unloaded")
     expected.models.add(name="n")
 
-    assert grpc_messages.encode_index(entries) == expected.SerializeToString()
+    document = {"models": v2_control.index(entries)}
+    assert encoded("inference.RepositoryIndexResponse", document) == expected.SerializeToString()
 
 
 def test_statistics_have_every_field() -> None:
@@ -164,7 +135,7 @@ def test_statistics_have_every_field() -> None:
     entry.memory = [MemoryUsage("GPU", 1, 1000)]
     entry.responses = {"0": ResponseStatistics(cancel=Duration(4, 40))}
 
-    data = grpc_messages.encode_statistics([entry])
+    data = encoded("inference.ModelStatisticsResponse", v2_control.statistics([entry]))
 
     (stats,) = service_pb2.ModelStatisticsResponse.FromString(data).model_stats
     assert (stats.name, stats.version, stats.last_inference) == ("m", "1", 5)

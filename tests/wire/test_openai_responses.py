@@ -83,6 +83,26 @@ def test_items_become_messages() -> None:
     assert messages[3]["content"][1] == {"type": "image_url", "image_url": {"url": image["image_url"]}}
 
 
+def test_a_call_without_a_message_before_it_is_one_of_the_assistant() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+
+    messages = chat_request({"input": [{"role": "user", "content": "a"}, call]}, [])["messages"]
+
+    assert [(message["role"], message["content"]) for message in messages] == [("user", "a"), ("assistant", "")]
+    assert [call["id"] for call in messages[1]["tool_calls"]] == ["1"]
+
+
+def test_usage_and_settings_that_are_not_given_have_their_defaults() -> None:
+    form = ResponseForm({"model": "m"}, "1", 1700)
+    message = {"role": "assistant", "content": "a"}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+
+    document = json.loads(form.document({"choices": choices, "usage": {}}))
+
+    assert (document["temperature"], document["top_p"]) == (1.0, 1.0)
+    assert (document["usage"] or {}).get("total_tokens", 0) == 0
+
+
 @pytest.mark.parametrize(
     ("members", "named"),
     [
@@ -147,6 +167,7 @@ def test_a_truncated_answer_is_incomplete() -> None:
         assert (event["response"]["created_at"], event["response"]["model"]) == (1700, "m")
         assert (event["response"]["status"], event["response"]["output"]) == ("in_progress", [])
     assert (events[6]["text"], events[6]["item_id"], events[6]["output_index"]) == ("ab", "msg_10", 0)
+    assert {(event["output_index"], event["content_index"]) for event in events[3:8]} == {(0, 0)}
     last = events[-1]["response"]
     assert (last["status"], last["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert last["output"][0]["status"] == "incomplete"
@@ -183,6 +204,9 @@ def test_reasoning_text_and_calls_are_items() -> None:
         ("f", "c1", '{"a":1}'),
         ("g", "c2", "{}"),
     ]
+    added = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == [event["output_index"] for event in events if event["type"] == "response.output_item.done"]
+    assert added == [0, 1, 2, 3]
     done = [event for event in events if event["type"] == "response.function_call_arguments.done"]
     assert [(event["output_index"], event["arguments"]) for event in done] == [(2, '{"a":1}'), (3, "{}")]
 

@@ -13,7 +13,6 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.schema.pool import message_class
 from charonia.wire import grpc_infer, grpc_messages, shared_memory, v2_response
-from charonia.wire.grpc_status import RpcError
 from charonia.wire.shared_memory import CudaRegion, RegionSpan, SystemRegion
 from charonia.wire.v2_request import HttpInferCall, InferDecoder
 
@@ -297,22 +296,16 @@ def test_regions_are_registered_and_described_over_grpc() -> None:
         name="r", raw_handle=b"h", device_id=1, byte_size=8
     )
 
-    system_region = grpc_messages.decode_system_register(register.SerializeToString())
-    cuda_region = grpc_messages.decode_cuda_register(cuda.SerializeToString())
+    system_region = grpc_messages.system_region(register)
+    cuda_region = grpc_messages.cuda_region(cuda)
 
-    assert grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", b"\x0a\x01r") == "r"
     assert system_region == SystemRegion("r", "k", 4, 8)
     assert cuda_region == CudaRegion("r", b"h", 1, 8)
-    system: Any = message_class("inference.SystemSharedMemoryStatusResponse").FromString(
-        grpc_messages.encode_system_status([system_region])
-    )
-    status: Any = message_class("inference.CudaSharedMemoryStatusResponse").FromString(
-        grpc_messages.encode_cuda_status([cuda_region])
-    )
-    assert (system.regions["r"].key, system.regions["r"].offset, system.regions["r"].byte_size) == ("k", 4, 8)
-    assert (status.regions["r"].device_id, status.regions["r"].byte_size) == (1, 8)
-
-
-def test_bytes_that_are_no_message_are_refused() -> None:
-    with pytest.raises(RpcError, match="not a CudaSharedMemoryStatusRequest"):
-        grpc_messages.decode_region_name("CudaSharedMemoryStatusRequest", b"\xff")
+    for kind, described, expected in (
+        ("System", shared_memory.describe_system([system_region]), {"key": "k", "offset": 4}),
+        ("Cuda", shared_memory.describe_cuda([cuda_region]), {"device_id": 1}),
+    ):
+        name = f"inference.{kind}SharedMemoryStatusResponse"
+        status: Any = grpc_messages.parsed(name, grpc_messages.encoded(name, {"regions": {"r": described[0]}}))
+        shown = status.regions["r"]
+        assert (shown.name, shown.byte_size, {key: getattr(shown, key) for key in expected}) == ("r", 8, expected)

@@ -36,7 +36,7 @@ from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
-from charonia.server.machine.gauges import Sampler, machine_sampler, process_usage
+from charonia.server.machine.gauges import GaugeReader, machine_sampler, process_usage
 from charonia.server.machine.gpus import Nvml, visible_gpus
 from charonia.server.machine.memory import BUDGET_SHARE, available_memory, usable_memory
 from charonia.server.metrics.devices import (
@@ -205,7 +205,7 @@ class InferenceServer:
         self._backends.models = callable_models(self.engine) if callable_models is not None else self.engine
         self.front_ends: FrontEnds = front_ends if front_ends is not None else Endpoints(options)
         self.metrics: MetricsFrontend | None = None
-        self._gpus: Sampler[list[GpuGauges]] | None = None
+        self._gpus: GaugeReader[list[GpuGauges]] | None = None
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
@@ -329,7 +329,7 @@ class InferenceServer:
         if options.metrics.enabled:
             machine = machine_sampler(options.metrics.interval_ms) if options.metrics.cpu else None
             if options.metrics.gpu and (nvml := await asyncio.to_thread(Nvml.find)) is not None:
-                self._gpus = Sampler(nvml.read, options.metrics.interval_ms)
+                self._gpus = GaugeReader(nvml.read, options.metrics.interval_ms)
             self.metrics = MetricsFrontend(
                 lambda: render(
                     self.engine.samples(),

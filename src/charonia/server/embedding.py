@@ -315,13 +315,7 @@ class Server:
         A decoupled model sends any number of responses. The request begins with the first step of the iterator, and is
         cancelled when the iterator is left or closed.
 
-        Args:
-            model: Model name.
-            inputs: Values by input name, as for `infer`.
-            version: Model version, "" for the latest that is ready.
-            outputs: Names of the outputs to return; all when empty.
-            parameters: Request parameters.
-            timeout_s: Longest time to wait for each response, in seconds; None for no limit.
+        Args: as for `infer`; `timeout_s` is the longest time to wait for each response, in seconds.
 
         Raises:
             ServingError: The request failed; raised after the responses that came before.

@@ -6,10 +6,9 @@ Source: Triton's logging extension.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_messages import new, parsed, serialized
 from charonia.wire.json_text import kind_of, parse_object
 
 
@@ -91,14 +90,8 @@ def describe(options: LogOptions) -> dict[str, object]:
     }
 
 
-def decode_message(data: Buffer, options: LogOptions) -> LogOptions:
-    """Return the options changed by a `LogSettingsRequest`.
-
-    Raises:
-        RpcError: INTERNAL when the bytes are not such a message.
-        ServingError: As `decode_json`.
-    """
-    request = parsed("inference.LogSettingsRequest", data)
+def decode_message(request: Any, options: LogOptions) -> LogOptions:
+    """Return the options changed by a `LogSettingsRequest`. Raises as `decode_json`."""
     given: dict[str, object] = {}
     kinds: dict[str, str] = {}
     for name, setting in request.settings.items():
@@ -108,18 +101,10 @@ def decode_message(data: Buffer, options: LogOptions) -> LogOptions:
     return _changed(options, given, lambda name: kinds[str(name)], by_name=True)
 
 
-def encode_message(options: LogOptions) -> bytes:
-    """Return all settings as a `LogSettingsResponse`."""
-    response = new("inference.LogSettingsResponse")
-    for name, value in describe(options).items():
-        setting = response.settings[name]
-        if isinstance(value, bool):
-            setting.bool_param = value
-        elif isinstance(value, int):
-            setting.uint32_param = value
-        else:
-            setting.string_param = str(value)
-    return serialized(response)
+def describe_message(options: LogOptions) -> dict[str, object]:
+    """Return all settings as the members of a `LogSettingsResponse`."""
+    fields: dict[type, str] = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    return {"settings": {name: {fields[type(value)]: value} for name, value in describe(options).items()}}
 
 
 def _changed(

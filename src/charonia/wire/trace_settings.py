@@ -6,13 +6,12 @@ field.
 Source: Triton's trace extension, for names, ranges and precedence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.trace import TraceLevel
-from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_messages import new, parsed, serialized
 from charonia.wire.json_text import kind_of, parse_object
 
 UINT32_MAX = 2**32 - 1
@@ -193,21 +192,11 @@ def describe(settings: TraceTexts) -> dict[str, object]:
     return {name: list(texts) if name == "trace_level" else texts[0] for name, texts in settings.items()}
 
 
-def decode_message(data: Buffer, check_model: Callable[[str], object]) -> tuple[str, Change]:
-    """Return the model, which is checked first, and the change that a `TraceSettingRequest` requests.
-
-    Raises:
-        RpcError: INTERNAL when the bytes are not such a message.
-        ServingError: As `decode_json`.
-    """
-    request = parsed("inference.TraceSettingRequest", data)
-    check_model(request.model_name)
-    return request.model_name, read_change({name: list(s.value) for name, s in request.settings.items()})
+def decode_message(request: Any) -> Change:
+    """Return the change that a `TraceSettingRequest` requests. Raises as `decode_json`."""
+    return read_change({name: list(setting.value) for name, setting in request.settings.items()})
 
 
-def encode_message(settings: TraceTexts) -> bytes:
-    """Return settings as a `TraceSettingResponse`."""
-    response = new("inference.TraceSettingResponse")
-    for name, texts in settings.items():
-        response.settings[name].value.extend(texts)
-    return serialized(response)
+def describe_message(settings: TraceTexts) -> dict[str, object]:
+    """Return settings as the members of a `TraceSettingResponse`."""
+    return {"settings": {name: {"value": list(texts)} for name, texts in settings.items()}}

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from charonia.server.machine.gauges import Sampler
+from charonia.server.machine.gauges import GaugeReader
 from charonia.server.machine.gpus import Nvml
 
 
@@ -96,7 +96,7 @@ def test_a_driver_that_does_not_answer_is_an_error_of_the_system() -> None:
 def test_gpus_are_read_once_an_interval() -> None:
     api = FakeNvml()
     times = iter([0, 999_999, 1_000_000])
-    sampler = Sampler(Nvml(api, {}).read, 1, lambda: next(times))
+    sampler = GaugeReader(Nvml(api, {}).read, 1, lambda: next(times))
 
     first, again, later = sampler.sample(), sampler.sample(), sampler.sample()
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,23 @@ def test_requests_that_end_after_their_batch_and_ensembles_are_summarized() -> N
 
     assert shown['nv_inference_request_summary_us_sum{model="m",version="1"}'] == 300 + 900
     assert shown['nv_inference_compute_infer_summary_us_sum{model="m",version="1"}'] == 190 + 2
+
+
+def test_hits_and_misses_of_the_response_cache_are_summarized() -> None:
+    metrics = ModelMetrics("m", "1")
+    metrics.is_cached = True
+    metrics.summarize()
+    metrics.cache_hit(end_ns=US, duration_ns=30 * US, queue_ns=10 * US, lookup_ns=20 * US, wall_ms=7)
+    metrics.cache_miss(US, 7 * US)
+
+    shown = page(metrics, PageView(quantiles=(1,)))
+
+    for name, us in (("hit", 20), ("miss", 7)):
+        assert shown[f'nv_cache_{name}_summary_per_model{{model="m",version="1",quantile="1"}}'] == pytest.approx(
+            us, 0.01
+        )
+        assert shown[f'nv_cache_{name}_summary_per_model_sum{{model="m",version="1"}}'] == us
+        assert shown[f'nv_cache_{name}_summary_per_model_count{{model="m",version="1"}}'] == 1
 
 
 def test_a_model_without_summaries_has_none() -> None:

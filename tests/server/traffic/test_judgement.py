@@ -107,6 +107,13 @@ def test_answers_that_begin_to_differ_late_are_found_soon() -> None:
     assert test.evidence > 200
 
 
+def test_each_lost_bet_is_followed_by_a_part_of_what_was_kept_back() -> None:
+    test = RateTest(0.5)
+    for lost in range(2, 9):
+        test.add(1000, 0)
+        assert test.evidence == pytest.approx(1 / lost)  # the parts are 1/2, 1/6, 1/12 and so on
+
+
 def test_a_difference_is_too_many_where_none_is_permitted() -> None:
     test = RateTest(0.0)
     test.add(1000, 0)

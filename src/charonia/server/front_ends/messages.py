@@ -161,7 +161,8 @@ def plain(value: object) -> object:
     if is_dataclass(value):
         return [plain(getattr(value, each.name)) for each in fields(value)]
     if isinstance(value, Mapping):
-        return {plain(key): plain(each) for key, each in value.items()}
+        pairs = [(plain(key), plain(each)) for key, each in value.items()]
+        return pairs if pairs and isinstance(pairs[0][0], list) else dict(pairs)  # a list cannot be a key
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value
@@ -182,7 +183,8 @@ def _read(kind: Any, value: Any) -> Any:
         return kind(*map(_read, hints, value)) if hints else value
     if issubclass(origin, Mapping):
         of_key, of_value = arguments
-        return {_read(of_key, key): _read(of_value, each) for key, each in value.items()}
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return {_read(of_key, key): _read(of_value, each) for key, each in pairs}
     if issubclass(origin, tuple) and arguments[-1] is not ...:
         return tuple(map(_read, arguments, value))
     if issubclass(origin, Sequence):
@@ -270,12 +272,11 @@ class EngineState:
         is_same = self.readiness == before.readiness and now.unread == old.unread and self.sticky == before.sticky
         if is_same and not (configs or gone or models or offers or withdrawn):
             return None
-        changed = [plain(self.readiness), now.unread, _pairs(configs), gone, plain(models), _pairs(offers), withdrawn]
-        return [*changed, plain(self.sticky)]
+        return plain(Difference(self.readiness, now.unread, configs, gone, models, offers, withdrawn, self.sticky))
 
     def apply(self, difference: object) -> None:
         """Apply a difference."""
-        change = _difference(difference)
+        change = record(Difference, difference)
         self.readiness = change.readiness
         directory = self.directory
         directory.unread = change.unread
@@ -287,23 +288,3 @@ class EngineState:
             self.offers.pop(target, None)
         self.offers.update(change.offers)
         self.sticky = change.sticky
-
-
-def _pairs(values: Mapping[Target, object]) -> list[tuple[Target, object]]:
-    """Return a mapping as pairs: a message cannot have targets as keys."""
-    return [(target, plain(value)) for target, value in values.items()]
-
-
-def _difference(values: object) -> Difference:
-    assert isinstance(values, list)
-    readiness, unread, configs, gone, models, offers, withdrawn, sticky = values
-    return Difference(
-        record(ServerReadiness, readiness),
-        unread,
-        {tuple(target): record(ModelConfig, config) for target, config in configs},
-        tuple(tuple(target) for target in gone),
-        {key: record(ModelView, model) for key, model in models.items()},
-        {tuple(target): record(Offer, offer) for target, offer in offers},
-        tuple(tuple(target) for target in withdrawn),
-        {model: tuple(headers) for model, headers in sticky.items()},
-    )

@@ -1,10 +1,8 @@
 """The gRPC methods by path."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any
 
 from charonia.core.errors import ServingError, unsupported
@@ -13,15 +11,32 @@ from charonia.server.grpc.calls import Run, Service, UnaryCall
 from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream, StreamCall
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
-from charonia.wire import grpc_messages, log_settings, trace_settings
+from charonia.wire import log_settings, trace_settings, v2_control
 from charonia.wire.grpc_framing import Buffer
-from charonia.wire.grpc_messages import decode_traffic_change, decode_traffic_request, encode_traffic
+from charonia.wire.grpc_messages import (
+    check_repository,
+    cuda_region,
+    encode_model_config,
+    encoded,
+    load_parameters,
+    message_names,
+    parsed,
+    system_region,
+    unloads_dependents,
+)
 from charonia.wire.grpc_status import RpcError, Status, rpc_error
+from charonia.wire.json_text import Object, dump, parse_object
 from charonia.wire.orca import decode_load_request, encode_load
-from charonia.wire.shared_memory import disabled
+from charonia.wire.shared_memory import describe_cuda, describe_system, disabled
 
-Answer = Callable[[Service, Buffer], Any]
-"""Returns the response to a message, or is a coroutine function."""
+Document = Mapping[str, object] | None
+"""A response as a document; None for an empty one."""
+
+Answer = Callable[[Service, Any], Document]
+"""Returns the response to a request."""
+
+Work = Callable[[Service, Any], Awaitable[Document]]
+"""Does the same later."""
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
@@ -94,18 +109,23 @@ def unknown_method(path: bytes) -> RpcError:
 
 def method_table() -> dict[bytes, Method]:
     """Return all methods by path."""
-    unary: dict[str, dict[str, Answer]] = {
+    at_once: dict[str, dict[str, Answer]] = {
         _SERVICE: {
-            "ServerLive": _server_live,
-            "ServerReady": _server_ready,
-            "ServerMetadata": _server_metadata,
+            "ServerLive": lambda service, _: {"live": service.engine.is_live()},
+            "ServerReady": lambda service, _: {"ready": service.engine.is_ready()},
+            "ServerMetadata": lambda service, _: v2_control.server_metadata(service.engine.server_metadata()),
+            "SystemSharedMemoryStatus": _system_status,
+            "CudaSharedMemoryStatus": _cuda_status,
+        },
+        "grpc.health.v1.Health": {"Check": _health, "Watch": _watch},
+    }
+    later: dict[str, dict[str, Work]] = {
+        _SERVICE: {
             "ModelReady": _model_ready,
             "ModelStatistics": _model_statistics,
             "RepositoryIndex": _repository_index,
             "RepositoryModelLoad": _load,
             "RepositoryModelUnload": _unload,
-            "SystemSharedMemoryStatus": _system_status,
-            "CudaSharedMemoryStatus": _cuda_status,
             "SystemSharedMemoryRegister": _system_register,
             "CudaSharedMemoryRegister": _cuda_register,
             "SystemSharedMemoryUnregister": _system_unregister,
@@ -118,33 +138,44 @@ def method_table() -> dict[bytes, Method]:
             "ModelTrafficChange": _change_traffic,
             "ModelTrafficReset": _reset_traffic,
         },
-        "grpc.health.v1.Health": {"Check": _health, "Watch": _watch},
     }
     methods = [
-        (_SERVICE, Method("ModelMetadata", run=_when_loaded("ModelMetadataRequest", _model_metadata))),
-        (_SERVICE, Method("ModelConfig", run=_when_loaded("ModelConfigRequest", _model_config))),
+        (_SERVICE, Method("ModelMetadata", run=_when_loaded("ModelMetadata", _model_metadata))),
+        (_SERVICE, Method("ModelConfig", run=_when_loaded("ModelConfig", _model_config))),
         (_SERVICE, Method("ModelInfer", run=UnaryCall.infer)),
         (_SERVICE, Method("ModelStreamInfer", converse=InferStream)),
         ("xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", converse=LoadStream)),
         *((service, Method("ServerReflectionInfo", converse=ReflectionStream)) for service in _REFLECTION),
-        *((service, Method(name, run=_run(answer))) for service, own in unary.items() for name, answer in own.items()),
+        *(
+            (own, Method(name, run=_answering(own, name, a)))
+            for own, some in at_once.items()
+            for name, a in some.items()
+        ),
+        *((own, Method(name, run=_working(own, name, w))) for own, some in later.items() for name, w in some.items()),
     ]
     return {f"/{service}/{method.name}".encode(): method for service, method in methods}
 
 
-def _run(answer: Answer) -> Run:
-    """Return a runner of calls. Coroutines are tasks, which continue when the caller leaves."""
-    return _working(answer) if iscoroutinefunction(answer) else _answering(answer)
+def _answering(of: str, method: str, answer: Answer) -> Run:
+    asked, answered = message_names(of, method)
 
-
-def _answering(answer: Callable[[Service, Buffer], bytes]) -> Run:
     def run(call: UnaryCall, message: Buffer) -> None:
-        call.answer(answer(call.table.service, message))
+        call.answer(encoded(answered, answer(call.table.service, parsed(asked, message)) or {}))
 
     return run
 
 
-def _working(work: Callable[[Service, Buffer], Awaitable[bytes]]) -> Run:
+def _working(of: str, method: str, work: Work) -> Run:
+    """Return a runner of calls as tasks, which continue when the caller leaves."""
+    asked, answered = message_names(of, method)
+
+    async def answer(service: Service, message: Buffer) -> bytes:
+        return encoded(answered, await work(service, parsed(asked, message)) or {})
+
+    return _in_task(answer)
+
+
+def _in_task(work: Callable[[Service, Buffer], Awaitable[bytes]]) -> Run:
     # The event loop itself has only weak references to tasks.
     tasks: set[asyncio.Task[None]] = set()
 
@@ -166,118 +197,103 @@ def _working(work: Callable[[Service, Buffer], Awaitable[bytes]]) -> Run:
     return run
 
 
-def _when_loaded(request: str, answer: Callable[[Service, Buffer], bytes]) -> Run:
+def _when_loaded(method: str, answer: Callable[[Service, str, str], bytes]) -> Run:
     """Return a runner of calls about a model; where models are loaded on demand, it waits for the model."""
+    asked, _ = message_names(_SERVICE, method)
 
     async def wait(service: Service, message: Buffer) -> bytes:
-        demand = service.services.demand
-        loaded = demand(*grpc_messages.decode_model_reference(request, message)) if demand is not None else None
+        request, demand = parsed(asked, message), service.services.demand
+        loaded = demand(request.name, request.version) if demand is not None else None
         if loaded is not None:
             await loaded
-        return answer(service, message)
+        return answer(service, request.name, request.version)
 
-    at_once, later = _answering(answer), _working(wait)
+    later = _in_task(wait)
 
     def run(call: UnaryCall, message: Buffer) -> None:
-        (at_once if call.table.service.services.demand is None else later)(call, message)
+        service = call.table.service
+        if service.services.demand is not None:
+            later(call, message)
+        else:
+            request = parsed(asked, message)
+            call.answer(answer(service, request.name, request.version))
 
     return run
 
 
-def _server_live(service: Service, message: Buffer) -> bytes:
-    grpc_messages.decode_empty("ServerLiveRequest", message)
-    return grpc_messages.encode_live(service.engine.is_live())
+def _model_metadata(service: Service, name: str, version: str) -> bytes:
+    document = v2_control.model_metadata(service.engine.model_metadata(name, version))
+    return encoded("inference.ModelMetadataResponse", document)
 
 
-def _server_ready(service: Service, message: Buffer) -> bytes:
-    grpc_messages.decode_empty("ServerReadyRequest", message)
-    return grpc_messages.encode_server_ready(service.engine.is_ready())
+def _model_config(service: Service, name: str, version: str) -> bytes:
+    return encode_model_config(service.engine.model_config(name, version))
 
 
-async def _model_ready(service: Service, message: Buffer) -> bytes:
-    name, version = grpc_messages.decode_model_reference("ModelReadyRequest", message)
-    return grpc_messages.encode_model_ready(await service.engine.model_ready(name, version))
+async def _model_ready(service: Service, request: Any) -> Document:
+    return {"ready": await service.engine.model_ready(request.name, request.version)}
 
 
-def _server_metadata(service: Service, message: Buffer) -> bytes:
-    grpc_messages.decode_empty("ServerMetadataRequest", message)
-    return grpc_messages.encode_server_metadata(service.engine.server_metadata())
+async def _model_statistics(service: Service, request: Any) -> Document:
+    return v2_control.statistics(await service.engine.model_statistics(request.name, request.version))
 
 
-def _model_metadata(service: Service, message: Buffer) -> bytes:
-    name, version = grpc_messages.decode_model_reference("ModelMetadataRequest", message)
-    return grpc_messages.encode_model_metadata(service.engine.model_metadata(name, version))
+async def _repository_index(service: Service, request: Any) -> Document:
+    check_repository(request)
+    return {"models": v2_control.index(await service.engine.repository_index(request.ready))}
 
 
-def _model_config(service: Service, message: Buffer) -> bytes:
-    name, version = grpc_messages.decode_model_reference("ModelConfigRequest", message)
-    return grpc_messages.encode_model_config(service.engine.model_config(name, version))
+def _health(service: Service, request: Any) -> Document:
+    return {"status": "SERVING" if service.engine.is_ready() else "NOT_SERVING"}
 
 
-async def _model_statistics(service: Service, message: Buffer) -> bytes:
-    name, version = grpc_messages.decode_model_reference("ModelStatisticsRequest", message)
-    return grpc_messages.encode_statistics(await service.engine.model_statistics(name, version))
-
-
-async def _repository_index(service: Service, message: Buffer) -> bytes:
-    return grpc_messages.encode_index(
-        await service.engine.repository_index(grpc_messages.decode_index_request(message))
-    )
-
-
-def _health(service: Service, message: Buffer) -> bytes:
-    grpc_messages.decode_health_check(message)
-    return grpc_messages.encode_health(service.engine.is_ready())
-
-
-def _watch(service: Service, message: Buffer) -> bytes:
+def _watch(service: Service, request: Any) -> Document:
     raise unsupported("Watch is not offered by this server: use Check")
 
 
-async def _load(service: Service, message: Buffer) -> bytes:
-    name, config, files = grpc_messages.decode_load_request(message)
-    await service.engine.load_model(name, config, files)
-    return b""
+async def _load(service: Service, request: Any) -> Document:
+    config, files = load_parameters(request)
+    await service.engine.load_model(request.model_name, config, files)
+    return None
 
 
-async def _unload(service: Service, message: Buffer) -> bytes:
-    name, unload_dependents = grpc_messages.decode_unload_request(message)
-    await service.engine.unload_model(name, unload_dependents)
-    return b""
+async def _unload(service: Service, request: Any) -> Document:
+    await service.engine.unload_model(request.model_name, unloads_dependents(request))
+    return None
 
 
-def _system_status(service: Service, message: Buffer) -> bytes:
-    name = grpc_messages.decode_region_name("SystemSharedMemoryStatusRequest", message)
-    return (
-        grpc_messages.encode_system_status(_regions(service).system(name)) if name or service.services.regions else b""
-    )
+def _system_status(service: Service, request: Any) -> Document:
+    is_known = request.name or service.services.regions is not None
+    return _status(describe_system(_regions(service).system(request.name)) if is_known else [])
 
 
-def _cuda_status(service: Service, message: Buffer) -> bytes:
-    name = grpc_messages.decode_region_name("CudaSharedMemoryStatusRequest", message)
-    return grpc_messages.encode_cuda_status(_regions(service).cuda(name)) if name or service.services.regions else b""
+def _cuda_status(service: Service, request: Any) -> Document:
+    is_known = request.name or service.services.regions is not None
+    return _status(describe_cuda(_regions(service).cuda(request.name)) if is_known else [])
 
 
-async def _system_unregister(service: Service, message: Buffer) -> bytes:
-    name = grpc_messages.decode_region_name("SystemSharedMemoryUnregisterRequest", message)
-    await _regions(service).unregister_system(name)
-    return b""
+def _status(regions: list[Object]) -> Document:
+    return {"regions": {str(region["name"]): region for region in regions}}
 
 
-async def _cuda_unregister(service: Service, message: Buffer) -> bytes:
-    name = grpc_messages.decode_region_name("CudaSharedMemoryUnregisterRequest", message)
-    await _regions(service).unregister_cuda(name)
-    return b""
+async def _system_register(service: Service, request: Any) -> Document:
+    await _regions(service).register_system(system_region(request))
+    return None
 
 
-async def _system_register(service: Service, message: Buffer) -> bytes:
-    await _regions(service).register_system(grpc_messages.decode_system_register(message))
-    return b""
+async def _cuda_register(service: Service, request: Any) -> Document:
+    await _regions(service).register_cuda(cuda_region(request))
+    return None
 
 
-async def _cuda_register(service: Service, message: Buffer) -> bytes:
-    await _regions(service).register_cuda(grpc_messages.decode_cuda_register(message))
-    return b""
+async def _system_unregister(service: Service, request: Any) -> Document:
+    await _regions(service).unregister_system(request.name)
+    return None
+
+
+async def _cuda_unregister(service: Service, request: Any) -> Document:
+    await _regions(service).unregister_cuda(request.name)
+    return None
 
 
 def _regions(service: Service) -> RegionRegistry:
@@ -286,16 +302,20 @@ def _regions(service: Service) -> RegionRegistry:
     return service.services.regions
 
 
-async def _traffic(service: Service, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(service).show(decode_traffic_request(message)))
+async def _traffic(service: Service, request: Any) -> Document:
+    return _as_text(await _traffic_of(service).show(request.model_name))
 
 
-async def _change_traffic(service: Service, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(service).change(*decode_traffic_change(message)))
+async def _change_traffic(service: Service, request: Any) -> Document:
+    return _as_text(await _traffic_of(service).change(request.model_name, parse_object(request.change.encode())))
 
 
-async def _reset_traffic(service: Service, message: Buffer) -> bytes:
-    return encode_traffic(await _traffic_of(service).reset(decode_traffic_request(message)))
+async def _reset_traffic(service: Service, request: Any) -> Document:
+    return _as_text(await _traffic_of(service).reset(request.model_name))
+
+
+def _as_text(traffic: Mapping[str, object]) -> Document:
+    return {"traffic": dump(traffic).decode()}
 
 
 def _traffic_of(service: Service) -> TrafficControl:
@@ -304,18 +324,18 @@ def _traffic_of(service: Service) -> TrafficControl:
     return service.services.traffic
 
 
-async def _trace_setting(service: Service, message: Buffer) -> bytes:
+async def _trace_setting(service: Service, request: Any) -> Document:
     tracing = service.services.tracing
     if tracing is None:
         raise unsupported(NO_TRACING)
-    model, change = trace_settings.decode_message(message, partial(known_model, service.engine))
-    await tracing.change(model, change)
-    return trace_settings.encode_message(await tracing.settings(model))
+    known_model(service.engine, request.model_name)
+    await tracing.change(request.model_name, trace_settings.decode_message(request))
+    return trace_settings.describe_message(await tracing.settings(request.model_name))
 
 
-async def _log_setting(service: Service, message: Buffer) -> bytes:
+async def _log_setting(service: Service, request: Any) -> Document:
     control = service.services.log
     if control is None:
         raise unsupported(NO_LOG_CONTROL, hint="change the settings of `logging` there")
-    await control.change(log_settings.decode_message(message, control.options))
-    return log_settings.encode_message(control.options)
+    await control.change(log_settings.decode_message(request, control.options))
+    return log_settings.describe_message(control.options)

@@ -12,11 +12,9 @@ batching; all but `batch_include_request` may be left out:
 They run on the event loop's thread and block it. When one raises, the request is answered with an error.
 """
 
-import importlib.util
 import logging
+import runpy
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
-from types import ModuleType
 
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
@@ -25,7 +23,7 @@ from charonia.core.errors import invalid
 from charonia.core.request import InferRequest, ParameterValue
 from charonia.core.tensor import Array
 from charonia.server.execution.in_flight import PendingRequest
-from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository.scan import ModelFolder, is_inside
 from charonia.server.scheduling.dynamic import JoinDecision
 
 LIBRARY = "batchstrategy.so"
@@ -67,11 +65,9 @@ class PythonStrategy:
         entry_of: Returns the request with an id of the scheduler; set by the owner of the scheduler.
     """
 
-    def __init__(self, module: ModuleType, config: ModelConfig) -> None:
+    def __init__(self, functions: Mapping[str, Function], config: ModelConfig) -> None:
         self._subject = f"the batching strategy of model '{config.name}'"
-        self._functions: dict[str, Function] = {
-            name: getattr(module, name) for name in (INCLUDE, *_OTHERS) if hasattr(module, name)
-        }
+        self._functions = {name: functions[name] for name in (INCLUDE, *_OTHERS) if name in functions}
         self.entry_of: Callable[[int], PendingRequest] | None = None
         initialize = self._functions.get("batcher_initialize")
         self._batcher = initialize(to_json(config)) if initialize is not None else None
@@ -159,28 +155,18 @@ def load_strategy(folder: ModelFolder, version: int, config: ModelConfig) -> Pyt
         return None
     if config.dynamic_batching is None or config.max_batch_size < 1:
         raise invalid(f"{where}: a batching strategy needs dynamic_batching and a max_batch_size of at least 1")
-    relative = PurePosixPath(name)
-    if relative.is_absolute() or ".." in relative.parts or not name:
+    if not is_inside(name):
         raise invalid(f"{where}: must be a path within the model's folder, got '{name}'")
-    file = folder.path / relative
+    file = folder.path / name
     if not file.is_file():
         raise invalid(f"{where}: there is no file '{name}' in the model's folder")
     try:
-        module = _module(file, config.name)
+        found = runpy.run_path(str(file), run_name=f"charonia_batching_strategy_{config.name}")
     except Exception as error:  # foreign code
         raise invalid(f"{where}: '{name}' cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(getattr(module, INCLUDE, None)):
+    if not callable(found.get(INCLUDE)):
         raise invalid(f"{where}: '{name}' has no function {INCLUDE}(request, batch)")
     try:
-        return PythonStrategy(module, config)
+        return PythonStrategy(found, config)
     except Exception as error:  # foreign code
         raise invalid(f"{where}: batcher_initialize failed: {type(error).__name__}: {error}") from error
-
-
-def _module(file: Path, model: str) -> ModuleType:
-    specification = importlib.util.spec_from_file_location(f"charonia_batching_strategy_{model}", file)
-    if specification is None or specification.loader is None:
-        raise ImportError("it is not Python")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module

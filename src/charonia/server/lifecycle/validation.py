@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import PurePosixPath
 
 from charonia.config.backends import ENSEMBLE, backend_of_platform, record_of
 from charonia.config.kinds import InstanceKind
@@ -19,6 +18,7 @@ from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
 from charonia.server.ensembles.configuration import ensemble_problems
 from charonia.server.lifecycle.in_front import front_end_problems
+from charonia.server.lifecycle.repository.scan import is_inside
 from charonia.server.metrics.metric_families import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
 from charonia.server.scaling.rule import scaling_problems
@@ -191,8 +191,8 @@ def _identity_problems(config: ModelConfig) -> Iterator[Problem]:
         expected = platforms.get(platform)
         if expected != backend:
             yield Problem("platform", f"unexpected 'platform' and 'backend' pair, got: {platform}, {backend}")
-    path = PurePosixPath(config.default_model_filename)
-    if path.is_absolute() or ".." in path.parts or "\0" in config.default_model_filename:
+    path = config.default_model_filename
+    if path and not is_inside(path):
         yield Problem("default_model_filename", f"must stay within the version's folder, got '{path}'")
 
 

@@ -13,7 +13,7 @@ from charonia.server.metrics.prometheus import MachineGauges
 T = TypeVar("T")
 
 
-class Sampler(Generic[T]):
+class GaugeReader(Generic[T]):
     """Reads something at most once an interval; in between, it returns the last reading."""
 
     def __init__(self, read: Callable[[], T], interval_ms: int, clock: Callable[[], int] = monotonic_ns) -> None:
@@ -30,7 +30,7 @@ class Sampler(Generic[T]):
         return self._last
 
 
-def machine_sampler(interval_ms: int) -> Sampler[MachineGauges]:
+def machine_sampler(interval_ms: int) -> GaugeReader[MachineGauges]:
     """Return what reads the gauges of the machine and of this process."""
     process = psutil.Process()
     psutil.cpu_percent(None)  # the first reading only starts the measurement
@@ -44,7 +44,7 @@ def machine_sampler(interval_ms: int) -> Sampler[MachineGauges]:
             process_memory_bytes=process.memory_info().rss,
         )
 
-    return Sampler(read, interval_ms)
+    return GaugeReader(read, interval_ms)
 
 
 def process_usage(pid: int) -> tuple[float, int] | None:

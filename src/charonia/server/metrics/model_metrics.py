@@ -241,15 +241,13 @@ class BatchCost:
     def load_ns(self, sizes: Array, took_ns: Array) -> int:
         """Return the time that full batches would have needed for the elements of these batches."""
         total_ns = int(took_ns.sum())
-        if self._batch_max == 1 or not total_ns:
-            return total_ns
         sums = self._sums
         sums += (len(sizes), sizes.sum(), int(np.dot(sizes, sizes)), total_ns, int(np.dot(sizes, took_ns)))
         spread = sums[0] * sums[2] - sums[1] ** 2
-        each = max(0.0, (sums[0] * sums[4] - sums[1] * sums[3]) / spread) if spread else math.inf
-        fixed = max(0.0, (sums[3] - each * sums[1]) / sums[0]) if spread else 0.0
-        if not fixed:
+        if not spread or not total_ns:
             return total_ns
+        each = max(0.0, (sums[0] * sums[4] - sums[1] * sums[3]) / spread)
+        fixed = max(0.0, (sums[3] - each * sums[1]) / sums[0])
         elements = int(sizes.sum())
         full = elements / self._batch_max * (fixed + each * self._batch_max)
         return int(total_ns * min(1.0, full / (len(sizes) * fixed + each * elements)))

@@ -372,23 +372,19 @@ _EXAMPLES: dict[str, object] = {
     EMBEDDINGS: "Name three moons.",
     RESPONSES: "Name three moons.",
 }
+_OPENAI_ERROR_MEMBERS: Json = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": {"type": ["string", "null"]},
+    "code": {"type": ["string", "null"]},
+}
 _OPENAI_ERROR: Json = {
     "description": "The request failed",
     "content": {
-        "application/json": {
+        JSON_TYPE: {
             "schema": {
                 "type": "object",
-                "properties": {
-                    "error": {
-                        "type": "object",
-                        "properties": {
-                            "message": {"type": "string"},
-                            "type": {"type": "string"},
-                            "param": {"type": ["string", "null"]},
-                            "code": {"type": ["string", "null"]},
-                        },
-                    }
-                },
+                "properties": {"error": {"type": "object", "properties": _OPENAI_ERROR_MEMBERS}},
             }
         }
     },
@@ -582,6 +578,18 @@ def _model_paths(model: ServedModel, request: ExampleRequest) -> Json:
     return paths
 
 
+_HEADERS: tuple[tuple[str, str, str, Json], ...] = (
+    ("Inference-Header-Content-Length", "Length of the JSON if bytes follow it", "integer", {"minimum": 0}),
+    (
+        "Prefer",
+        "`server-timing` requests the header Server-Timing: queue and computing time, batch size; "
+        "`respond-async` the answer 202 with an address of the result",
+        "string",
+        {},
+    ),
+)
+
+
 def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json:
     schema = infer_request(config)
     content: Json = {JSON_TYPE: _media(schema, request.infer_body() if is_short else None)}
@@ -601,19 +609,8 @@ def _infer(config: ModelConfig, request: ExampleRequest, is_short: bool) -> Json
         answers = {EVENT_STREAM: {"schema": {"type": "string", "description": "An event `data: JSON` a response"}}}
     operation = _operation(config, "infer", "Inference", content, answers)
     operation["parameters"] = [
-        {
-            "name": "Inference-Header-Content-Length",
-            "in": "header",
-            "description": "Length of the JSON if bytes follow it",
-            "schema": {"type": "integer", "minimum": 0},
-        },
-        {
-            "name": "Prefer",
-            "in": "header",
-            "description": "`server-timing` requests the header Server-Timing: queue and computing time, batch size; "
-            "`respond-async` the answer 202 with an address of the result",
-            "schema": {"type": "string"},
-        },
+        {"name": name, "in": "header", "description": text, "schema": {"type": kind, **more}}
+        for name, text, kind, more in _HEADERS
     ]
     operation["x-codeSamples"] = samples(request)
     return operation

@@ -6,16 +6,16 @@ refuses a model whose files do not match the digests in its configuration.
 """
 
 import hashlib
-import importlib.util
 import logging
+import runpy
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
-from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository.scan import ModelFolder, is_inside
 from charonia.server.machine.private_folder import PrivateFolder
 
 _log = logging.getLogger(__name__)
@@ -65,8 +65,7 @@ def _parsed(key: str) -> tuple[str, str]:
             f"repository agent 'checksum': unsupported algorithm '{algorithm}'",
             hint=f"there are {', '.join(ALGORITHMS)}",
         )
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts or not relative.parts or "\0" in path:
+    if not is_inside(path):
         raise invalid(f"repository agent 'checksum': '{path}' must stay within the model's folder")
     return algorithm.lower(), path
 
@@ -204,12 +203,10 @@ def _make(name: str, parameters: dict[str, str], model: str, directory: Path | N
             hint=f"--repoagent-directory names a folder with {name}/{AGENT_FILE}",
         )
     try:
-        specification = importlib.util.spec_from_file_location(f"charonia_repository_agent_{name}", path)
-        if specification is None or specification.loader is None:
-            raise ImportError(f"'{path}' is not Python")
-        module = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
-        agent: object = getattr(module, AGENT_CLASS)(parameters)
+        found = runpy.run_path(str(path), run_name=f"charonia_repository_agent_{name}")
+        if AGENT_CLASS not in found:
+            raise AttributeError(f"it has no attribute '{AGENT_CLASS}'")
+        agent: object = found[AGENT_CLASS](parameters)
     except ServingError:
         raise
     except Exception as error:  # foreign code

@@ -5,11 +5,10 @@ Symbolic links are followed, because model stores are full of them; a name that 
 
 import logging
 from math import prod
-from pathlib import PurePosixPath
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
-from charonia.server.lifecycle.repository.scan import ModelFolder
+from charonia.server.lifecycle.repository.scan import ModelFolder, is_inside, read_file
 from charonia.wire.plain_values import labels_of
 
 _log = logging.getLogger(__name__)
@@ -56,16 +55,9 @@ def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str
 
 def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
     subject = f"model '{folder.name}': label_filename '{filename}' of output '{output}'"
-    relative = PurePosixPath(filename)
-    if relative.is_absolute() or ".." in relative.parts or "\0" in filename:
+    if not is_inside(filename):
         raise invalid(f"{subject} {ESCAPES}")
-    try:
-        with (folder.path / relative).open("rb") as file:
-            content = file.read(LABEL_BYTES_MAX + 1)
-    except OSError as error:
-        raise invalid(f"{subject}: {(error.strerror or str(error)).lower()}") from error
-    if len(content) > LABEL_BYTES_MAX:
-        raise invalid(f"{subject}: expected at most {LABEL_BYTES_MAX} bytes, got more")
+    content = read_file(folder.path / filename, LABEL_BYTES_MAX, subject)
     try:
         # Only line feeds end a line: `splitlines` would also cut a label at a form feed or a line separator.
         lines = content.decode("utf-8-sig").split("\n")
@@ -78,18 +70,10 @@ def _read(folder: ModelFolder, output: str, filename: str) -> tuple[str, ...]:
 
 def read_data_file(folder: ModelFolder, place: str, filename: str, path: str) -> bytes:
     """Return the content of a file. Blocks on the disk."""
-    relative = PurePosixPath(filename)
-    if not filename or relative.is_absolute() or ".." in relative.parts or "\0" in filename:
+    if not is_inside(filename):
         raise invalid(f"{path}: must stay within the model's folder '{place}', got '{filename}'")
-    file = folder.path / place / relative
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise invalid(f"{path}: {file}: {(error.strerror or str(error)).lower()}") from error
-    if len(content) > FILE_BYTES_MAX:
-        raise invalid(f"{path}: {file}: expected at most {FILE_BYTES_MAX} bytes, got more")
-    return content
+    file = folder.path / place / filename
+    return read_file(file, FILE_BYTES_MAX, f"{path}: {file}")
 
 
 def read_warmup_files(folder: ModelFolder, config: ModelConfig) -> dict[str, bytes]:

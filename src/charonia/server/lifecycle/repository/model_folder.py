@@ -14,7 +14,7 @@ from charonia.config.backends import formats
 from charonia.config.model import Latest, ModelConfig, VersionPolicy
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
-from charonia.server.lifecycle.repository.scan import CONFIG_FILE, DEPTH_MAX, NOT_CONTENT, ModelFolder
+from charonia.server.lifecycle.repository.scan import CONFIG_FILE, DEPTH_MAX, NOT_CONTENT, ModelFolder, read_file
 
 VERSION_MAX = 2**63 - 1
 """Versions are signed 64-bit integers in the configuration."""
@@ -223,15 +223,12 @@ def _candidates(folder: ModelFolder, config_name: str) -> list[Path]:
 def _read(path: Path) -> bytes | None:
     """Return the file's content, or None where there is no such file."""
     try:
-        with path.open("rb") as file:
-            content = file.read(CONFIG_BYTES_MAX + 1)
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise invalid(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    if len(content) > CONFIG_BYTES_MAX:
-        raise invalid(f"{path}: expected at most {CONFIG_BYTES_MAX} bytes of configuration, got more")
-    return content
+    except OSError:  # of which reading it says more
+        pass
+    return read_file(path, CONFIG_BYTES_MAX, path)
 
 
 def content_digest(folder: ModelFolder, version: int) -> bytes:

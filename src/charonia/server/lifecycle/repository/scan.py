@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from charonia.config.backends import formats
-from charonia.core.errors import ServingError, not_found, unavailable
+from charonia.core.errors import ServingError, invalid, not_found, unavailable
 from charonia.core.metadata import model_key
 
 Fingerprint = str
@@ -97,6 +97,28 @@ def _content(folder: str, prefix: str, parents: tuple[tuple[int, int], ...]) -> 
 
 
 CONFIG_FILE = "config.pbtxt"
+
+
+def is_inside(name: str) -> bool:
+    """Whether a path that a configuration names stays within its folder."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def read_file(path: Path, bytes_max: int, subject: object) -> bytes:
+    """Return the content of a file. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG, beginning with the subject: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(bytes_max + 1)
+    except OSError as error:
+        raise invalid(f"{subject}: {(error.strerror or str(error)).lower()}") from error
+    if len(content) > bytes_max:
+        raise invalid(f"{subject}: expected at most {bytes_max} bytes, got more")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
