@@ -33,18 +33,7 @@ _NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
 
 
 class Servers:
-    """Sends queries.
-
-    Args:
-        url: As of `AsyncClient`.
-        timeout_s: Default timeout of a request, in seconds.
-        options: Headers, TLS, compression, limits.
-        balancing: How requests are balanced among several servers.
-
-    Attributes:
-        dialect: Makes the queries.
-        is_balanced: Whether there are several servers.
-    """
+    """Sends queries."""
 
     def __init__(self, url: str | Sequence[str], timeout_s: float, options: WireOptions, balancing: Balancing) -> None:
         self._addresses = addresses = parse_addresses(url)

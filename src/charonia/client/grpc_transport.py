@@ -478,15 +478,7 @@ class GrpcClientConnection(asyncio.Protocol):
 
 
 class GrpcTransport:
-    """Connections to a gRPC server. The interface is `charonia.wire.transport.Transport`.
-
-    Attributes:
-        endpoint: The server.
-        options: Settings and limits.
-        failures: Number of failures by kind.
-        encoder: Encodes the calls that `prepare` does not.
-        dialer: Opens the connections.
-    """
+    """Connections to a gRPC server. The interface is `charonia.wire.transport.Transport`."""
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
         """Create a transport without connections; call it on the event loop.

@@ -262,16 +262,7 @@ def _plain(body: bytes, coding: str, limit: int) -> bytes:
 
 
 class HttpTransport:
-    """Connections to an HTTP server. The interface is `charonia.wire.transport.Transport`.
-
-    Attributes:
-        endpoint: The server.
-        options: Settings and limits.
-        failures: Number of failures by kind.
-        encoder: Encodes the requests that `prepare` does not.
-        dialer: Opens the connections.
-        heads: Cache of response heads.
-    """
+    """Connections to an HTTP server. The interface is `charonia.wire.transport.Transport`."""
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
         """Create a transport without connections; call it on the event loop.

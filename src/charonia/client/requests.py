@@ -62,17 +62,7 @@ class SequencePart:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A caller's arguments for an inference.
-
-    Attributes:
-        model: Model name.
-        inputs: Values by input name.
-        outputs: Requested outputs, None for all.
-        version: Model version, "" for the latest.
-        request_id: Id that the response carries.
-        parameters: Request parameters.
-        sequence: Place in a sequence.
-    """
+    """A caller's arguments for an inference."""
 
     model: str
     inputs: Inputs

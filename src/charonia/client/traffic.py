@@ -17,13 +17,7 @@ class Asks(Protocol):
 
 
 class AsyncTraffic:
-    """The traffic of models. All methods raise `ClientError`, and return the traffic as the server documents it.
-
-    Args:
-        dialect: Makes queries.
-        ask: Sends read-only queries.
-        change: Sends the others.
-    """
+    """The traffic of models. All methods raise `ClientError`, and return the traffic as the server documents it."""
 
     def __init__(self, dialect: Dialect[Any], ask: Asks, change: Asks) -> None:
         self._dialect = dialect

@@ -102,7 +102,7 @@ class RemoteStore(Protocol):
 
 
 class ObjectStore:
-    """A repository in S3, Google Cloud Storage or Azure.
+    """A repository in S3, Google Cloud Storage or Azure. Its methods raise UNAVAILABLE when the store does not do it.
 
     Args:
         address: Its address.
@@ -191,11 +191,7 @@ class ObjectStore:
             self._fail(f"'{file.path}' cannot be fetched", error)
 
     def find(self, path: str) -> RemoteFile | None:
-        """Return a file by its path, None if there is none.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be read.
-        """
+        """Return a file by its path, None if there is none."""
         try:
             meta = self._obstore.head(self._store, self._prefix + path)
         except (self._errors.NotFoundError, FileNotFoundError):
@@ -205,44 +201,28 @@ class ObjectStore:
         return RemoteFile(path, int(meta["size"]), meta.get("e_tag") or "")
 
     def around(self) -> tuple["ObjectStore", RemoteFile | None]:
-        """Return the store one folder higher, and the file there that this store's path names, None for none.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be read.
-        """
+        """Return the store one folder higher, and the file there that this store's path names, None for none."""
         store = copy.copy(self)
         above, _, name = self._prefix.rstrip("/").rpartition("/")
         store.uri, store._prefix = self.uri.rpartition("/")[0], f"{above}/" if above else ""
         return store, store.find(name)
 
     def put(self, path: str, source: Path | bytes) -> None:
-        """Write a file from one of this machine, or from memory: all of it or nothing.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be written.
-        """
+        """Write a file from one of this machine, or from memory: all of it or nothing."""
         try:
             self._obstore.put(self._store, self._prefix + path, source, chunk_size=CHUNK_BYTES * 2)
         except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{path}' cannot be written", error)
 
     def copy(self, source: str, target: str) -> None:
-        """Let the store copy a file.
-
-        Raises:
-            ServingError: UNAVAILABLE when it cannot.
-        """
+        """Let the store copy a file."""
         try:
             self._obstore.copy(self._store, self._prefix + source, self._prefix + target)
         except (self._errors.BaseError, OSError) as error:
             self._fail(f"'{source}' cannot be copied", error)
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove files; those that are not there count as removed.
-
-        Raises:
-            ServingError: UNAVAILABLE when the store cannot be written.
-        """
+        """Remove files; those that are not there count as removed."""
         try:
             self._obstore.delete(self._store, [self._prefix + path for path in paths])
         except (self._errors.NotFoundError, FileNotFoundError):

@@ -314,15 +314,7 @@ class EndpointStatus:
 
 
 class BalancedTransport:
-    """Connections to several servers. `send` and `close` are as in `charonia.wire.transport.Transport`.
-
-    Attributes:
-        addresses: The configured addresses.
-        balancing: How requests are balanced.
-        pool: The servers.
-        budget: Limits retries and hedges.
-        loop: The event loop.
-    """
+    """Connections to several servers. `send` and `close` are as in `charonia.wire.transport.Transport`."""
 
     def __init__(
         self,
@@ -336,15 +328,6 @@ class BalancedTransport:
         resolve: Resolve = resolve,
     ) -> None:
         """Create a transport without connections; call it on the event loop.
-
-        Args:
-            addresses: The servers.
-            options: Settings and limits of each server's connections.
-            balancing: How requests are balanced.
-            connect: Makes the transport to a server.
-            dialect: Makes the questions to servers, for any of them.
-            random: Returns numbers from 0 to below 1.
-            resolve: Looks up a name.
 
         Raises:
             ServingError: INVALID_ARG for options that cannot be used.
