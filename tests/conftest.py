@@ -48,7 +48,7 @@ SLOWEST_FILES = [
     "test_upgrade.py", "test_balancers.py", "test_demo.py", "test_from_other_servers.py",
     "test_llama_cpp_server.py", "test_traffic_served.py", "test_tune_command.py", "test_openai_served.py",
     "test_run.py", "test_balanced_process.py", "test_platform_faults.py", "test_slow_clients.py", "test_pods.py",
-    "test_ocr_faults.py", "test_killed_platform.py", "test_voice_activity_torch.py", "test_estimators.py",
+    "test_killed_platform.py", "test_voice_activity_torch.py", "test_estimators.py",
     "test_tune_language.py", "test_local_target.py", "test_situations.py", "test_perf_command.py",
     "test_renewal.py", "test_on_this_machine.py", "test_scaling.py", "test_serve_files.py", "test_reconcile.py",
     "test_search_modes.py", "test_model_calls.py", "test_compare_runs.py", "test_chart.py",

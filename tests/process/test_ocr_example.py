@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,14 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from examples.demo import pictures
 from examples.demo.pictures import photo, scanned_page
-from examples.ocr.make_repository import BLS, ENSEMBLE, build_ocr, shipped_file
+from examples.ocr.make_repository import (
+    ANGLE_CLASSIFICATION,
+    BLS,
+    ENSEMBLE,
+    TEXT_RECOGNITION,
+    build_ocr,
+    shipped_file,
+)
 from PIL import Image, ImageDraw, ImageFont
 from tests.support.kept import kept_folder
 from tests.support.process import ServeProcess
@@ -227,3 +235,32 @@ def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(
     assert "that are neither" in str(outcomes.pop(1))
     assert "breaks off or is damaged" in str(outcomes.pop(2))
     assert outcomes == [read_once(model, name)[0] for name in good]
+
+
+def test_a_bls_model_whose_step_is_not_in_the_repository_names_it(
+    read_once: Callable[[str, str], tuple[list[str], Any, Any]], tmp_path: Path
+) -> None:
+    build_ocr(tmp_path)
+    shutil.rmtree(tmp_path / ANGLE_CLASSIFICATION)
+    line = PICTURES["a single line"]()
+
+    with ServeProcess(tmp_path) as server:
+        with pytest.raises(InferenceServerException, match=f"step '{ANGLE_CLASSIFICATION}'"):
+            read(server.http, BLS, line)
+        assert read(server.http, ENSEMBLE, line)[0] == read_once(ENSEMBLE, "a single line")[0]
+
+
+def test_a_page_with_more_lines_than_the_recogniser_takes_is_read_by_the_bls_model_alone(
+    read_once: Callable[[str, str], tuple[list[str], Any, Any]], tmp_path: Path
+) -> None:
+    build_ocr(tmp_path)
+    config = tmp_path / TEXT_RECOGNITION / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    assert "max_batch_size: 128" in text
+    config.write_text(text.replace("max_batch_size: 128", "max_batch_size: 8"), encoding="utf-8")
+    page = PICTURES["thirteen lines"]()
+
+    with ServeProcess(tmp_path) as server:
+        with pytest.raises(InferenceServerException, match=f"<= 8 for '{TEXT_RECOGNITION}'"):
+            read(server.http, ENSEMBLE, page)
+        assert read(server.http, BLS, page)[0] == read_once(BLS, "thirteen lines")[0]

@@ -107,8 +107,8 @@ class TwoPlatforms:
         """Let both work for a while."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            self.now_s += 0.5
-            self.target.pass_s(0.5)
+            self.now_s += 1.0
+            self.target.pass_s(1.0)
             for at in range(2):
                 self._guarded(at, self._work)
             assert sum(each.lease.is_held() for each in self.processes) <= 1
