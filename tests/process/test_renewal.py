@@ -45,8 +45,9 @@ class FullLoad:
     itself where it was about to start on a connection when it read there that it should leave.
     """
 
-    def __init__(self, server: ServeProcess) -> None:
+    def __init__(self, server: ServeProcess, pause_s: float = 0) -> None:
         self.answers = {"http": 0, "grpc": 0}
+        self._pause_s = pause_s
         self.lost: list[str] = []
         self.opened = 0
         self._http, self._grpc = server.http, server.grpc
@@ -80,6 +81,7 @@ class FullLoad:
                 with contextlib.closing(writer):
                     while not (self._is_over or await self._exchange(reader, writer)):
                         self.answers["http"] += 1
+                        await asyncio.sleep(self._pause_s)
             except (OSError, EOFError) as error:
                 self.lost.append(f"http: {error!r}")
 
@@ -107,6 +109,7 @@ class FullLoad:
                     try:
                         await call(message, timeout=60)
                         self.answers["grpc"] += 1
+                        await asyncio.sleep(self._pause_s)
                     except grpc.aio.AioRpcError as error:
                         self.lost.append(f"grpc: {error.code()} {error.details()}")
 
@@ -201,7 +204,7 @@ def test_without_so_reuseport_all_front_ends_have_the_same_sockets(repository: P
         inodes = [listening(child(server, f"front_end_{slot}")) for slot in (1, 2)]
         assert len(inodes[0]) == 2
         assert inodes[0] == inodes[1]
-        with FullLoad(server) as load:
+        with FullLoad(server, pause_s=0.02) as load:
             assert upgrade(server).returncode == 0
             load.go_on()
             assert load.lost == []

@@ -260,7 +260,7 @@ class Load:
     def _run(self, module: Any, address: str) -> None:
         with module.InferenceServerClient(address) as client:
             given = module.InferInput("INPUT0", [1, 4], "FP32").set_data_from_numpy(SENT)
-            while not self._is_over.is_set():
+            while not self._is_over.wait(0.005):
                 try:
                     result = client.infer(self._model, [given])
                     assert result.as_numpy("OUTPUT0").tolist() == SENT.tolist()
