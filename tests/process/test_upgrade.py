@@ -296,23 +296,24 @@ def test_a_new_engine_that_still_loads_is_ended_when_the_upgrade_is_cancelled(
     assert "no upgrade can be cancelled" in again.stderr
 
 
-def test_another_interpreter_runs_the_new_engine_and_the_new_front_ends(server: ServeProcess, tmp_path: Path) -> None:
+def test_another_interpreter_runs_the_new_engine_and_the_new_front_end(repository: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nOF_THE_ENVIRONMENT=yes exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
+    few = ("--model-control-mode=explicit", "--load-model=echo", "--load-model=worker")  # their processes start cold
+    with ServeProcess(repository, "--front-ends=1", *few) as server:
+        missing = upgrade(server, "--python", str(tmp_path / "missing"))
+        with Load(server) as load:
+            done = upgrade(server, "--python", str(python))
+            again = upgrade(server)
 
-    missing = upgrade(server, "--python", str(tmp_path / "missing"))
-    with Load(server) as load:
-        done = upgrade(server, "--python", str(python))
-        again = upgrade(server)
-
-    assert missing.returncode == 1
-    assert "--python: expected the path of an interpreter that has charonia" in missing.stderr
-    assert done.returncode == 0, done.stderr
-    assert again.returncode == 0, again.stderr
-    assert load.errors == []
-    for name in ("engine_3", "front_end_1_3", "front_end_2_3"):
-        assert child(server, name).environ().get("OF_THE_ENVIRONMENT") == "yes", name
+        assert missing.returncode == 1
+        assert "--python: expected the path of an interpreter that has charonia" in missing.stderr
+        assert done.returncode == 0, done.stderr
+        assert again.returncode == 0, again.stderr
+        assert load.errors == []
+        for name in ("engine_3", "front_end_1_3"):
+            assert child(server, name).environ().get("OF_THE_ENVIRONMENT") == "yes", name
 
 
 def test_other_arguments_have_other_models_and_a_crash_keeps_them(server: ServeProcess, repository: Path) -> None:
