@@ -55,7 +55,7 @@ STREAM_CONFIG = identity_pbtxt(
 SUMS = sequence_pbtxt("max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 8 }")
 MOVED = "new requests go to it"
 
-PAUSE_S = 0.005
+PAUSE_S = 0.015
 """Between requests of a client: without it, the clients take the processor from what they wait for."""
 
 
