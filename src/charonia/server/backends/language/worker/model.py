@@ -128,13 +128,7 @@ class LanguageRequest:
     @property
     def body(self) -> dict[str, Any]:
         """The document of the client."""
-        try:
-            found = json.loads(self.text)
-        except ValueError as error:
-            raise RequestError(f"expected a JSON object: {error}") from None
-        if not isinstance(found, dict):
-            raise RequestError(f"expected a JSON object, got {type(found).__name__}")
-        return found
+        return _object(self.text)
 
     def send(self, outputs: dict[str, Any], parameters: dict[str, Any] | None = None, *, final: bool = False) -> None:
         """Send a response, together with others of this turn of the event loop.
@@ -280,11 +274,15 @@ def _sampling(inputs: dict[str, Any], parameters: dict[str, Any]) -> dict[str, A
             sampling[name] = found if values.size > 1 else found[0]
     text = _first(inputs, "sampling_parameters")
     if text is not None:
-        try:
-            given = json.loads(_text(text, "sampling_parameters") or "{}")
-        except ValueError as error:
-            raise RequestError(f"input 'sampling_parameters': expected a JSON object: {error}") from None
-        if not isinstance(given, dict):
-            raise RequestError(f"input 'sampling_parameters': expected a JSON object, got {type(given).__name__}")
-        sampling.update(given)
+        sampling.update(_object(_text(text, "sampling_parameters") or "{}", "input 'sampling_parameters': "))
     return sampling
+
+
+def _object(text: str, place: str = "") -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{place}expected a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError(f"{place}expected a JSON object, got {type(found).__name__}")
+    return found
