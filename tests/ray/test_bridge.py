@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,6 @@ from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.http.frontend import HttpFrontend
 from charonia.wire.grpc_status import RpcError, Status
 
-T = TypeVar("T")
 STREAM_INFLIGHT_MAX = 2
 CONFIG = """
 backend: "{backend}"
@@ -42,20 +41,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def play(models: Path, scenario: Callable[[HttpFrontend, GrpcFrontend], Coroutine[Any, Any, T]]) -> T:
-    """Run a scenario with a server that a replica would have."""
-
-    async def run() -> T:
-        server = InferenceServer(AppOptions(repository=str(models)).server_options())
-        try:
-            await server.start()
-            assert server.http is not None
-            assert server.grpc is not None
-            return await scenario(server.http, server.grpc)
-        finally:
-            await server.shutdown()
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def serving(models: Path) -> AsyncIterator[tuple[HttpFrontend, GrpcFrontend]]:
+    """Run a server that a replica would have."""
+    server = InferenceServer(AppOptions(repository=str(models)).server_options())
+    try:
+        await server.start()
+        assert server.http is not None
+        assert server.grpc is not None
+        yield server.http, server.grpc
+    finally:
+        await server.shutdown()
 
 
 def http_request(model: str) -> dict[str, Any]:
@@ -77,28 +73,18 @@ def grpc_message(id: str = "", model: str = "identity", elements: int = 2) -> by
     return data
 
 
-def test_an_http_request_is_answered(models: Path) -> None:
-    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> list[dict[str, Any]]:
-        sent: list[dict[str, Any]] = []
+async def test_an_http_request_is_answered(models: Path) -> None:
+    sent: list[dict[str, Any]] = []
+    async with serving(models) as (http, _):
         await answer_http(http, http_request("identity"), BODY, into(sent))
-        return sent
 
-    start, *parts = play(models, scenario)
-
+    start, *parts = sent
     assert start["status"] == 200
     assert json.loads(b"".join(part["body"] for part in parts))["outputs"][0]["data"] == [1.0, 2.0]
 
 
-def test_a_client_that_leaves_cancels_its_request(models: Path) -> None:
+async def test_a_client_that_leaves_cancels_its_request(models: Path) -> None:
     gate = Gate(models / "gated" / "1")
-
-    async def scenario(http: HttpFrontend, _: GrpcFrontend) -> None:
-        with gate.closed():
-            first, left, last = (asyncio.create_task(answered(http)) for _ in range(3))
-            while await in_flight(http) < 3:
-                await asyncio.sleep(0.01)
-            left.cancel()  # it is queued behind the first
-        await asyncio.gather(first, last)
 
     async def answered(http: HttpFrontend) -> None:
         await answer_http(http, http_request("gated"), BODY, into([]))
@@ -108,22 +94,30 @@ def test_a_client_that_leaves_cancels_its_request(models: Path) -> None:
         await answer_http(http, HTTP | {"method": "GET", "raw_path": b"/v2/load"}, b"", into(sent))
         return int(json.loads(b"".join(part["body"] for part in sent[1:]))["named_metrics"]["requests_in_flight"])
 
-    play(models, scenario)
+    async with serving(models) as (http, _):
+        with gate.closed():
+            first, left, last = (asyncio.create_task(answered(http)) for _ in range(3))
+            while await in_flight(http) < 3:
+                await asyncio.sleep(0.01)
+            left.cancel()  # it is queued behind the first
+        await asyncio.gather(first, last)
 
     assert gate.runs == 2
 
 
-def test_a_unary_call_is_answered_or_fails_with_its_status(models: Path) -> None:
-    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> bytes:
+async def test_a_unary_call_is_answered_or_fails_with_its_status(models: Path) -> None:
+    async with serving(models) as (_, grpc):
         with pytest.raises(RpcError, match="unknown model: 'nope'") as refused:
             await answer_unary(grpc, METHODS["ModelInfer"], [], grpc_message(model="nope"))
         assert refused.value.status is Status.NOT_FOUND
-        return await answer_unary(grpc, METHODS["ModelInfer"], [], grpc_message("7"))
+        answer = await answer_unary(grpc, METHODS["ModelInfer"], [], grpc_message("7"))
 
-    assert service_pb2.ModelInferResponse.FromString(play(models, scenario)).id == "7"
+    assert service_pb2.ModelInferResponse.FromString(answer).id == "7"
 
 
-def test_a_stream_takes_no_more_messages_than_its_limit_ahead(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_takes_no_more_messages_than_its_limit_ahead(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bridge, "UNTAKEN_BYTES_MAX", 0)
     message, sent = grpc_message(model="sleeping"), []
 
@@ -132,24 +126,20 @@ def test_a_stream_takes_no_more_messages_than_its_limit_ahead(models: Path, monk
             sent.append(number)
             yield message
 
-    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> None:
+    async with serving(models) as (_, grpc):
         grpc.limits = replace(grpc.limits, stream_inflight_max=STREAM_INFLIGHT_MAX)
         async with aclosing(answer_stream(grpc, METHODS["ModelStreamInfer"], [], messages())) as responses:
             await anext(responses)
-
-    play(models, scenario)
 
     # Those in flight, one that waits for its turn, and one in the place of the answered one.
     assert len(sent) <= STREAM_INFLIGHT_MAX + 2
 
 
-def test_a_stream_is_answered_to_its_end(models: Path) -> None:
+async def test_a_stream_is_answered_to_its_end(models: Path) -> None:
     async def messages() -> AsyncIterator[bytes]:
         for _ in range(5):
             yield grpc_message()
 
-    async def scenario(_: HttpFrontend, grpc: GrpcFrontend) -> int:
+    async with serving(models) as (_, grpc):
         stream = answer_stream(grpc, METHODS["ModelStreamInfer"], [], messages())
-        return len([response async for response in stream])
-
-    assert play(models, scenario) == 5
+        assert len([response async for response in stream]) == 5

@@ -1,12 +1,13 @@
 """Requests to the engines of language models without a server, and stand-ins for the engines' packages."""
 
+import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,25 +65,43 @@ def openai(route: str, body: Mapping[str, Any], **members: Any) -> Asked:
     return Asked(json.dumps({"model": "lm", **body}), route, **members)
 
 
-WithEngine = Callable[..., None]
-"""Calls a coroutine function with an engine that has started, and stops the engine."""
+Started = Callable[..., AbstractAsyncContextManager[Any]]
 
 
-def answered_by(with_engine: WithEngine, asked: Asked, **options: Any) -> Asked:
-    with_engine(lambda engine: engine.answer(asked), **options)
+@asynccontextmanager
+async def started_by(make: Callable[[Any], Any], **setup: Any) -> AsyncIterator[Any]:
+    """Start an engine, which is stopped in the end.
+
+    Args:
+        make: Its class.
+        setup: Attributes of its `EngineSetup`.
+    """
+    names = {"model_name": "lm", "version_dir": "/nowhere/1", "invalid": RefusedError, "error": RefusedError}
+    engine = make(SimpleNamespace(**names, **setup))
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+def answered_by(started: Started, asked: Asked, **options: Any) -> Asked:
+    async def answer() -> None:
+        async with started(**options) as engine:
+            await engine.answer(asked)
+
+    asyncio.run(answer())
     assert asked.is_over
     return asked
 
 
-def refused_by(with_engine: WithEngine, asked: Asked, **options: Any) -> RefusedError:
-    found: list[RefusedError] = []
-
-    async def use(engine: Any) -> None:
-        with pytest.raises(RefusedError) as caught:
-            await engine.answer(asked)
+def refused_by(started: Started, asked: Asked, **options: Any) -> RefusedError:
+    async def answer() -> None:
+        async with started(**options) as engine:
+            with pytest.raises(RefusedError) as caught:
+                await engine.answer(asked)
         found.append(caught.value)
 
-    with_engine(use, **options)
+    found: list[RefusedError] = []
+    asyncio.run(answer())
     assert not asked.is_over
     return found[0]
 

@@ -11,9 +11,9 @@ from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.errors import Code, ServingError, internal, not_found
 from charonia.core.request import CallFrame, Flow, InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply
-from charonia.server.backends.api import Result
 from charonia.server.backends.workers import services as services_module
 from charonia.server.backends.workers.services import ModelCalls, Work
+from charonia.testing.decoupled_suite import StreamSink
 
 OUTSIDE = CallFrame("caller", "1")
 
@@ -54,25 +54,6 @@ class Models:
         """Never asked for."""
 
 
-class Sink:
-    def __init__(self) -> None:
-        self.its_frame = CallFrame("caller", "1", "caller_0")
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Never called."""
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        """Never called."""
-
-    def is_cancelled(self, index: int) -> bool:
-        return False
-
-    def frame(self) -> CallFrame:
-        return self.its_frame
-
-
 class Outcomes:
     def __init__(self) -> None:
         self.all: list[tuple[Outcome, bool]] = []
@@ -98,12 +79,13 @@ def answer() -> InferResponse:
 
 
 async def test_a_call_is_answered_and_over() -> None:
-    models, outcomes, sink = Models(), Outcomes(), Sink()
+    models, outcomes, sink, frame = Models(), Outcomes(), StreamSink(1), CallFrame("caller", "1", "caller_0")
+    sink.frame = lambda: frame  # type: ignore[method-assign]
     calls = ModelCalls(models, OUTSIDE)
     made = request()
     calls.start(1, made, outcomes, work=Work(sink, [request()]))
     assert len(calls) == 1
-    assert made.caller is sink.its_frame
+    assert made.caller is frame
     models.tickets[0].answer(answer())
     assert [final for _, final in outcomes.all] == [True]
     assert len(calls) == 0
@@ -130,7 +112,7 @@ async def test_a_call_of_a_thread_of_the_models_own_occupies_nothing() -> None:
 async def test_a_call_belongs_to_the_flow_of_the_request_that_it_is_made_for() -> None:
     caused, made = request(), request()
     caused.flow = Flow("acme", 2)
-    ModelCalls(Models(), OUTSIDE).start(1, made, Outcomes(), work=Work(Sink(), [caused]))
+    ModelCalls(Models(), OUTSIDE).start(1, made, Outcomes(), work=Work(StreamSink(1), [caused]))
     assert made.flow == caused.flow
 
 
@@ -201,7 +183,7 @@ async def test_a_call_ends_when_nobody_waits_for_its_batch_any_more_or_its_own_t
     batch = [request(deadline_ns=start + s * 10**9 if s else 0) for s in deadlines_s]
     made = request(timeout_us=timeout_s * 10**6)
     calls = ModelCalls(Models(), OUTSIDE)
-    calls.start(1, made, Outcomes(), work=Work(Sink(), batch))
+    calls.start(1, made, Outcomes(), work=Work(StreamSink(1), batch))
     if expected_s:
         assert abs(made.deadline_ns - start - expected_s * 10**9) < 10**9
     else:
@@ -210,7 +192,7 @@ async def test_a_call_ends_when_nobody_waits_for_its_batch_any_more_or_its_own_t
 
 
 async def test_a_call_is_not_over_before_the_caller_of_its_batch_was_told_that_time_is_up() -> None:
-    models, outcomes, sink = Models(), Outcomes(), Sink()
+    models, outcomes, sink = Models(), Outcomes(), StreamSink(1)
     calls = ModelCalls(models, OUTSIDE)
     work = Work(sink, [request(deadline_ns=now_ns() + 10**6)])
     calls.start(1, request(), outcomes, work=work)
@@ -221,7 +203,7 @@ async def test_a_call_is_not_over_before_the_caller_of_its_batch_was_told_that_t
 
 
 async def test_calls_are_given_up_alone_with_their_batch_or_all_at_once() -> None:
-    models, sinks = Models(), [Sink(), Sink()]
+    models, sinks = Models(), [StreamSink(1), StreamSink(1)]
     calls = ModelCalls(models, OUTSIDE)
     outcomes = [Outcomes() for _ in range(5)]
     works = [Work(sinks[0], [request()]), Work(sinks[0], [request()]), Work(sinks[1], [request()]), None, None]

@@ -6,48 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.fake_host import FakeHost
 
 from charonia.server.backends.python.worker import triton_python_backend_utils as unbound
 from charonia.server.backends.python.worker.host import Binding
 from charonia.server.channel.datatypes import TritonModelException
 
 
-class Notes:
-    """The part of a host that is about metrics."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.told: list[tuple[object, ...]] = []
-        self.refusal = ""
-
-    def make_number(self) -> int:
-        self.number += 1
-        return self.number
-
-    def ask_metrics(self, update: tuple[Any, ...]) -> float | None:
-        if self.refusal:
-            raise TritonModelException(self.refusal)
-        self.told.append(update)
-        return 2.5 if update[0] == "value" else None
-
-    def metrics(self, updates: list[tuple[object, ...]]) -> None:
-        self.told += updates
-
-    def later(self, action: Callable[[], None]) -> None:
-        action()
+@pytest.fixture
+def notes() -> FakeHost:
+    return FakeHost()
 
 
 @pytest.fixture
-def notes() -> Notes:
-    return Notes()
+def pb_utils(notes: FakeHost) -> Any:
+    return unbound.bound_to(Binding(notes))
 
 
-@pytest.fixture
-def pb_utils(notes: Notes) -> Any:
-    return unbound.bound_to(Binding(notes))  # type: ignore[arg-type] # the part that is needed
-
-
-def test_a_counter_counts_and_goes_with_its_family(notes: Notes, pb_utils: Any) -> None:
+def test_a_counter_counts_and_goes_with_its_family(notes: FakeHost, pb_utils: Any) -> None:
     family = pb_utils.MetricFamily(name="n", description="d", kind=pb_utils.MetricFamily.COUNTER)
     metric = family.Metric(labels={"a": "b"})
     metric.increment(2)
@@ -69,7 +45,7 @@ def test_a_counter_counts_and_goes_with_its_family(notes: Notes, pb_utils: Any) 
     ]
 
 
-def test_metrics_of_a_family_with_the_same_labels_are_one(notes: Notes, pb_utils: Any) -> None:
+def test_metrics_of_a_family_with_the_same_labels_are_one(notes: FakeHost, pb_utils: Any) -> None:
     family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE)
     metrics = [family.Metric(labels=labels) for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "1"})]
 
@@ -90,7 +66,7 @@ def test_metrics_of_a_family_with_the_same_labels_are_one(notes: Notes, pb_utils
     ],
 )
 def test_a_metric_cannot_be_used_after_its_family(
-    notes: Notes, pb_utils: Any, kind: int, use: Callable[[Any], object], verb: str
+    notes: FakeHost, pb_utils: Any, kind: int, use: Callable[[Any], object], verb: str
 ) -> None:
     metric = pb_utils.MetricFamily("n", "d", kind).Metric(buckets=[1] if kind == 2 else None)
     gc.collect()
@@ -100,7 +76,7 @@ def test_a_metric_cannot_be_used_after_its_family(
     assert notes.told[-1] == ("drop_family", 1)
 
 
-def test_a_gauge_goes_up_and_down(notes: Notes, pb_utils: Any) -> None:
+def test_a_gauge_goes_up_and_down(notes: FakeHost, pb_utils: Any) -> None:
     family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.GAUGE)
     metric = family.Metric()
 
@@ -110,7 +86,7 @@ def test_a_gauge_goes_up_and_down(notes: Notes, pb_utils: Any) -> None:
     assert notes.told[-2:] == [("set", 2, 5.0), ("add", 2, -2.0)]
 
 
-def test_a_histogram_observes(notes: Notes, pb_utils: Any) -> None:
+def test_a_histogram_observes(notes: FakeHost, pb_utils: Any) -> None:
     family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.HISTOGRAM)
     metric = family.Metric(labels={}, buckets=[1, 2.5, 10])
 
@@ -162,7 +138,7 @@ def test_what_a_kind_of_metric_cannot_do_is_refused(
     ],
 )
 def test_a_metric_that_is_made_wrongly_is_refused(
-    notes: Notes, pb_utils: Any, kind: str, arguments: dict[str, Any], message: str
+    notes: FakeHost, pb_utils: Any, kind: str, arguments: dict[str, Any], message: str
 ) -> None:
     family = pb_utils.MetricFamily("n", "d", KINDS[kind])
 
@@ -182,7 +158,7 @@ def test_a_metric_that_is_made_wrongly_is_refused(
     ],
 )
 def test_a_family_that_is_made_wrongly_is_refused(
-    notes: Notes, pb_utils: Any, arguments: tuple[Any, ...], message: str
+    notes: FakeHost, pb_utils: Any, arguments: tuple[Any, ...], message: str
 ) -> None:
     with pytest.raises(TritonModelException, match=message):
         pb_utils.MetricFamily(*arguments)
@@ -190,7 +166,7 @@ def test_a_family_that_is_made_wrongly_is_refused(
     assert notes.told == []
 
 
-def test_a_family_that_contradicts_another_is_refused_in_the_servers_words(notes: Notes, pb_utils: Any) -> None:
+def test_a_family_that_contradicts_another_is_refused_in_the_servers_words(notes: FakeHost, pb_utils: Any) -> None:
     notes.refusal = "family 'n' is a gauge of model 'other'"
 
     with pytest.raises(TritonModelException, match="is a gauge of model 'other'"):

@@ -1,19 +1,19 @@
 """Functions, classes and objects as models: their configurations, and what they do with requests."""
 
-import asyncio
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.support.fake_host import FakeHost
 
 import charonia
 from charonia.server.backends.python.worker.errors import TritonError
-from charonia.server.backends.python.worker.host import Binding, Inbox, ModelBatch, ModelCall
-from charonia.server.backends.python.worker.requests import InferenceResponse, result_of
+from charonia.server.backends.python.worker.host import Inbox, ModelBatch
+from charonia.server.backends.python.worker.requests import InferenceResponse
 from charonia.server.backends.python.worker.runner import PythonModelRunner
 from charonia.server.backends.python.worker.tensor import Tensor
 
@@ -31,44 +31,21 @@ from charonia import BadRequest, Shape, model, serve
 """
 
 
-class Host:
+class Host(FakeHost):
     """Notes responses, and answers calls of other models with their inputs."""
 
-    name = "m_0_0"
-
     def __init__(self) -> None:
-        self.responses: list[tuple[int, Any, bool]] = []
+        super().__init__()
         self.final: Inbox[None] = Inbox()
-        self.calls: list[ModelCall] = []
-        self.exceptions: list[str] = []
+        self.outcomes = lambda call: [(InferenceResponse(call.inputs), True)]
 
     def respond(self, batch: ModelBatch, index: int, result: Any, final: bool) -> None:
-        self.responses.append((index, result, final))
+        super().respond(batch, index, result, final)
         if final:
             self.final.put(None)
 
-    def poll(self) -> None:
-        pass
-
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        pass
-
     def wait(self, inbox: Inbox[Any]) -> None:
         inbox.wait()
-
-    def begin(self, call: ModelCall) -> None:
-        self.calls.append(call)
-        names = tuple(tensor.name() for tensor in call.inputs)
-        call.inbox.put((result_of(InferenceResponse(call.inputs), names, Binding(None)), True))
-
-    def end(self, call: ModelCall) -> None:
-        pass
-
-    def raised(self, requests: list[str], text: str) -> None:
-        self.exceptions.append(text)
-
-    def later(self, action: Callable[[], None]) -> None:
-        action()
 
 
 class Service:
@@ -81,9 +58,9 @@ class Service:
         path.write_text(HEAD + code)
         self.host = Host()
         place = (str(path), str(folder), str(folder))
-        asked = PythonModelRunner(self.host, shares_process=True)  # type: ignore[arg-type]  # what the tests need of it
+        asked = PythonModelRunner(self.host, shares_process=True)
         self.config = json.loads(asked.complete(*place, json.dumps({"name": name, **(config or {})})))
-        self.runner = PythonModelRunner(self.host, shares_process=True)  # type: ignore[arg-type]
+        self.runner = PythonModelRunner(self.host, shares_process=True)
         arguments = {"model_name": name, "model_instance_kind": "GPU", "model_instance_device_id": "1"}
         self.is_decoupled = bool(self.config.get("model_transaction_policy", {}).get("decoupled"))
         arguments["model_config"] = json.dumps(self.config)
@@ -112,7 +89,7 @@ class Service:
     def answers(self) -> list[Any]:
         """Return the responses that were sent, when the last of one request is there."""
         self.wait()
-        return [shown(result) for _, result, _ in self.host.responses if result is not None]
+        return [shown(result) for *_, result, _ in self.host.responses if result is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -419,7 +396,7 @@ def test_a_generator_is_a_stream(tmp_path: Path) -> None:
     assert service.config["model_transaction_policy"] == {"decoupled": True}
     assert service.run(one(n=3)) == [None]
     assert service.answers() == [{"output": [0]}, {"output": [1]}, {"output": [2]}]
-    assert [final for _, _, final in service.host.responses] == [False, False, False, True]
+    assert [final for *_, final in service.host.responses] == [False, False, False, True]
 
 
 def test_an_asynchronous_generator_is_a_stream(tmp_path: Path) -> None:
@@ -454,7 +431,7 @@ async def f(x: int) -> int:
 
     for _ in range(4):
         service.wait()
-    answers = [shown(result) for _, result, _ in service.host.responses]
+    answers = [shown(result) for *_, result, _ in service.host.responses]
     assert sorted(answer["output"][0] for answer in answers) == [0, 1, 2, 3]
 
 
@@ -466,7 +443,7 @@ def test_an_exception_in_an_async_function_is_the_error_of_its_request(tmp_path:
     ((code, text),) = service.answers()
     assert code == TritonError.INTERNAL
     assert "ZeroDivisionError" in text
-    (logged,) = service.host.exceptions
+    ((_, logged),) = service.host.tracebacks
     assert "Traceback" in logged
 
 

@@ -3,13 +3,13 @@
 import gc
 import random
 import select
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.server_end import FIELDS, ServerEnd, place
 
 from charonia.server.backends.api import Outputs
 from charonia.server.backends.python.worker import host
@@ -19,55 +19,24 @@ from charonia.server.backends.python.worker.host import Inbox, ModelBatch, Model
 from charonia.server.backends.python.worker.requests import InferenceResponse, response_of
 from charonia.server.backends.python.worker.tensor import Tensor, received
 from charonia.server.backends.workers.codec import decode_results
-from charonia.server.channel import channel
-from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing, Receiver
+from charonia.server.channel.channel import INLINE_BYTES_MAX, Incoming, Outgoing
 from charonia.server.channel.datatypes import TritonModelException
-from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
+from charonia.server.channel.regions import ChannelError
 
 LARGE = INLINE_BYTES_MAX // 4 + 1
-FIELDS = ("", 0, 0, 0, 0, "{}", ("OUT",), "")
 
 
-class Server:
-    """The server's end: sends what a test says, and collects what arrives."""
+class Server(ServerEnd):
+    """The server's end, and the worker's."""
 
     def __init__(self) -> None:
-        ours_out, theirs_in = socket.socketpair()
-        theirs_out, ours_in = socket.socketpair()
-        self.sockets = [ours_out, theirs_in, theirs_out, ours_in]
-        self._out, self._in = ours_out, ours_in
-        self._in.settimeout(10)
-        self.pool = RegionPool()
-        self.mappings = Mappings()
-        self.receiver = Receiver(self.mappings, self.pool)
-        self.waiting: list[Incoming] = []
-        self.connection = WorkerConnection(theirs_in, theirs_out, "m_0_0")
-
-    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
-        outgoing = outgoing or Outgoing(self.pool)
-        channel.send_all(self._out, outgoing.frame(header), outgoing.fds)
-
-    def execute(self, number: int, *arrays: Any) -> None:
-        outgoing = Outgoing(self.pool)
-        requests = [(FIELDS, [place("IN", array, outgoing)]) for array in arrays]
-        self.send(("execute", [(number, requests)], [], []), outgoing)
+        super().__init__(timeout_s=10)
+        self.connection = WorkerConnection(*self.theirs, "m_0_0")
 
     def reply(self, call: int, array: Any, final: bool = True, released: tuple[int, ...] = ()) -> None:
         outgoing = Outgoing(self.pool)
         result = (-1, [place("OUT", array, outgoing)], {"k": 1})
         self.send(("reply", call, result, final, list(released), []), outgoing)
-
-    def receive(self) -> Incoming:
-        while not self.waiting:
-            # Not with the channel's own function: its buffer belongs to the other end, which is in this process too.
-            data, fds, _, _ = socket.recv_fds(self._in, 1 << 18, channel.FDS_MAX)
-            assert data, "the worker's end is closed"
-            self.waiting += self.receiver.feed(data, fds)
-        return self.waiting.pop(0)
-
-    def hang_up(self) -> None:
-        self._out.close()
-        self._in.close()
 
 
 class Released:
@@ -79,15 +48,11 @@ class Released:
     release_handle = release
 
 
-def place(name: str, array: Any, outgoing: Outgoing) -> tuple[object, ...]:
-    return (name, "FP32", array.shape, outgoing.place(memoryview(array).cast("B") if array.size else b""))
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
     yield server
-    for sock in server.sockets:
+    for sock in (*server.theirs, server.out, server.incoming):
         sock.close()
     server.receiver.close()
     server.pool.close()
@@ -441,7 +406,7 @@ class Shuffling(threading.Thread):
                 self.answer_one()
 
     def has_more(self) -> bool:
-        return bool(self.server.waiting) or bool(select.select([self.server._in], [], [], 0)[0])
+        return bool(self.server.waiting) or bool(select.select([self.server.incoming], [], [], 0)[0])
 
     def take(self, message: Incoming) -> None:
         _, number, _, _, _, decoupled, _, _, ((*_, placed),), released, _ = message.header
@@ -608,7 +573,7 @@ def test_everybody_who_waits_is_told_that_the_server_has_gone(server: Server) ->
 
 
 def test_bytes_that_are_no_message_end_the_connection(server: Server) -> None:
-    server._out.sendall(b"\xff" * 64)
+    server.out.sendall(b"\xff" * 64)
 
     with pytest.raises(ChannelError):
         server.connection.wait(server.connection.tasks)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.server_end import ServerEnd, place
 
 from charonia.server.backends.python.worker import errors
-from charonia.server.channel import channel
-from charonia.server.channel.channel import Incoming, Outgoing, Receiver
-from charonia.server.channel.regions import Mappings, RegionPool
+from charonia.server.channel.channel import Incoming, Outgoing
 
 pytestmark = pytest.mark.cold_start
 
@@ -99,44 +97,25 @@ class TritonPythonModel:
 TOTAL = 2.0 * (0 + 1 + 2 + 3) + 20 + 21
 
 
-class Worker:
+class Worker(ServerEnd):
     """A worker process and the server's end of its connection."""
 
     def __init__(self, folder: Path, code: str, *, decoupled: bool = False, python: str = sys.executable) -> None:
+        super().__init__(timeout_s=30)
         version = folder / "m" / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(code)
-        ours_out, theirs_in = socket.socketpair()
-        theirs_out, ours_in = socket.socketpair()
-        self.out, self.incoming = ours_out, ours_in
-        self.incoming.settimeout(30)
-        numbers = [theirs_in.fileno(), theirs_out.fileno()]
-        with theirs_in, theirs_out:
-            self.process = subprocess.Popen(
-                [python, str(SCRIPT), *map(str, numbers), str(os.getpid())], pass_fds=numbers, start_new_session=True
-            )
-        self.pool = RegionPool()
-        self.receiver = Receiver(Mappings(), self.pool)
-        self.waiting: list[Incoming] = []
+        numbers = [each.fileno() for each in self.theirs]
+        self.process = subprocess.Popen(
+            [python, str(SCRIPT), *map(str, numbers), str(os.getpid())], pass_fds=numbers, start_new_session=True
+        )
+        for each in self.theirs:
+            each.close()
         path = str(version / "model.py")
         self.send(("initialize", path, str(version), str(version.parent), {}, "m_0_0", {"decoupled": decoupled}))
 
-    def send(self, header: tuple[object, ...], outgoing: Outgoing | None = None) -> None:
-        outgoing = outgoing or Outgoing(self.pool)
-        channel.send_all(self.out, outgoing.frame(header), outgoing.fds)
-
     def execute(self, number: int, *values: float) -> None:
-        outgoing = Outgoing(self.pool)
-        requests = [(("", 0, 0, 0, 0, "{}", ("OUT",), ""), [place("IN", value, outgoing)]) for value in values]
-        self.send(("execute", [(number, requests)], [], []), outgoing)
-
-    def receive(self) -> Incoming:
-        while not self.waiting:
-            data, fds = channel.receive(self.incoming)
-            if not data:
-                raise EOFError
-            self.waiting += self.receiver.feed(data, fds)
-        return self.waiting.pop(0)
+        super().execute(number, *(np.array([value], np.float32) for value in values))
 
     def serve_until(self, *kinds: str) -> Incoming:
         """Answer calls, with twice the input, until a message of one of these kinds comes."""
@@ -146,22 +125,21 @@ class Worker:
                 value = 2 * value_in(message, tensors)
                 for extra in range(2 if decoupled else 1):
                     outgoing = Outgoing(self.pool)
-                    result: tuple[object, ...] = (-1, [place("OUT", value + extra, outgoing)], {})
+                    result: tuple[object, ...] = (
+                        -1,
+                        [place("OUT", np.array([value + extra], np.float32), outgoing)],
+                        {},
+                    )
                     self.send(("reply", number, result, not decoupled, [], []), outgoing)
                 if decoupled:
                     self.send(("reply", number, None, True, [], []))
         return message
 
     def close(self) -> None:
-        self.out.close()
-        self.incoming.close()
+        self.hang_up()
         self.process.kill()
         self.process.wait(10)
         self.receiver.close()
-
-
-def place(name: str, value: float, outgoing: Outgoing) -> tuple[object, ...]:
-    return (name, "FP32", (1,), outgoing.place(np.array([value], np.float32).tobytes()))
 
 
 def value_in(message: Incoming, tensors: Any) -> float:
@@ -393,8 +371,7 @@ class TritonPythonModel:
     worker.execute(1, 0)
     assert worker.receive().header[0] == "call"
 
-    worker.out.close()
-    worker.incoming.close()
+    worker.hang_up()
 
     assert worker.process.wait(60) == 0
 

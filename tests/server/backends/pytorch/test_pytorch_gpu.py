@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from tests.support import torch_models
+from tests.support.backends import request_of, version_of
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import DeviceRequest, InferRequest
-from charonia.core.tensor import Array, DeviceTensor, Tensor
-from charonia.server.backends.api import ModelFiles, Outputs
+from charonia.core.tensor import Array, DeviceTensor
+from charonia.server.backends.api import Outputs
 from charonia.server.backends.block_pool import MIN_BLOCK_BYTES, BlockPool
 from charonia.server.backends.pytorch.devices import ComputeDevice, GpuDevice, check_gpu
 from charonia.server.backends.pytorch.instance import PyTorchInstance
@@ -113,12 +114,8 @@ PERCEPTRON = ModelConfig(
 )
 
 
-def files_of(folder: Path) -> ModelFiles:
-    return ModelFiles(folder, 1, folder / "1")
-
-
 def ones(size: int) -> InferRequest:
-    return InferRequest("m", {"x": Tensor("x", FP32, np.ones((size, 16), np.float32))})
+    return request_of(x=np.ones((size, 16), np.float32))
 
 
 @pytest.fixture
@@ -131,7 +128,7 @@ class TestInstance:
     def test_a_batch_enters_its_stream_copies_computes_waits_and_copies_back(self, model_dir: Path) -> None:
         device, cuda, account = pretended()
         plan = RunPlan(cleans_cache=True)
-        program = find_source(files_of(model_dir), PERCEPTRON).open(torch.device("cpu"), plan)
+        program = find_source(version_of(model_dir), PERCEPTRON).open(torch.device("cpu"), plan)
         instance = PyTorchInstance("m_0", program, PERCEPTRON, plan, device, 1)
 
         execution = instance.execute([ones(1), ones(2)])
@@ -145,9 +142,9 @@ class TestInstance:
 
     def test_a_batch_that_fails_gives_its_memory_back(self, model_dir: Path) -> None:
         device, cuda, account = pretended()
-        program = find_source(files_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
+        program = find_source(version_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
         instance = PyTorchInstance("m_0", program, PERCEPTRON, RunPlan(), device, 1)
-        wrong = InferRequest("m", {"x": Tensor("x", FP32, np.ones((1, 5), np.float32))})
+        wrong = request_of(x=np.ones((1, 5), np.float32))
 
         with pytest.raises(ServingError):
             instance.execute([wrong])
@@ -173,7 +170,7 @@ class Content:
 
 
 def instance_on(model_dir: Path, device: ComputeDevice) -> PyTorchInstance:
-    program = find_source(files_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
+    program = find_source(version_of(model_dir), PERCEPTRON).open(torch.device("cpu"), RunPlan())
     return PyTorchInstance("m_0", program, PERCEPTRON, RunPlan(), device, 1)
 
 

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support import pretended_tensorrt_llm
-from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
+from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by, started_by
 from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS
@@ -32,31 +33,23 @@ async def until_one_runs(engine: Engine) -> None:
         await asyncio.sleep(0.001)
 
 
-def with_engine(use: Any, config: dict[str, Any] | None = None, number: int = 0, **options: Any) -> None:
-    async def scenario() -> None:
-        setup = SimpleNamespace(
-            model_name="lm",
-            version_dir="/nowhere/1",
-            config=config or {},
-            routes=TensorRtLlmBackend.routes,
-            options={"arguments": {"model": "m"}, "gpus": [], **options},
-            device_id=5,
-            number=number,
-            pb_utils=SimpleNamespace(TritonError=TritonError),
-            invalid=RefusedError,
-            error=RefusedError,
-        )
-        engine = Engine(setup)
-        await engine.start()
-        await use(engine)
-        await engine.stop()
-        assert LLM.latest.is_shut_down
-
-    asyncio.run(scenario())
+@asynccontextmanager
+async def started(config: dict[str, Any] | None = None, number: int = 0, **options: Any) -> AsyncIterator[Engine]:
+    async with started_by(
+        Engine,
+        config=config or {},
+        routes=TensorRtLlmBackend.routes,
+        options={"arguments": {"model": "m"}, "gpus": [], **options},
+        device_id=5,
+        number=number,
+        pb_utils=SimpleNamespace(TritonError=TritonError),
+    ) as engine:
+        yield engine
+    assert LLM.latest.is_shut_down
 
 
-answered = partial(answered_by, with_engine)
-refused = partial(refused_by, with_engine)
+answered = partial(answered_by, started)
+refused = partial(refused_by, started)
 
 
 def test_a_prompt_is_answered_without_the_prompt_as_in_triton() -> None:
@@ -196,8 +189,8 @@ def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:
     ],
     ids=["generate", "chat", "document"],
 )
-def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
-    async def use(engine: Engine) -> None:
+async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+    async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         await until_one_runs(engine)
         task.cancel()
@@ -206,11 +199,9 @@ def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
         assert len(LLM.latest.aborted) == 1
         assert engine._running == {}
 
-    with_engine(use)
 
-
-def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
-    async def use(engine: Engine) -> None:
+async def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
+    async with started() as engine:
         first = Asked("one", id="a", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
         await until_one_runs(engine)
@@ -223,11 +214,9 @@ def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
         with pytest.raises(RefusedError, match="stop: expected the id"):
             await engine.answer(Asked("", sampling={"stop": True}))
 
-    with_engine(use)
 
-
-def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
-    async def use(engine: Engine) -> None:
+async def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
+    async with started() as engine:
         assert engine.problem() == ""
         first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
@@ -239,16 +228,13 @@ def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
         with pytest.raises(RefusedError, match="the executor is gone"):
             await running
 
-    with_engine(use)
 
-
-def test_arguments_reach_the_engine() -> None:
-    async def use(engine: Engine) -> None:
+async def test_arguments_reach_the_engine() -> None:
+    async with started(arguments={"model": "m", "backend": "pytorch", "max_num_tokens": 99}):
         assert LLM.latest.arguments == {"backend": "pytorch", "max_num_tokens": 99}
-
-    with_engine(use, arguments={"model": "m", "backend": "pytorch", "max_num_tokens": 99})
     with pytest.raises(ValueError, match="max_tokenz"):
-        with_engine(use, arguments={"model": "m", "max_tokenz": 99})
+        async with started(arguments={"model": "m", "max_tokenz": 99}):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -258,9 +244,7 @@ def test_arguments_reach_the_engine() -> None:
         ({"instance_group": [{"kind": "KIND_CPU"}]}, ["0,1", "2,3"], 1, "2,3"),
     ],
 )
-def test_an_instance_sees_its_gpus(config: dict[str, Any], gpus: list[str], number: int, visible: str) -> None:
-    async def use(engine: Engine) -> None:
+async def test_an_instance_sees_its_gpus(config: dict[str, Any], gpus: list[str], number: int, visible: str) -> None:
+    async with started(config, number, gpus=gpus):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["TRTLLM_VISIBLE_DEVICES"] == visible
         assert LLM.latest.arguments.get("gpus_per_node") == (2 if gpus else None)
-
-    with_engine(use, config, number, gpus=gpus)

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support import pretended_vllm
-from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by
+from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by, started_by
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS, ChunkWriter
@@ -42,32 +43,19 @@ def vllm() -> Iterator[None]:
         yield
 
 
-def with_engine(use: Any, pb_utils: Any = None, **options: Any) -> None:
-    async def scenario() -> None:
-        setup = SimpleNamespace(
-            model_name="lm",
-            version_dir="/nowhere/1",
-            config={},
-            routes=ROUTES,
-            options={**OPTIONS, **options},
-            threads=2,
-            device_id=0,
-            pb_utils=pb_utils,
-            invalid=RefusedError,
-            error=RefusedError,
-        )
-        engine = Engine(setup)
-        await engine.start()
-        await use(engine)
-        await engine.stop()
-        assert AsyncLLM.latest.is_shut_down
-        assert AsyncLLM.latest.shutdown_s == SHUTDOWN_S
-
-    asyncio.run(scenario())
+@asynccontextmanager
+async def started(pb_utils: Any = None, **options: Any) -> AsyncIterator[Engine]:
+    options = {**OPTIONS, **options}
+    async with started_by(
+        Engine, config={}, routes=ROUTES, options=options, threads=2, device_id=0, pb_utils=pb_utils
+    ) as engine:
+        yield engine
+    assert AsyncLLM.latest.is_shut_down
+    assert AsyncLLM.latest.shutdown_s == SHUTDOWN_S
 
 
-answered = partial(answered_by, with_engine)
-refused = partial(refused_by, with_engine)
+answered = partial(answered_by, started)
+refused = partial(refused_by, started)
 
 
 def test_a_prompt_is_answered_with_one_response_that_begins_with_it() -> None:
@@ -135,12 +123,12 @@ def test_a_plain_chat_is_streamed_in_chunks_of_its_own() -> None:
     assert asked.usage == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 2}
 
 
-def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[Any] = []
     monkeypatch.setattr(pretended_vllm.Queue, "put", lambda self, output: put.append(output))
     asked = openai(COMPLETIONS, {"prompt": "one two", "stream": True, "max_tokens": 3})
 
-    async def use(engine: Engine) -> None:
+    async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         await asyncio.sleep(0)
         while not asked.responses:
@@ -148,8 +136,6 @@ def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: pytest
         (state,) = AsyncLLM.latest.output_processor.request_states.values()
         assert state.make_request_output([], None, None, None) is None
         await task
-
-    with_engine(use)
     assert [chunk["choices"][0]["text"] for chunk in asked.chunks() if chunk["choices"][0]["text"]] == [
         " one",
         " two",
@@ -203,8 +189,8 @@ def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> 
     ],
     ids=["generate", "chat"],
 )
-def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
-    async def use(engine: Engine) -> None:
+async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+    async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         while len(asked.responses) < 3:
             await asyncio.sleep(0.001)
@@ -216,11 +202,9 @@ def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
         await asyncio.sleep(0.02)
         assert len(asked.responses) == count
 
-    with_engine(use)
 
-
-def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
-    async def use(engine: Engine) -> None:
+async def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
+    async with started() as engine:
         assert engine.problem() == ""
         first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
@@ -232,37 +216,31 @@ def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
             await running
         assert "has ended" in engine.problem()
 
-    with_engine(use)
 
-
-def test_an_argument_that_vllm_does_not_have_is_named() -> None:
+async def test_an_argument_that_vllm_does_not_have_is_named() -> None:
     with pytest.raises(ValueError, match=r"no argument 'max_modle_len'; did you mean 'max_model_len'\?"):
-        with_engine(lambda engine: None, arguments={"model": "m", "max_modle_len": 3})
+        async with started(arguments={"model": "m", "max_modle_len": 3}):
+            pass
 
 
-def test_arguments_of_vllms_server_stand_beside_those_of_its_engine() -> None:
-    async def use(engine: Engine) -> None:
+async def test_arguments_of_vllms_server_stand_beside_those_of_its_engine() -> None:
+    async with started(arguments={"model": "m", "tool_call_parser": "hermes"}) as engine:
         assert engine._app_state.args.tool_call_parser == "hermes"
         assert AsyncLLM.latest.arguments.served_model_name == ["lm"]
 
-    with_engine(use, arguments={"model": "m", "tool_call_parser": "hermes"})
 
-
-def test_parameters_of_the_model_reach_the_engine_and_an_unknown_one_is_warned_of() -> None:
-    async def use(engine: Engine) -> None:
+async def test_parameters_of_the_model_reach_the_engine_and_an_unknown_one_is_warned_of() -> None:
+    warnings: list[str] = []
+    async with started(
+        pb_utils=SimpleNamespace(Logger=SimpleNamespace(log_warn=warnings.append)),
+        arguments={"model": "m", "max_num_seqs": 16, "max_num_sequences": 3},
+        of_parameters=["max_num_seqs", "max_num_sequences"],
+        variables={"VLLM_CPU_KVCACHE_SPACE": "2"},
+    ):
         arguments = AsyncLLM.latest.arguments
         assert (arguments.model, arguments.max_num_seqs) == ("m", 16)
         assert os.environ["VLLM_CPU_KVCACHE_SPACE"] == "2"
 
-    warnings: list[str] = []
-    given = {"model": "m", "max_num_seqs": 16, "max_num_sequences": 3}
-    with_engine(
-        use,
-        pb_utils=SimpleNamespace(Logger=SimpleNamespace(log_warn=warnings.append)),
-        arguments=given,
-        of_parameters=["max_num_seqs", "max_num_sequences"],
-        variables={"VLLM_CPU_KVCACHE_SPACE": "2"},
-    )
     expected = (
         "parameter 'max_num_sequences': vLLM has no such argument, it has no effect; did you mean 'max_num_seqs'?"
     )
