@@ -49,6 +49,13 @@ class ServerEnd:
         self.out.close()
         self.incoming.close()
 
+    def close(self) -> None:
+        for sock in (*self.theirs, self.out, self.incoming):
+            sock.close()
+        self.receiver.close()
+        self.pool.close()
+        self.mappings.close()
+
 
 def place(name: str, array: Any, outgoing: Outgoing) -> tuple[object, ...]:
     """Return an array of float32 as a message holds it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support import tensorflow_models
+from tests.support.backends import request_of as request
 from tests.support.process import eventually
 from tests.support.standing_template import StandingTemplate
 
@@ -22,7 +23,7 @@ from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelO
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest, RequestedOutput
-from charonia.core.tensor import Array, Tensor
+from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs
 from charonia.server.backends.tensorflow.backend import TensorFlowBackend
 from charonia.server.backends.workers.model import PythonModel
@@ -110,11 +111,6 @@ class Bench:
 @pytest.fixture
 def bench(template: StandingTemplate, models: Path, tmp_path: Path) -> Bench:
     return Bench(template, models, tmp_path)
-
-
-def request(**given: Array) -> InferRequest:
-    kinds = {"f": DataType.FP32, "i": DataType.INT32, "O": DataType.BYTES}
-    return InferRequest("m", {name: Tensor(name, kinds[a.dtype.kind], a) for name, a in given.items()})
 
 
 def of_four(seed: int, size: int) -> InferRequest:

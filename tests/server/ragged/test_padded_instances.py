@@ -22,6 +22,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.ragged.configuration import padding_plan
 from charonia.server.ragged.padding import PADDED_BYTES_MAX, PaddingPlan, PaddingStrategy, pad_instance
 from charonia.server.scheduling.schedulers import make_scheduler
+from charonia.testing.decoupled_suite import begin
 
 CONFIG = ModelConfig(
     name="m",
@@ -179,22 +180,9 @@ def test_a_caller_that_leaves_is_passed_on_while_the_batch_runs() -> None:
 async def test_a_batch_that_is_over_is_forgotten() -> None:
     instance = Later()
     padded = pad_instance(instance, plan_of())
-
-    class Sink:
-        def respond(self, index: int, result: Result | None, final: bool) -> None: ...
-        def finish(
-            self, input_end_ns: int, output_start_ns: int, error: object = None, *, leaves_open: bool = False
-        ) -> None: ...
-        def is_cancelled(self, index: int) -> bool:
-            return True
-
-        def frame(self) -> object:
-            return type("Frame", (), {"model": "m"})()
-
-    sink = Sink()
-    padded.start([request("a", 1)], sink)  # type: ignore[union-attr,arg-type]  # as an asynchronous instance
+    sink = begin(padded, [request("a", 1)])  # type: ignore[arg-type]  # as an asynchronous instance
     await asyncio.sleep(0.01)
-    padded.cancel(sink, 0)  # type: ignore[union-attr,arg-type]
+    padded.cancel(sink, 0)  # type: ignore[union-attr]
     assert instance.cancelled == []
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import treelite
 import xgboost
+from tests.support import backends
 from tests.support.backends import version_of
 from tests.support.forests import LEGACY, LEGACY_ROWS, LEGACY_SCORES, MadeForest, of_lightgbm, of_sklearn, of_xgboost
 
@@ -128,15 +129,11 @@ def test_a_python_model_beside_a_forest_loads_the_forest_itself() -> None:
 def test_the_binary_format_of_xgboost_is_read_by_treelite(tmp_path: Path) -> None:
     files = version_of(tmp_path, xgboost_model=LEGACY)
 
-    async def run() -> list[float]:
-        backend = FilBackend()
-        config = (await backend.complete(files, ModelConfig(name="m"), BackendSettings())).config
-        model = await backend.load(files, config, BackendSettings())
-        instance = await model.create_instance(Placement("m_0", InstanceKind.KIND_CPU))
-        [array] = instance.run([SCORES], {INPUT: LEGACY_ROWS})
-        return [float(value) for value in array.ravel()]
+    [array] = backends.load(FilBackend, files, backends.complete(FilBackend, files).config).run(
+        [SCORES], {INPUT: LEGACY_ROWS}
+    )
 
-    np.testing.assert_allclose(asyncio.run(run()), LEGACY_SCORES, rtol=1e-6)
+    np.testing.assert_allclose(array.ravel(), LEGACY_SCORES, rtol=1e-6)
     error = refusal(files, predictor="library")
     assert error.code is Code.UNSUPPORTED
     assert "only treelite can run a forest of model_type xgboost" in error.message

@@ -16,13 +16,14 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import CallFrame, InferRequest
+from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement, Result
 from charonia.server.backends.language.backend import LanguageBackend
 from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.backends.workers.model import PythonModel
 from charonia.server.machine.private_folder import PREFIX
+from charonia.testing.decoupled_suite import StreamSink
 
 ENGINE = """
 import asyncio
@@ -107,31 +108,22 @@ class FakeBackend(LanguageBackend):
         return self._options
 
 
-class StreamSink:
+class Sink(StreamSink):
+    """A sink of one request, which counts what comes after its caller has left, too."""
+
     def __init__(self) -> None:
-        self.results: list[Result] = []
-        self.is_gone = False
-        self.over = asyncio.get_running_loop().create_future()
+        super().__init__(1)
+        self.count = 0
         self.begun = asyncio.Event()
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
         self.begun.set()
-        if result is not None:
-            self.results.append(result)
-        if final:
-            self.over.set_result(None)
+        self.count += result is not None
+        super().respond(index, result, final)
 
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        if error is not None:
-            self.respond(0, error, True)
-
-    def is_cancelled(self, index: int) -> bool:
-        return self.is_gone
-
-    def frame(self) -> CallFrame:
-        return CallFrame("m", "1", "m_0_0")
+    @property
+    def results(self) -> list[Result]:
+        return self.outputs[0]
 
 
 class Bench:
@@ -139,21 +131,17 @@ class Bench:
         self.model = model
         self.instance = instance
 
-    def ask(self, text: str | bytes, **more: Any) -> StreamSink:
-        sink = StreamSink()
+    def ask(self, text: str | bytes, **more: Any) -> Sink:
+        sink = Sink()
         parameters = {key: more.pop(key) for key in ("openai", "temperature", "lora_name") if key in more}
         inputs = {"text_input": text if isinstance(text, bytes) else text.encode(), **more}
         tensors = {name: tensor(name, value) for name, value in inputs.items()}
         self.instance.start([InferRequest("m", tensors, id=str(text)[:20], parameters=parameters)], sink)  # type: ignore[arg-type]
         return sink
 
-    def leave(self, sink: StreamSink) -> None:
-        sink.is_gone = True
-        self.instance.cancel(sink, 0)
-
     async def answer(self, text: str | bytes, **more: Any) -> list[Result]:
         sink = self.ask(text, **more)
-        await asyncio.wait_for(sink.over, 60)
+        await asyncio.wait_for(sink.ended, 60)
         return sink.results
 
 
@@ -270,12 +258,12 @@ async def test_the_engine_is_told_at_once_of_a_caller_that_leaves(
         for sink in (stays, *leave):
             await asyncio.wait_for(sink.begun.wait(), 60)
         for sink in leave:
-            bench.leave(sink)
+            sink.cancel(bench.instance, 0)
         await logged(caplog, "aborted hang 50")
         assert caplog.text.count("aborted") == 50
         assert "aborted hang 0" not in caplog.text
         assert text_of(await bench.answer("count 1")) == "0 "
-        assert [len(sink.results) for sink in leave] == [1] * 50  # nothing comes after the caller has left
+        assert [sink.count for sink in leave] == [1] * 50  # nothing comes after the caller has left
 
 
 async def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
@@ -293,7 +281,7 @@ async def test_responses_of_one_turn_travel_together(tmp_path: Path) -> None:
         messages.clear()
         await bench.answer("release")
         for sink in waiting:
-            await asyncio.wait_for(sink.over, 60)
+            await asyncio.wait_for(sink.ended, 60)
         assert sum(messages) == 101
         assert len(messages) <= 3
         assert {text_of(sink.results) for sink in waiting} == {"together"}
@@ -311,7 +299,7 @@ async def test_a_dead_engine_fails_its_open_requests_and_another_one_is_started(
             os.kill(before, signal.SIGKILL)
         else:
             assert why in error_of(await bench.answer("die")).message
-        await asyncio.wait_for(hanging.over, 60)
+        await asyncio.wait_for(hanging.ended, 60)
         assert why in error_of(hanging.results).message
         assert text_of(hanging.results[:1]) == "begun"
         assert text_of(await bench.answer("count 2")) == "0 1 "
@@ -352,8 +340,8 @@ async def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> 
         error = error_of(await bench.answer("count 1"))
         assert error.code is Code.UNAVAILABLE
         assert "8192 requests already" in error.message
-        bench.leave(sinks[0])
+        sinks[0].cancel(bench.instance, 0)
         async with asyncio.timeout(30):
             while await bench.answer("release"):  # refused until the other one has gone
                 await asyncio.sleep(0.01)
-            await sinks[-1].over
+            await sinks[-1].ended

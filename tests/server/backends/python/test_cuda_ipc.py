@@ -1,6 +1,5 @@
 """Tensors of GPUs as the two ends of a channel share them by CUDA IPC, with GPUs that are pretended."""
 
-import asyncio
 import ctypes
 import gc
 import os
@@ -14,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.pretended_cuda import GPUS, OnGpu, PretendedCuda
-from tests.support.python_model import config, load, request
+from tests.support.python_model import array_of, config, error_of, load, request
 
 from charonia.config.model import TransactionPolicy
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array, DeviceTensor
-from charonia.server.backends.api import Outputs, Result
 from charonia.server.backends.python.worker.tensor import Tensor
 from charonia.server.backends.workers import codec
 from charonia.server.channel import cuda_driver, dlpack, regions
@@ -422,7 +420,7 @@ class Gone:
 @pytest.mark.usefixtures("execution_mode")
 @pytest.mark.parametrize("body", ["", "raise ValueError('none of them')", "return None"])
 @pytest.mark.parametrize("is_decoupled", [False, True])
-def test_a_request_whose_input_is_gone_fails_and_the_model_gets_the_others(
+async def test_a_request_whose_input_is_gone_fails_and_the_model_gets_the_others(
     tmp_path: Path, body: str, is_decoupled: bool
 ) -> None:
     answers = "[pb_utils.InferenceResponse([pb_utils.Tensor('OUT', v)]) for v in values]"
@@ -438,20 +436,12 @@ class TritonPythonModel:
     gone = InferRequest("m", {"IN": DeviceTensor("IN", DataType.FP32, Gone())})
     plain = [request(np.full(3, number, np.float32)) for number in (1, 2)]
 
-    async def main() -> list[Result]:
-        policy = TransactionPolicy(decoupled=is_decoupled)
-        model = await load(tmp_path, code, replace(config(), model_transaction_policy=policy))
-        try:
-            await model.run([gone])  # nothing is left for the model to do
-            return await model.run([plain[0], gone, plain[1]])
-        finally:
-            await model.close()
+    policy = TransactionPolicy(decoupled=is_decoupled)
+    model = await load(tmp_path, code, replace(config(), model_transaction_policy=policy))
 
-    first, refused, last = asyncio.run(main())
+    await model.run([gone])  # nothing is left for the model to do
+    first, refused, last = await model.run([plain[0], gone, plain[1]])
 
-    assert isinstance(refused, ServingError)
-    assert (refused.code, refused.message) == (Code.UNAVAILABLE, "it is gone")
+    assert (error_of(refused).code, error_of(refused).message) == (Code.UNAVAILABLE, "it is gone")
     if not body:
-        assert isinstance(first, Outputs)
-        assert isinstance(last, Outputs)
-        assert [first.tensors[0].array[0], last.tensors[0].array[0]] == [3, 4]
+        assert [array_of(first)[0], array_of(last)[0]] == [3, 4]

@@ -1,12 +1,13 @@
 """Faults of the server in callbacks of the event loop, and of either end with what it reads: nothing waits for ever."""
 
 import asyncio
-import socket
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support import python_model
+from tests.support.server_end import ServerEnd
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import Result
@@ -15,9 +16,6 @@ from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Inbox, ModelCall
 from charonia.server.backends.python.worker.requests import first_of_async
 from charonia.server.backends.workers.process import WorkerProcess
-from charonia.server.channel import channel
-from charonia.server.channel.channel import Outgoing
-from charonia.server.channel.regions import RegionPool
 from charonia.testing.decoupled_suite import StreamSink
 
 ECHO = """
@@ -77,21 +75,23 @@ async def test_a_worker_whose_message_meets_a_fault_of_the_server_is_ended_with_
     assert "a fault" in caplog.text
 
 
-def worker_end() -> tuple[WorkerConnection, list[socket.socket]]:
-    ours_out, theirs_in = socket.socketpair()
-    theirs_out, ours_in = socket.socketpair()
-    return WorkerConnection(theirs_in, theirs_out, "m_0_0"), [ours_out, ours_in, theirs_in, theirs_out]
+@pytest.fixture
+def server() -> Iterator[ServerEnd]:
+    server = ServerEnd(timeout_s=10)
+    yield server
+    server.close()
 
 
-def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    connection, sockets = worker_end()
+def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(
+    server: ServerEnd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connection = WorkerConnection(*server.theirs, "m_0_0")
     assert repr(connection) == "<WorkerConnection 'm_0_0' open batches=0 calls=0>"
     call = ModelCall(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
     connection.begin(call)
     assert repr(connection) == "<WorkerConnection 'm_0_0' open batches=0 calls=1>"
     # Of the shape of a batch, but with an input that has no place.
-    sent: tuple[object, ...] = ("execute", [(1, [((), [("IN", "FP32", (1,), None)])])], [], [])
-    channel.send_all(sockets[0], Outgoing(RegionPool()).frame(sent), [])
+    server.send(("execute", [(1, [((), [("IN", "FP32", (1,), None)])])], [], []))
 
     with pytest.raises(TypeError):
         connection.wait(Inbox())
@@ -104,12 +104,10 @@ def test_a_fault_of_the_worker_with_a_message_fails_what_waits_and_says_why(caps
     assert list(connection.tasks.items) == [("end",)]
     assert repr(connection) == "<WorkerConnection 'm_0_0' closed batches=0 calls=1>"
     assert "a message of the server cannot be read" in capsys.readouterr().err
-    for sock in sockets:
-        sock.close()
 
 
-def test_an_event_loop_that_is_closed_while_it_waits_does_not_end_the_connection() -> None:
-    connection, sockets = worker_end()
+def test_an_event_loop_that_is_closed_while_it_waits_does_not_end_the_connection(server: ServerEnd) -> None:
+    connection = WorkerConnection(*server.theirs, "m_0_0")
     call = ModelCall(0, "other", "", False, ("", 0, 0, 0, 0, "{}", (), ""), [])
 
     async def start() -> None:
@@ -119,11 +117,8 @@ def test_an_event_loop_that_is_closed_while_it_waits_does_not_end_the_connection
         task.cancel()
 
     asyncio.run(start())
-    reply: tuple[object, ...] = ("reply", call.number, (TritonError.UNAVAILABLE, "no"), True, [], [])
-    channel.send_all(sockets[0], Outgoing(RegionPool()).frame(reply), [])
+    server.send(("reply", call.number, (TritonError.UNAVAILABLE, "no"), True, [], []))
     connection.poll()
 
     assert list(call.inbox.items) == [((TritonError.UNAVAILABLE, "no"), True)]
     assert not connection.reader.is_over
-    for sock in sockets:
-        sock.close()

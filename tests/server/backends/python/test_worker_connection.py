@@ -52,11 +52,7 @@ class Released:
 def server() -> Iterator[Server]:
     server = Server()
     yield server
-    for sock in (*server.theirs, server.out, server.incoming):
-        sock.close()
-    server.receiver.close()
-    server.pool.close()
-    server.mappings.close()
+    server.close()
     references = server.connection.writer.references  # which end with the process elsewhere
     references.pool.close()
     references.mappings.close()

@@ -1,6 +1,5 @@
 """What people have fitted: served from its file as a data frame of named columns, and asked with JSON and CSV."""
 
-import asyncio
 import json
 import warnings
 from pathlib import Path
@@ -24,15 +23,14 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from tests.support.backends import complete, load, version_of
 
-from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
 from charonia.core.response import InferResponse
-from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs
+from charonia.server.backends.api import Outputs
 from charonia.server.backends.sklearn.backend import SklearnBackend
 from charonia.server.backends.sklearn.features import prepare
-from charonia.testing.backend_suite import PLACEMENT
 from charonia.wire.v1_predict import decode_predict, encode_predictions
 
 BYTES_MAX = 1 << 20
@@ -65,8 +63,8 @@ class Model:
     """An estimator in a file, completed and loaded."""
 
     def __init__(self, folder: Path, estimator: Any, *, example: Any = None, name: str = "model.joblib") -> None:
-        version = folder / "m" / "1"
-        version.mkdir(parents=True)
+        self._files = version_of(folder / "m")
+        version = self._files.version_dir
         if name.endswith(".cbm"):
             estimator.save_model(version / name)
         else:
@@ -75,9 +73,7 @@ class Model:
         if example is not None:
             example.to_csv(version / "rows.csv", index=False)
             text += ' parameters { key: "EXAMPLE_ROWS" value { string_value: "rows.csv" } }'
-        self._files = ModelFiles(folder / "m", 1, version)
-        completion = asyncio.run(SklearnBackend().complete(self._files, parse(text), BackendSettings()))
-        self.config: ModelConfig = completion.config
+        self.config = complete(SklearnBackend, self._files, parse(text)).config
         self.schema = json.loads(self.config.parameters["JSON_SCHEMA"])
         self.example = json.loads(self.config.parameters["EXAMPLE"])
 
@@ -92,15 +88,7 @@ class Model:
         """Return what the v1 protocol answers to a body."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         request, is_rows = decode_predict(self.config, sent, BYTES_MAX, content_type)
-
-        async def run() -> Any:
-            model = await SklearnBackend().load(self._files, self.config, BackendSettings())
-            instance = await model.create_instance(PLACEMENT)
-            [result] = instance.execute([request]).results
-            await model.aclose()
-            return result
-
-        result = asyncio.run(run())
+        [result] = load(SklearnBackend, self._files, self.config).execute([request]).results
         assert isinstance(result, Outputs), result
         response = InferResponse("m", "1", "", result.tensors)
         return json.loads(encode_predictions(response, is_rows, self.config))["predictions"]
@@ -127,54 +115,29 @@ def boosted(name: str) -> Any:
 
 def fitted(name: str) -> tuple[Any, Any]:
     """Return a fitted object, and the table that it was fitted with."""
-    made: dict[str, tuple[Any, Any, Any]] = {
-        "grid search": (GridSearchCV(pipeline(), {"logisticregression__C": [0.1, 1.0]}, cv=2), TABLE, CLASSES),
-        "random search": (
-            RandomizedSearchCV(pipeline(), {"logisticregression__C": [0.1, 1.0]}, n_iter=2, cv=2, random_state=0),
-            TABLE,
-            CLASSES,
-        ),
-        "calibration": (CalibratedClassifierCV(pipeline(), cv=2), TABLE, CLASSES),
-        "voting": (
-            VotingClassifier(
-                [("a", pipeline()), ("b", make_pipeline(columns(), RandomForestClassifier(3)))], voting="soft"
-            ),
-            TABLE,
-            CLASSES,
-        ),
-        "stacking": (StackingClassifier([("a", pipeline())], cv=2), TABLE, CLASSES),
-        "target": (
-            TransformedTargetRegressor(
-                make_pipeline(columns(), LinearRegression()), func=np.log1p, inverse_func=np.expm1
-            ),
-            TABLE,
-            NUMBERS,
-        ),
-        "selector": (
-            make_pipeline(
-                ColumnTransformer(
-                    [
-                        ("n", StandardScaler(), make_column_selector(dtype_include="number")),
-                        ("t", OneHotEncoder(), make_column_selector(pattern="city")),
-                    ]
-                ),
-                LogisticRegression(),
-            ),
-            TABLE,
-            CLASSES,
-        ),
-        "text by index": (
-            make_pipeline(
-                ColumnTransformer([("t", TfidfVectorizer(), 1), ("n", StandardScaler(), [0])]), LogisticRegression()
-            ),
-            TABLE[["age", "city"]],
-            CLASSES,
-        ),
-        "histogram": (HistGradientBoostingClassifier(max_iter=4, categorical_features=["city"]), TABLE, CLASSES),
-        "lightgbm": (boosted("lightgbm"), CATEGORIES, CLASSES),
-        "xgboost": (boosted("xgboost"), CATEGORIES, NUMBERS),
+    of_index = ColumnTransformer([("t", TfidfVectorizer(), 1), ("n", StandardScaler(), [0])])
+    selected = ColumnTransformer(
+        [
+            ("n", StandardScaler(), make_column_selector(dtype_include="number")),
+            ("t", OneHotEncoder(), make_column_selector(pattern="city")),
+        ]
+    )
+    forest, grid = make_pipeline(columns(), RandomForestClassifier(3)), {"logisticregression__C": [0.1, 1.0]}
+    regressor = make_pipeline(columns(), LinearRegression())
+    made: dict[str, Any] = {
+        "grid search": GridSearchCV(pipeline(), grid, cv=2),
+        "random search": RandomizedSearchCV(pipeline(), grid, n_iter=2, cv=2, random_state=0),
+        "calibration": CalibratedClassifierCV(pipeline(), cv=2),
+        "voting": VotingClassifier([("a", pipeline()), ("b", forest)], voting="soft"),
+        "stacking": StackingClassifier([("a", pipeline())], cv=2),
+        "target": TransformedTargetRegressor(regressor, func=np.log1p, inverse_func=np.expm1),
+        "selector": make_pipeline(selected, LogisticRegression()),
+        "text by index": make_pipeline(of_index, LogisticRegression()),
+        "histogram": HistGradientBoostingClassifier(max_iter=4, categorical_features=["city"]),
     }
-    estimator, rows, target = made[name]
+    estimator = made[name] if name in made else boosted(name)
+    tables = {"text by index": TABLE[["age", "city"]], "lightgbm": CATEGORIES, "xgboost": CATEGORIES}
+    rows, target = tables.get(name, TABLE), NUMBERS if name in ("target", "xgboost") else CLASSES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return estimator.fit(rows, target), rows

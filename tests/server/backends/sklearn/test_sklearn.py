@@ -32,13 +32,11 @@ from tests.support.models import save_skops
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import InferRequest
-from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import BackendSettings, Placement
+from charonia.core.tensor import Array
+from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.sklearn import features
 from charonia.server.backends.sklearn.backend import SklearnBackend, Threads
 from charonia.server.channel.tables import DataColumn
-from charonia.testing.backend_suite import PLACEMENT
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
 CLASSES = np.where(ROWS[:, 0] + ROWS[:, 1] > 0, "yes", "no")
@@ -486,12 +484,11 @@ def test_what_the_estimator_refuses_and_what_it_fails_on_are_told_apart(folder: 
 def test_the_threads_of_an_estimator_are_not_those_of_its_file(folder: Path, parameter: str, jobs: int) -> None:
     write(folder, make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=-1)).fit(ROWS, CLASSES))
 
-    async def go() -> list[int]:
-        config, _ = await asyncio.to_thread(completed, folder, f"{TREE} {parameter}")
-        model = await SklearnBackend().load(version_of(folder), config, BackendSettings())
-        return [step.n_jobs for _, step in model.estimator.steps if hasattr(step, "n_jobs")]
+    config, _ = completed(folder, f"{TREE} {parameter}")
 
-    assert asyncio.run(go()) == [jobs]
+    model = asyncio.run(SklearnBackend().load(version_of(folder), config, BackendSettings()))
+
+    assert [step.n_jobs for _, step in model.estimator.steps if hasattr(step, "n_jobs")] == [jobs]
 
 
 class CountedLibrary:
@@ -526,18 +523,14 @@ def test_native_libraries_use_the_threads_of_the_instance(folder: Path) -> None:
     write(folder, LOGISTIC)
     config, _ = completed(folder)
 
-    async def go() -> dict[str, set[int]]:
-        model = await SklearnBackend().load(version_of(folder), config, BackendSettings())
-        instance = await model.create_instance(Placement("m_0", PLACEMENT.kind, threads=1))
-        instance.execute([InferRequest("m", {"X": Tensor("X", config.input[0].data_type, ROWS[:1])})])  # type: ignore[arg-type]
+    with threadpoolctl.threadpool_limits(2):
+        answer(folder, config, {"X": ROWS[:1]})
         found: dict[str, set[int]] = {}
         for library in threadpoolctl.threadpool_info():
             if "torch" not in library["filepath"]:
                 found.setdefault(library["user_api"], set()).add(library["num_threads"])
-        return found
 
-    with threadpoolctl.threadpool_limits(2):
-        assert asyncio.run(go()) == {"blas": {1}, "openmp": {1}}
+    assert found == {"blas": {1}, "openmp": {1}}
 
 
 def test_an_estimator_that_refers_to_itself_is_visited_once() -> None:
