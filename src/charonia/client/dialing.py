@@ -125,11 +125,7 @@ class Dialer:
     """
 
     def __init__(self, endpoint: Endpoint, options: WireOptions, *, http2: bool) -> None:
-        """Create a dialer; call it on the event loop.
-
-        Raises:
-            ServingError: INVALID_ARG for TLS or keepalive options that cannot be used.
-        """
+        """Create a dialer; call it on the event loop. Raises INVALID_ARG for invalid options."""
         self.failures = dict.fromkeys(Failure, 0)
         self._endpoint = endpoint
         self._timeout_s = options.connect_timeout_s

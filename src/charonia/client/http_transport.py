@@ -265,11 +265,7 @@ class HttpTransport:
     """Connections to an HTTP server. The interface is `charonia.wire.transport.Transport`."""
 
     def __init__(self, endpoint: Endpoint, options: WireOptions) -> None:
-        """Create a transport without connections; call it on the event loop.
-
-        Raises:
-            ServingError: INVALID_ARG for options that cannot be used.
-        """
+        """Create a transport without connections; call it on the event loop. Raises INVALID_ARG for invalid options."""
         self.endpoint = endpoint
         self.options = options
         self.encoder = HttpEncoder(endpoint, options)

@@ -327,11 +327,7 @@ class BalancedTransport:
         random: Callable[[], float] = random.random,
         resolve: Resolve = resolve,
     ) -> None:
-        """Create a transport without connections; call it on the event loop.
-
-        Raises:
-            ServingError: INVALID_ARG for options that cannot be used.
-        """
+        """Create a transport without connections; call it on the event loop. Raises INVALID_ARG for invalid options."""
         self.addresses = addresses
         self.balancing = balancing
         self.pool = ServerPool(balancing, random)

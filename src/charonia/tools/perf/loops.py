@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
@@ -29,19 +28,6 @@ _UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED
 
 Slot = SequenceSlot | Iterator[Part]
 """A source of requests: the parts of sequences, or steps of the data."""
-
-
-class Loop(Protocol):
-    """One process's share of a load."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """Stop sending, except for the ends of open sequences."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all requests have been sent and have ended."""
 
 
 def _ignore(kind: str) -> None:

@@ -25,7 +25,7 @@ from charonia.tools.perf.language.plan import LanguagePlan
 from charonia.tools.perf.language.replies import read_reply
 from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.language.sending import LanguageSender, OpenSessions, SessionSlot
-from charonia.tools.perf.loops import ClosedLoopLoad, Loop, OpenLoop, PeriodicLoop, Slot
+from charonia.tools.perf.loops import ClosedLoopLoad, OpenLoop, PeriodicLoop, Slot
 from charonia.tools.perf.pool import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
 from charonia.tools.perf.sending import RequestLog, RequestSender
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
@@ -76,6 +76,9 @@ RESERVED_DESCRIPTORS = 64
 
 WAITING_MAX = 1_000_000
 """Limit of requests that wait for a connection."""
+
+Loop = ClosedLoopLoad | OpenLoop | PeriodicLoop | OpenSessions
+"""One process's share of a load."""
 
 CALLS_PER_CONNECTION = 6
 """Calls in flight per gRPC connection, as in the C++ client library."""
