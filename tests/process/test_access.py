@@ -179,14 +179,6 @@ def test_a_call_needs_a_key_with_its_scope(keyed: ServeProcess, made_keys: dict[
                         assert status_of(caught.value) == ("403" if is_http else "StatusCode.PERMISSION_DENIED")
 
 
-@PROTOCOLS
-def test_health_is_open_without_a_key(keyed: ServeProcess, module: Any) -> None:
-    with client_of(module, keyed) as client:
-        assert client.is_server_live()
-        assert client.is_server_ready()
-        assert client.is_model_ready("parameters")
-
-
 def test_a_client_without_a_key_is_told_how_to_show_one(keyed: ServeProcess) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://{keyed.http}/v2", timeout=30)

@@ -99,23 +99,6 @@ def test_arrays_go_in_and_come_out(server: charonia.Server) -> None:
     np.testing.assert_array_equal(outputs["OUTPUT0"], sent)
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        np.arange(12, dtype=np.float32).reshape(3, 4).T,
-        np.arange(12, dtype=np.float32)[::3],
-        np.arange(4, dtype=">f4"),
-        np.arange(200_000, dtype=np.float32)[::2],
-    ],
-    ids=["transposed", "with gaps", "big endian", "large, with gaps"],
-)
-def test_arrays_may_lie_in_memory_in_any_way(server: charonia.Server, sent: "np.ndarray") -> None:
-    rows = np.atleast_2d(sent)
-
-    np.testing.assert_array_equal(server.infer("echo", {"INPUT0": rows})["OUTPUT0"], rows)
-    np.testing.assert_array_equal(server.infer("double", {"IN": rows[0]})["OUT"], rows[0] * 2)
-
-
 @pytest.mark.parametrize("sent", [[[1, 2.5]], [[np.float32(1), 2.5]], np.array([[1, 2.5]], np.float32)])
 def test_lists_and_numbers_have_the_datatype_of_the_model(server: charonia.Server, sent: object) -> None:
     assert server.infer("echo", {"INPUT0": sent})["OUTPUT0"].tolist() == [[1, 2.5]]  # type: ignore[dict-item]

@@ -69,13 +69,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     forests.of_xgboost("multi").write(repository / "bare" / "1")
     forests.of_lightgbm("binary").write(repository / "classifier" / "1")
     (repository / "classifier" / "config.pbtxt").write_text(CLASSIFIER)
-    forests.of_sklearn("regression").write(repository / "checkpoint" / "1")
-    broken = forests.of_xgboost("binary", "ubj").write(repository / "broken" / "1")
-    broken.write_bytes(broken.read_bytes()[:500])
     models.write_model(repository, "features", feature_step())
     models.write_model(repository, "pipeline", "", config=ENSEMBLE)
     (repository / "pipeline" / "1").mkdir(exist_ok=True)
-    with ServeProcess(repository, "--exit-on-error=false") as running:
+    with ServeProcess(repository) as running:
         yield running
 
 
@@ -115,28 +112,12 @@ def test_a_configuration_of_triton_is_served_with_shapley_values(server: ServePr
         )
 
 
-def test_a_checkpoint_of_scikit_learn_is_served(server: ServeProcess) -> None:
-    data = np.nan_to_num(forests.rows(5, 3))
-
-    answer = over_http(server, "checkpoint", "input__0", data).as_numpy("output__0")
-
-    np.testing.assert_allclose(answer, forests.of_sklearn("regression").scores(data), rtol=1e-5)
-
-
 def test_features_of_an_onnx_model_go_to_a_forest(server: ServeProcess) -> None:
     data = forests.rows(4, 4)
 
     answer = over_grpc(server, "pipeline", "raw", data).as_numpy("scores")
 
     np.testing.assert_allclose(answer, forests.of_xgboost("multi").scores(data * SCALE), rtol=1e-4)
-
-
-def test_a_forest_that_cannot_be_read_says_why_and_harms_no_other(server: ServeProcess) -> None:
-    with http.InferenceServerClient(server.http) as client:
-        states = {entry["name"]: entry for entry in client.get_model_repository_index()}
-
-    assert "'xgboost.ubj' cannot be read as xgboost_ubj" in states["broken"]["reason"]
-    assert {name for name, entry in states.items() if entry["state"] != "READY"} == {"broken"}
 
 
 def test_a_file_of_a_forest_is_served_without_a_repository(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shared_memory
-from PIL import Image
 from tests.process.test_image_service_example import color_network, jpeg
-from tests.support.photos import encoded, photo
+from tests.support.photos import photo
 from tests.support.process import ServeProcess
-from tritonclient.utils import InferenceServerException
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_pipeline"
 
@@ -58,19 +56,6 @@ def test_a_batch_of_images_is_classified(server: ServeProcess, protocol: str) ->
     assert [text.decode().split(":")[-1] for text in answer.reshape(-1)] == ["red", "green", "blue"]
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_file_that_is_no_image_is_refused_with_a_reason(server: ServeProcess, protocol: str) -> None:
-    module = httpclient if protocol == "http" else grpcclient
-    with module.InferenceServerClient(getattr(server, protocol)) as client:
-        with pytest.raises(
-            InferenceServerException, match=r"input 'IMAGE'\[1\]: expected a file of format JPEG"
-        ) as caught:
-            client.infer("classifier", inputs(module, jpeg("red"), b"no image"))
-        assert client.infer("classifier", inputs(module, jpeg("red"))).as_numpy("SCORES").argmax() == 0
-
-    assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
-
-
 def test_one_file_in_shared_memory_comes_back_in_a_letterbox(server: ServeProcess) -> None:
     file = photo()
     region = shared_memory.create_shared_memory_region("photo", "/photo_of_test", len(file))
@@ -89,15 +74,3 @@ def test_one_file_in_shared_memory_comes_back_in_a_letterbox(server: ServeProces
     assert answer.as_numpy("PADDING").tolist() == [0, 106]
     assert answer.as_numpy("SCALE").tolist() == [1, 1]
     assert answer.as_numpy("ORIGINAL_SIZE").tolist() == [640, 427]
-
-
-def test_many_photographs_at_a_time_keep_their_own_colors(server: ServeProcess) -> None:
-    colors = ["red", "lime", "blue"] * 8
-    with httpclient.InferenceServerClient(server.http, concurrency=12) as client:
-        asked = [
-            client.async_infer("classifier", inputs(httpclient, encoded(Image.new("RGB", (200 + n, 150), color))))
-            for n, color in enumerate(colors)
-        ]
-        scores = [each.get_result().as_numpy("SCORES") for each in asked]
-
-    assert [int(each.argmax()) for each in scores] == [0, 1, 2] * 8
