@@ -26,11 +26,6 @@ def when_ended(client: TestClient, number: int) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def key_with(admin: TestClient, role: str, **more: Any) -> dict[str, str]:
-    body = {"name": f"{role}-{len(more)}", "roles": [{"role": role, "project": "default", **more}]}
-    return {"Authorization": f"Bearer {admin.post('/api/v1/keys', json=body).json()['key']}"}
-
-
 def test_an_environment_is_created_and_its_build_followed(admin: TestClient) -> None:
     made = admin.post(ENVIRONMENTS, json={"name": "reader", "requirements": "iniconfig"})
     assert made.status_code == 202, made.text
@@ -68,33 +63,6 @@ def test_what_cannot_be_built_is_refused(admin: TestClient, body: dict[str, Any]
 
     assert answer.status_code == 400
     assert problem in answer.json()["error"]
-
-
-def test_building_needs_the_permission_for_code(admin: TestClient) -> None:
-    body = {"name": "reader", "requirements": "iniconfig"}
-
-    viewer = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "viewer"))
-    deployer = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "deployer"))
-    trusted = admin.post(ENVIRONMENTS, json=body, headers=key_with(admin, "deployer", may_run_code=True))
-
-    assert [viewer.status_code, deployer.status_code, trusted.status_code] == [403, 403, 202]
-
-
-def test_what_is_not_there_is_not_found(admin: TestClient) -> None:
-    paths = [f"{ENVIRONMENTS}/none", "/api/v1/tasks/99", "/api/v1/tasks/99/log", "/api/v1/tasks/99/files/report.html"]
-
-    assert [admin.get(path).status_code for path in paths] == [404] * 4
-
-
-def test_tasks_of_other_projects_are_not_seen(admin: TestClient) -> None:
-    number = admin.post(ENVIRONMENTS, json={"name": "reader"}).json()["task"]
-    admin.post("/api/v1/projects", json={"name": "other"})
-    body = {"name": "stranger", "roles": [{"role": "admin", "project": "other"}]}
-    stranger = {"Authorization": f"Bearer {admin.post('/api/v1/keys', json=body).json()['key']}"}
-
-    assert admin.get(f"/api/v1/tasks/{number}", headers=stranger).status_code == 404
-    assert admin.post(f"/api/v1/tasks/{number}/cancel", headers=stranger).status_code == 404
-    assert admin.get("/api/v1/projects/default/tasks", headers=stranger).status_code == 403
 
 
 def test_tasks_are_listed_by_kind_newest_first(admin: TestClient) -> None:
