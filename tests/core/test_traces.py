@@ -1,12 +1,12 @@
 """Traces: trees that end when nothing holds them, events in order, and headers that continue a trace."""
 
 import json
-from itertools import count
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scripted import TraceIds
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
@@ -29,21 +29,10 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"
 
 
-class Ids:
-    def __init__(self, *, spans: bool = False) -> None:
-        self._traces, self._spans, self._has_spans = count(1), count(0x100), spans
-
-    def trace_id(self) -> int:
-        return next(self._traces)
-
-    def span_id(self) -> int:
-        return next(self._spans) if self._has_spans else 0
-
-
 def tree(
     done: list[TraceTree] | None = None, level: TraceLevel = TraceLevel.TIMESTAMPS, spans: bool = False
 ) -> TraceTree:
-    return TraceTree(level, Ids(spans=spans), (done if done is not None else []).append)
+    return TraceTree(level, TraceIds(0x100 if spans else 0), (done if done is not None else []).append)
 
 
 def test_a_tree_is_over_when_its_last_holder_lets_go() -> None:
@@ -104,7 +93,7 @@ def test_tensors_are_kept_only_where_they_are_asked_for(level: TraceLevel, shown
 
 def test_the_context_of_a_span_is_what_the_next_program_goes_on_with() -> None:
     remote = parse_traceparent(f"00-{TRACE_ID}-{SPAN_ID}-00", "vendor=1")
-    root = TraceTree(TraceLevel.TIMESTAMPS, Ids(spans=True), lambda tree: None, remote).root
+    root = TraceTree(TraceLevel.TIMESTAMPS, TraceIds(0x100), lambda tree: None, remote).root
 
     context = json.loads(root.context)
 

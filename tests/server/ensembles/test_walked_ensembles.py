@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.in_place import FixedPlace
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import TraceIds
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
@@ -168,18 +169,6 @@ class Executor(BlockingExecutor):
             asyncio.get_running_loop().call_soon(lambda: batch.executed(*self.run_in_place(batch.requests)))
 
 
-class Ids:
-    def __init__(self) -> None:
-        self.last = 0
-
-    def trace_id(self) -> int:
-        self.last += 1
-        return self.last
-
-    def span_id(self) -> int:
-        return 0
-
-
 def counts(metrics: ModelMetrics) -> tuple[object, ...]:
     """Everything that is counted, without how long it took."""
     s: ModelStatistics = metrics.statistics
@@ -250,7 +239,7 @@ async def play(case: Case, *, at_once: bool) -> dict[str, Any]:
             parameters={"key": number},
         )
         if asked.is_traced:
-            trees.append(TraceTree(TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, Ids(), lambda tree: None))
+            trees.append(TraceTree(TraceLevel.TIMESTAMPS | TraceLevel.TENSORS, TraceIds(), lambda tree: None))
             request.trace = trees[-1].root
         outcomes[number] = []
         ticket = ensemble.submit(request, partial(_collect, outcomes[number]))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
@@ -20,7 +21,7 @@ from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
+from charonia.server.backends.api import Execution, Outputs, Placement
 from charonia.server.execution.executor import (
     AsyncExecutor,
     BlockingExecutor,
@@ -35,30 +36,6 @@ from charonia.server.scheduling.slots import CAPACITY_MAX, CAPACITY_MAX_BATCHED,
 
 SHORT = SUPPLY_NS_MAX // (4 * CAPACITY_MAX)
 LONG = 100 * SUPPLY_NS_MAX
-
-
-class ScriptedInstance:
-    """An asynchronous instance whose batches take as long as the test says."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-    def finish(self, duration_ns: int, error: ServingError | None = None) -> None:
-        """End the oldest batch, which is said to have computed for that long."""
-        requests, sink = self.batches.pop(0)
-        for index, request in enumerate(requests):
-            if error is None:
-                sink.respond(index, Outputs([request.inputs["IN"]]), True)
-        sink.finish(1000, 1000 + duration_ns, error)
 
 
 class Model:
@@ -96,7 +73,7 @@ class Model:
 
     async def finish(self, duration_ns: int, instance: int = 0, error: ServingError | None = None) -> None:
         """End the oldest batch of an instance and let the loop offer what became free."""
-        self.instances[instance].finish(duration_ns, error)
+        self.instances[instance].finish(duration_ns=duration_ns, error=error)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

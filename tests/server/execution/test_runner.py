@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance
 
 from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
@@ -17,38 +18,11 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.response import InferResponse, Reply
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Result
+from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.schedulers import make_scheduler
-
-
-class ScriptedInstance:
-    """An asynchronous instance that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-        self.cancelled: list[int] = []
-        self.is_closed = False
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        self.cancelled.append(index)
-
-    async def aclose(self) -> None:
-        self.is_closed = True
-
-    def finish(self, error: ServingError | None = None) -> None:
-        """Answer every request of the oldest batch, or fail it."""
-        requests, sink = self.batches.pop(0)
-        if error is None:
-            for index, request in enumerate(requests):
-                result: Result = Outputs([Tensor("OUT", DataType.FP32, request.inputs["IN"].array)])
-                sink.respond(index, result, True)
-        sink.finish(now_ns(), now_ns(), error)
 
 
 class EchoInstance:
@@ -267,7 +241,7 @@ async def test_a_failed_batch_fails_all_of_its_requests_and_the_next_one_runs() 
     runner.submit(request("a"), answers.reply_to("a"))
     runner.submit(request("b"), answers.reply_to("b"))
 
-    instance.finish(internal("the worker died"))
+    instance.finish(error=internal("the worker died"))
     await asyncio.sleep(0)
     instance.finish()
 

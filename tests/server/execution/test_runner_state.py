@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from tests.support.in_place import FixedPlace
+from tests.support.scripted import ScriptedInstance
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
@@ -26,12 +27,8 @@ from charonia.testing.clock import FakeClock
 US = 1_000
 
 
-class Instance:
-    """An asynchronous instance that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-        self.error: Exception | None = None
+class FailingInstance(ScriptedInstance):
+    error: Exception | None = None
 
     def __repr__(self) -> str:
         return f"{len(self.batches)} batches"
@@ -39,13 +36,7 @@ class Instance:
     def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
         if self.error is not None:
             raise self.error
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
+        super().start(requests, sink)
 
 
 class Fragile:
@@ -99,7 +90,7 @@ class Bench:
     """A runner over one instance, and the outcomes of its requests by number."""
 
     def __init__(self, cfg: ModelConfig) -> None:
-        self.instance = Instance()
+        self.instance = FailingInstance()
         self.scheduler = Fragile(make_scheduler(cfg))
         self.runner = ModelRunner(
             cfg,

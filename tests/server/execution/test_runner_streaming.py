@@ -1,13 +1,13 @@
 """The runner and requests that outlive their batch: any number of responses, calls between models, how it ends."""
 
 import asyncio
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance
 
 from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
@@ -25,29 +25,6 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.metrics.model_metrics import RESPONSES_COUNTED_MAX, FailureReason
 from charonia.server.scheduling.schedulers import make_scheduler
 from charonia.server.scheduling.slots import CAPACITY_MAX
-
-
-class Instance:
-    """An asynchronous instance that does what the test says."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[list[InferRequest], BatchSink]] = []
-        self.cancelled: list[tuple[BatchSink, int]] = []
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((list(requests), sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        self.cancelled.append((sink, index))
-
-    async def aclose(self) -> None:
-        pass
-
-    def leave_open(self) -> BatchSink:
-        """Take the oldest batch's execution for finished, its requests not."""
-        _, sink = self.batches.pop(0)
-        sink.finish(now_ns(), now_ns(), leaves_open=True)
-        return sink
 
 
 class Answers:
@@ -95,7 +72,7 @@ def out() -> Outputs:
     return Outputs([Tensor("OUT", DataType.FP32, np.ones(1, "<f4"))])
 
 
-def runner_of(cfg: ModelConfig, *instances: Instance, deadlocks: DeadlockDetector | None = None) -> ModelRunner:
+def runner_of(cfg: ModelConfig, *instances: ScriptedInstance, deadlocks: DeadlockDetector | None = None) -> ModelRunner:
     return ModelRunner(
         cfg,
         "1",
@@ -110,7 +87,7 @@ def runner_of(cfg: ModelConfig, *instances: Instance, deadlocks: DeadlockDetecto
 
 
 async def test_a_decoupled_request_gets_any_number_of_responses_before_and_after_its_batch_is_done() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     instance.batches[0][1].respond(0, out(), False)
@@ -133,7 +110,7 @@ async def test_a_decoupled_request_gets_any_number_of_responses_before_and_after
 
 
 async def test_an_instance_takes_other_batches_while_requests_are_open() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     runner.submit(request("b"), answers.reply_to("b"))
@@ -149,7 +126,7 @@ async def test_an_instance_takes_other_batches_while_requests_are_open() -> None
 
 
 async def test_cancelling_an_open_request_reaches_the_instance_and_ends_it_at_once() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     ticket = runner.submit(request("a"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -161,14 +138,14 @@ async def test_cancelling_an_open_request_reaches_the_instance_and_ends_it_at_on
     sink.respond(0, None, True)
 
     assert answers.kinds("a") == "rE"
-    assert instance.cancelled == [(sink, 0)]
+    assert instance.cancelled == [0]
     assert runner.metrics.failures[FailureReason.CANCELED] == 1
     assert runner.metrics.statistics.responses["1"].cancel.count == 1
     assert runner.in_flight == 0
 
 
 async def test_draining_waits_for_open_requests() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -181,7 +158,7 @@ async def test_draining_waits_for_open_requests() -> None:
 
 
 async def test_an_error_response_makes_the_request_a_failure_also_when_others_follow() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     for name in "ab":
         runner.submit(request(name), answers.reply_to(name))
@@ -197,7 +174,7 @@ async def test_an_error_response_makes_the_request_a_failure_also_when_others_fo
 
 
 async def test_a_response_without_the_output_asked_for_is_a_response() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a", output="OUT"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -207,7 +184,7 @@ async def test_a_response_without_the_output_asked_for_is_a_response() -> None:
 
 
 async def test_what_says_nothing_changes_nothing() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -218,7 +195,7 @@ async def test_what_says_nothing_changes_nothing() -> None:
 
 
 async def test_requests_of_a_batch_that_failed_get_its_error() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     _, sink = instance.batches.pop(0)
@@ -228,7 +205,7 @@ async def test_requests_of_a_batch_that_failed_get_its_error() -> None:
 
 
 async def test_an_ordinary_model_may_answer_after_its_batch_is_done() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(decoupled=False), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -242,7 +219,7 @@ async def test_an_ordinary_model_may_answer_after_its_batch_is_done() -> None:
 
 
 async def test_responses_keep_the_order_of_their_requests_where_that_is_asked_for() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(ordered=True, batch=4), instance)
     runner.submit(request("first", batch=1), answers.reply_to("first"))
     for name in "abc":
@@ -265,7 +242,7 @@ async def test_responses_keep_the_order_of_their_requests_where_that_is_asked_fo
 async def test_a_request_with_too_many_responses_out_of_turn_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "HELD_RESPONSES_MAX", 3)
 
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(ordered=True, batch=2), instance)
     for name in ("first", "a", "b"):
         runner.submit(request(name, batch=1), answers.reply_to(name))
@@ -274,13 +251,13 @@ async def test_a_request_with_too_many_responses_out_of_turn_fails(monkeypatch: 
     sink = instance.leave_open()
     for _ in range(5):
         sink.respond(1, out(), False)
-    assert instance.cancelled == [(sink, 1)]
+    assert instance.cancelled == [1]
     sink.respond(0, out(), True)
     assert answers.kinds("b") == "rrrE"
 
 
 async def test_a_nested_request_does_not_wait_for_the_order_that_its_caller_holds_up() -> None:
-    first, second, answers = Instance(), Instance(), Answers()
+    first, second, answers = ScriptedInstance(), ScriptedInstance(), Answers()
     runner = runner_of(config(decoupled=False, ordered=True, batch=1), first, second)
     runner.submit(request("outer", batch=1), answers.reply_to("outer"))
     await asyncio.sleep(0)
@@ -294,7 +271,7 @@ async def test_a_nested_request_does_not_wait_for_the_order_that_its_caller_hold
 
 
 async def test_the_responses_that_are_counted_by_index_have_a_limit() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(), instance)
     runner.submit(request("a"), answers.reply_to("a"))
     sink = instance.leave_open()
@@ -308,7 +285,7 @@ async def test_the_responses_that_are_counted_by_index_have_a_limit() -> None:
 
 async def test_a_call_that_would_wait_for_its_own_caller_is_refused_and_later_ones_are_not() -> None:
     detector, answers = DeadlockDetector(), Answers()
-    a, b = Instance(), Instance()
+    a, b = ScriptedInstance(), ScriptedInstance()
     of_a = runner_of(config(decoupled=False, name="a"), a, deadlocks=detector)
     of_b = runner_of(config(decoupled=False, name="b"), b, deadlocks=detector)
     of_a.submit(request("outer"), answers.reply_to("outer"))
@@ -336,7 +313,7 @@ async def test_a_call_that_would_wait_for_its_own_caller_is_refused_and_later_on
 
 
 async def test_a_frame_is_the_same_every_time_and_occupies_nothing_once_the_batch_is_over() -> None:
-    detector, instance, answers = DeadlockDetector(), Instance(), Answers()
+    detector, instance, answers = DeadlockDetector(), ScriptedInstance(), Answers()
     runner = runner_of(config(), instance, deadlocks=detector)
     parent = CallFrame("x", "1")
     runner.submit(request("a", caller=parent), answers.reply_to("a"))
@@ -353,7 +330,7 @@ async def test_a_frame_is_the_same_every_time_and_occupies_nothing_once_the_batc
 
 
 async def test_a_model_that_calls_another_one_has_nothing_waiting_in_its_instances_line() -> None:
-    instance, answers = Instance(), Answers()
+    instance, answers = ScriptedInstance(), Answers()
     runner = runner_of(config(decoupled=False), instance)
     for number in range(60):
         runner.submit(request(str(number)), answers.reply_to(str(number)))
@@ -387,7 +364,7 @@ class Play:
 
     def __init__(self, cfg: ModelConfig, instances: int) -> None:
         self.answers = Answers()
-        self.instances = [Instance() for _ in range(instances)]
+        self.instances = [ScriptedInstance() for _ in range(instances)]
         self.runner = runner_of(cfg, *self.instances)
         self.tickets: list[Ticket] = []
         self.open: list[tuple[BatchSink, list[int]]] = []  # batches that are done, and their requests that are not

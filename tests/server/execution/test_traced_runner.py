@@ -1,23 +1,21 @@
 """Traces in the engine: what a runner notes of the requests that have one, and that it is all that it notes."""
 
 import asyncio
-from collections.abc import Sequence
-from itertools import count
 
 import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance, TraceIds
 
-from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal
+from charonia.core.errors import internal
 from charonia.core.request import InferRequest
 from charonia.core.response import Outcome
 from charonia.core.tensor import Tensor
 from charonia.core.trace import TraceLevel, TraceTree, ordered
-from charonia.server.backends.api import BatchSink, Outputs, Placement
+from charonia.server.backends.api import Placement
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.in_flight import RunningBatch
 from charonia.server.execution.runner import ModelRunner
@@ -37,47 +35,14 @@ EXECUTED = [
 UNEXECUTED = ["REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
 
 
-class Ids:
-    def __init__(self) -> None:
-        self._numbers = count(1)
-
-    def trace_id(self) -> int:
-        return next(self._numbers)
-
-    def span_id(self) -> int:
-        return 0
-
-
-class Instance:
-    """Answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        """Nothing to do."""
-
-    async def aclose(self) -> None:
-        """Nothing to do."""
-
-    def finish(self, error: ServingError | None = None) -> None:
-        requests, sink = self.batches.pop(0)
-        for index, request in enumerate(requests if error is None else ()):
-            sink.respond(index, Outputs([Tensor("OUT", DataType.FP32, request.inputs["IN"].array)]), True)
-        sink.finish(now_ns(), now_ns(), error)
-
-
 def request(done: list[TraceTree] | None = None, level: TraceLevel = TraceLevel.TIMESTAMPS) -> InferRequest:
     made = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, np.zeros((1, 1), np.float32))}, id="r")
     if done is not None:
-        made.trace = TraceTree(level, Ids(), done.append).root
+        made.trace = TraceTree(level, TraceIds(), done.append).root
     return made
 
 
-def runner(instance: Instance, config: ModelConfig = CONFIG) -> ModelRunner:
+def runner(instance: ScriptedInstance, config: ModelConfig = CONFIG) -> ModelRunner:
     return ModelRunner(
         config,
         "7",
@@ -107,7 +72,7 @@ def names(tree: TraceTree) -> list[str]:
 
 
 async def test_a_request_that_ran_has_all_its_times_and_is_over_with_its_batch() -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     made = runner(instance)
     submit(made, request(done))
     instance.finish()
@@ -120,7 +85,7 @@ async def test_a_request_that_ran_has_all_its_times_and_is_over_with_its_batch()
 
 
 async def test_only_the_requests_that_have_a_trace_are_noted() -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     made = runner(instance)
     submit(made, request())
     for each in (request(), request(done), request()):
@@ -138,7 +103,7 @@ async def test_only_the_requests_that_have_a_trace_are_noted() -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 async def test_a_request_that_is_given_up_is_over(runs: bool) -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     made = runner(instance)
     if not runs:
         submit(made, request())
@@ -152,10 +117,10 @@ async def test_a_request_that_is_given_up_is_over(runs: bool) -> None:
 
 
 async def test_a_batch_that_fails_is_noted_as_one_that_does_not() -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     made = runner(instance)
     submit(made, request(done))
-    instance.finish(internal("broken"))
+    instance.finish(error=internal("broken"))
 
     assert [names(tree) for tree in done] == [EXECUTED]
 
@@ -164,13 +129,13 @@ async def test_a_request_that_is_refused_is_noted() -> None:
     done: list[TraceTree] = []
     wrong = request(done)
     wrong.inputs = {}
-    submit(runner(Instance()), wrong)
+    submit(runner(ScriptedInstance()), wrong)
 
     assert [names(tree) for tree in done] == [UNEXECUTED]
 
 
 async def test_tensors_are_those_that_came_and_those_that_left() -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     submit(runner(instance), request(done, TraceLevel.TENSORS))
     instance.finish()
 
@@ -180,7 +145,7 @@ async def test_tensors_are_those_that_came_and_those_that_left() -> None:
 
 
 async def test_a_front_end_that_fails_does_not_keep_a_trace() -> None:
-    instance, done = Instance(), list[TraceTree]()
+    instance, done = ScriptedInstance(), list[TraceTree]()
     made, broken = runner(instance), request(done)
 
     def reply(outcome: Outcome, final: bool) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scripted import TraceIds
 
 from charonia.core.dtypes import DataType
 from charonia.core.request import Flow, InferRequest, RequestedOutput
@@ -146,14 +147,6 @@ def answer(tensor: Tensor, *, parameters: dict[str, Any] | None = None, is_run: 
     return InferResponse("m", "1", "", [tensor], parameters, ExecutionRecord("m_0", 1, 2, 3) if is_run else None)
 
 
-class Ids:
-    def trace_id(self) -> int:
-        return 1
-
-    def span_id(self) -> int:
-        return 7
-
-
 @pytest.mark.parametrize(
     "request_",
     [
@@ -163,7 +156,7 @@ class Ids:
         floats(flags=1),
         floats(priority=1),
         floats(timeout_us=1),
-        floats(trace=TraceTree(TraceLevel.TIMESTAMPS, Ids(), lambda tree: None).root),
+        floats(trace=TraceTree(TraceLevel.TIMESTAMPS, TraceIds(7), lambda tree: None).root),
         floats(BURST_BYTES_MAX // 4 + 1),
         InferRequest("m", {"X": text(BURST_BYTES_MAX)}),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scripted import TraceIds
 
 from charonia.config.model import DynamicBatching, InstanceGroup, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -168,17 +169,9 @@ def test_a_large_tensor_lies_in_memory_that_is_released_after_its_last_use() -> 
     assert len(released) == 1
 
 
-class Ids:
-    def trace_id(self) -> int:
-        return 1
-
-    def span_id(self) -> int:
-        return 7
-
-
 @pytest.mark.parametrize("remote", [None, RemoteParent(2**127, 2**63, "vendor=1")])
 def test_a_trace_travels_with_its_events_and_its_sender(remote: RemoteParent | None) -> None:
-    tree = TraceTree(TraceLevel.TIMESTAMPS, Ids(), lambda tree: None, remote)
+    tree = TraceTree(TraceLevel.TIMESTAMPS, TraceIds(7), lambda tree: None, remote)
     tree.mark("HTTP_RECV_START", 5)
     outgoing = Outgoing(RegionPool())
     message = carried(("infer", encode_trace(tree)), outgoing)

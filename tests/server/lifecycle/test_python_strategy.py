@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance
 
-from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import DynamicBatching, ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
@@ -19,7 +18,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Outputs, Placement
+from charonia.server.backends.api import Placement
 from charonia.server.execution.executor import AsyncExecutor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.lifecycle.python_strategy import PythonStrategy, load_strategy
@@ -64,28 +63,6 @@ def batch_finalize(batch):
 def batcher_finalize(budget):
     note("unload")
 """
-
-
-class ScriptedInstance:
-    """An asynchronous instance that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        requests, sink = self.batches.pop(0)
-        for index, each in enumerate(requests):
-            sink.respond(index, Outputs([Tensor("OUT", DataType.FP32, each.inputs["IN"].array)]), True)
-        sink.finish(now_ns(), now_ns())
 
 
 def strategy_of(folder: Path, code: str, config: ModelConfig = CONFIG) -> PythonStrategy | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance, echo
 
 from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
@@ -18,7 +19,7 @@ from charonia.core.errors import Code, ServingError, internal, unavailable
 from charonia.core.request import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement, Rescheduled, Result
+from charonia.server.backends.api import Execution, Outputs, Placement, Rescheduled
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -48,57 +49,31 @@ def config(batching: str = "oldest { }", more: str = "") -> ModelConfig:
 BACKENDS = Backends({}, {}, observed=RecordedScheduler)
 
 
-class ScriptedInstance:
-    """An asynchronous instance that answers when the test says so."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[Sequence[InferRequest], BatchSink]] = []
-        self.cancelled: list[int] = []
-
-    def start(self, requests: Sequence[InferRequest], sink: BatchSink) -> None:
-        self.batches.append((requests, sink))
-
-    def cancel(self, sink: BatchSink, index: int) -> None:
-        self.cancelled.append(index)
-
+class SequenceInstance(ScriptedInstance):
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Nothing to warm up."""
 
     def when_lost(self, lost: Callable[[], None]) -> None:
         self.lost = lost
 
-    async def aclose(self) -> None:
-        """Nothing to give back."""
-
     @property
     def given(self) -> list[dict[str, Any]]:
         """The inputs of the oldest batch, as lists, by request."""
         return [{n: t.array.reshape(-1).tolist() for n, t in r.inputs.items()} for r in self.batches[0][0]]
 
-    def finish(self, *results: Result | None, error: ServingError | None = None) -> None:
-        """Answer the oldest batch: with these, or each request with its input."""
-        requests, sink = self.batches.pop(0)
-        for index, request in enumerate(requests):
-            result = results[index] if results else echo(request)
-            if error is None and result is not None:
-                sink.respond(index, result, True)
-        sink.finish(now_ns(), now_ns(), error)
 
-
-def echo(request: InferRequest, **states: list[int]) -> Outputs:
-    """Return the request's input as output, and states."""
-    tensors = [Tensor("OUT", DataType.INT32, request.inputs["IN"].array)]
-    return Outputs(tensors + [Tensor(n, DataType.INT32, np.array([v], np.int32)) for n, v in states.items()])
+def with_states(request: InferRequest, **states: list[int]) -> Outputs:
+    return echo(request, *(Tensor(n, DataType.INT32, np.array([v], np.int32)) for n, v in states.items()))
 
 
 class Bench:
-    instances: list[ScriptedInstance]
+    instances: list[SequenceInstance]
     runner: SequenceRunner
 
     def __init__(
         self, given: ModelConfig, instances: int = 1, *, version: str = "1", shares: "Bench | None" = None
     ) -> None:
-        self.instances = [ScriptedInstance() for _ in range(instances)] if shares is None else shares.instances
+        self.instances = [SequenceInstance() for _ in range(instances)] if shares is None else shares.instances
         executors = (
             list(shares.runner.instances.values())
             if shares is not None
@@ -119,7 +94,7 @@ class Bench:
         self.order: list[str] = []
 
     @property
-    def instance(self) -> ScriptedInstance:
+    def instance(self) -> SequenceInstance:
         return self.instances[0]
 
     def send(self, id: str, key: int | str = 1, values: Sequence[int] = (1,), *, flags: int = 0, **more: Any) -> None:
@@ -193,12 +168,12 @@ async def test_a_state_goes_from_request_to_request_also_when_the_client_has_gon
     assert [output.name for output in requests[0].outputs] == ["OUT", "NEXT"]
     bench.tickets["a"].cancel()
     assert bench.code("a") is Code.CANCELLED
-    bench.instance.finish(echo(requests[0], NEXT=[3, 4]))
+    bench.instance.finish(with_states(requests[0], NEXT=[3, 4]))
     await settle()
     bench.send("b", outputs=(RequestedOutput("OUT"),))
 
     assert bench.instance.given[0]["PAST"] == [3, 4]
-    bench.instance.finish(echo(bench.instance.batches[0][0][0], NEXT=[5, 6]))
+    bench.instance.finish(with_states(bench.instance.batches[0][0][0], NEXT=[5, 6]))
     ((outcome, _),) = bench.outcomes["b"]
     assert isinstance(outcome, InferResponse)
     assert [tensor.name for tensor in outcome.outputs] == ["OUT"]
@@ -207,7 +182,7 @@ async def test_a_state_goes_from_request_to_request_also_when_the_client_has_gon
 async def test_a_request_that_fails_leaves_the_state_as_it_was() -> None:
     bench = Bench(config("oldest { } " + STATE % 1))
     bench.send("a", flags=SEQUENCE_START)
-    bench.instance.finish(echo(bench.instance.batches[0][0][0], NEXT=[9]))
+    bench.instance.finish(with_states(bench.instance.batches[0][0][0], NEXT=[9]))
     await settle()
     bench.send("b")
     bench.instance.finish(internal("no"))
@@ -223,7 +198,7 @@ async def test_states_of_sequences_that_are_over_are_forgotten_and_are_no_views(
     bench = Bench(config("oldest { } " + STATE % 1))
     bench.send("a", flags=SEQUENCE_START)
     whole = np.arange(10, dtype=np.int32)
-    outputs = echo(bench.instance.batches[0][0][0])
+    outputs = with_states(bench.instance.batches[0][0][0])
     outputs.tensors.append(Tensor("NEXT", DataType.INT32, whole[3:4].reshape(1, 1)))
     bench.instance.finish(outputs)
     await settle()
@@ -240,12 +215,12 @@ async def test_states_of_sequences_that_are_over_are_forgotten_and_are_no_views(
 async def test_states_of_different_sizes_do_not_share_a_batch() -> None:
     bench = Bench(config("oldest { } " + STATE % -1))
     bench.send("a", 1, flags=SEQUENCE_START)
-    bench.instance.finish(echo(bench.instance.batches[0][0][0], NEXT=[1, 2, 3]))
+    bench.instance.finish(with_states(bench.instance.batches[0][0][0], NEXT=[1, 2, 3]))
     await settle()
     bench.send("x", 9, flags=SEQUENCE_START)
     bench.send("b", 1)
     bench.send("c", 2, flags=SEQUENCE_START)
-    bench.instance.finish(echo(bench.instance.batches[0][0][0], NEXT=[1]))
+    bench.instance.finish(with_states(bench.instance.batches[0][0][0], NEXT=[1]))
     await settle()
 
     assert [given["PAST"] for given in bench.instance.given] == [[1, 2, 3]]
@@ -364,13 +339,13 @@ async def test_with_preserve_ordering_streams_wait_for_their_turn() -> None:
     for number in range(2):
         bench.send(str(number), number + 1, flags=SEQUENCE_START)
     (first, sink0), (second, sink1) = bench.instances[0].batches[0], bench.instances[1].batches[0]
-    sink1.respond(0, echo(second[0]), False)
+    sink1.respond(0, with_states(second[0]), False)
     assert bench.order == []
-    sink0.respond(0, echo(first[0]), False)
+    sink0.respond(0, with_states(first[0]), False)
     sink0.respond(0, None, True)
     assert bench.order == ["0", "0", "1"]
     for _ in range(2000):
-        sink1.respond(0, echo(second[0]), False)
+        sink1.respond(0, with_states(second[0]), False)
     sink1.respond(0, None, True)
     assert len(bench.outcomes["1"]) == 2002
 
@@ -382,7 +357,7 @@ async def test_a_stream_that_waits_for_too_long_is_given_up() -> None:
         bench.send(str(number), number + 1, flags=SEQUENCE_START)
     requests, sink = bench.instances[1].batches[0]
     for _ in range(1025):
-        sink.respond(0, echo(requests[0]), False)
+        sink.respond(0, with_states(requests[0]), False)
     assert bench.instances[1].cancelled == [0]
     bench.instances[0].finish()
     outcome, final = bench.outcomes["1"][-1]
@@ -405,7 +380,7 @@ async def test_an_iterative_request_runs_until_it_is_answered() -> None:
     ids = [request.correlation_id for request in bench.instance.batches[0][0]]
     assert len(set(ids)) == 2
     assert 0 not in ids
-    bench.instance.finish(echo(bench.instance.batches[0][0][0], NEXT=[1]), Rescheduled())
+    bench.instance.finish(with_states(bench.instance.batches[0][0][0], NEXT=[1]), Rescheduled())
     await settle()
     assert bench.is_answered("b")
     bench.instance.finish()

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.support.faulty_network import SILENT, SLOW, FaultyNetwork, Link, broken
 from tests.support.process import eventually
+from tests.support.scripted import TraceIds
 
 from charonia.core.errors import Code, ServingError
 from charonia.core.statistics import TokenUsage
@@ -33,17 +33,6 @@ from charonia.server.tracing.sampling import OtelOptions, Sampling
 from charonia.wire.trace_settings import TraceSettings
 
 SAMPLING = Sampling(TraceSettings(TraceLevel.TIMESTAMPS), allows_remote=True)
-
-
-class Ids:
-    def __init__(self) -> None:
-        self._traces, self._spans = count(1), count(0x1000)
-
-    def trace_id(self) -> int:
-        return next(self._traces)
-
-    def span_id(self) -> int:
-        return next(self._spans)
 
 
 @contextmanager
@@ -74,7 +63,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def traced(remote: RemoteParent | None = None) -> TraceTree:
-    tree = TraceTree(TraceLevel.TIMESTAMPS, Ids(), lambda tree: None, remote)
+    tree = TraceTree(TraceLevel.TIMESTAMPS, TraceIds(0x1000), lambda tree: None, remote)
     tree.mark("HTTP_RECV_START", 1_000)
     tree.mark("HTTP_SEND_END", 9_000)
     child = tree.root.child()
@@ -168,7 +157,7 @@ def test_a_service_name_of_the_environment_counts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_request_that_never_reached_a_model_is_a_span_alone() -> None:
-    tree = TraceTree(TraceLevel.TIMESTAMPS, Ids(), lambda tree: None)
+    tree = TraceTree(TraceLevel.TIMESTAMPS, TraceIds(0x1000), lambda tree: None)
     tree.mark("HTTP_RECV_START", 1_000)
 
     spans, _ = exported(tree)

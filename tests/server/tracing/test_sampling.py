@@ -1,27 +1,15 @@
 """Which requests are traced: one of so many, so many in all, and those whose senders trace."""
 
-from itertools import count
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.scripted import TraceIds
 
 from charonia.core.trace import RemoteParent, TraceLevel, TraceTree
 from charonia.server.tracing.sampling import RequestSampler, Sampling
 from charonia.wire.trace_settings import TraceSettings
 
 REMOTE = RemoteParent(1, 2)
-
-
-class Ids:
-    def __init__(self) -> None:
-        self._numbers = count(1)
-
-    def trace_id(self) -> int:
-        return next(self._numbers)
-
-    def span_id(self) -> int:
-        return 0
 
 
 def sampling(
@@ -73,7 +61,7 @@ def test_a_setting_is_active_while_it_may_pick(made: Sampling, active: bool) -> 
 def test_each_model_has_its_own_count_and_others_share_that_of_the_server() -> None:
     done: list[tuple[Sampling, TraceTree]] = []
     server, own = sampling(rate=2), sampling(rate=1)
-    sampler = RequestSampler(server, {"m": own}, Ids(), lambda s, tree: done.append((s, tree)))
+    sampler = RequestSampler(server, {"m": own}, TraceIds(), lambda s, tree: done.append((s, tree)))
 
     trees = [sampler.sample("m"), sampler.sample("a"), sampler.sample("b")]
 
@@ -87,7 +75,7 @@ def test_each_model_has_its_own_count_and_others_share_that_of_the_server() -> N
 
 def test_a_count_is_complete_when_the_last_trace_is_over() -> None:
     made = sampling(traces=2)
-    sampler = RequestSampler(made, {}, Ids(), lambda s, tree: None)
+    sampler = RequestSampler(made, {}, TraceIds(), lambda s, tree: None)
     first, second = sampler.sample("m"), sampler.sample("m")
     assert first is not None
     assert second is not None

@@ -4,12 +4,12 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.scripted import TraceIds
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
@@ -27,19 +27,11 @@ from charonia.server.tracing.files import entries as as_entries
 from charonia.server.tracing.sampling import Sampling
 from charonia.wire.trace_settings import TraceSettings
 
-numbers = count(1)
-
-
-class Ids:
-    def trace_id(self) -> int:
-        return next(numbers)
-
-    def span_id(self) -> int:
-        return 0
+ids = TraceIds()
 
 
 def tree(level: TraceLevel = TraceLevel.TIMESTAMPS) -> TraceTree:
-    made = TraceTree(level, Ids(), lambda tree: None)
+    made = TraceTree(level, ids, lambda tree: None)
     made.root.model_name, made.root.model_version = "m", "1"
     made.root.mark(REQUEST_START, 10)
     return made

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.scripted import TraceIds
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor
@@ -15,17 +15,6 @@ from charonia.server.tracing import files
 from charonia.server.tracing.files import TraceFiles, TraceWriter
 from charonia.server.tracing.sampling import Sampling
 from charonia.wire.trace_settings import TraceSettings
-
-
-class Ids:
-    def __init__(self) -> None:
-        self._numbers = count(1)
-
-    def trace_id(self) -> int:
-        return next(self._numbers)
-
-    def span_id(self) -> int:
-        return 0
 
 
 class Blocked:
@@ -57,7 +46,7 @@ SAMPLING = Sampling(TraceSettings(TraceLevel.TIMESTAMPS), allows_remote=False)
 
 
 def tree(tensor: Tensor | None = None) -> TraceTree:
-    made = TraceTree(TraceLevel.TENSORS, Ids(), lambda tree: None)
+    made = TraceTree(TraceLevel.TENSORS, TraceIds(), lambda tree: None)
     if tensor is not None:
         made.root.show(TENSOR_QUEUE_INPUT, [tensor])
     return made
