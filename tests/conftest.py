@@ -143,7 +143,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     factory: Any = pyfuncitem.funcargs.get("new_loop", getattr(pyfuncitem.module, "new_loop", None))
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(closing.closed_after(pyfuncitem.obj(**arguments)))
+        runner.run(closing.closed_after(pyfuncitem.obj, arguments))
     return True
 
 

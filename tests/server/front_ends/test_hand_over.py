@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.server.front_ends.test_remote_engine import Replies, part, request
+from tests.support.closing import InLoop
 from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
@@ -94,27 +95,31 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.first.fake.hold = True
-        begun = bench.send(request())
-        await until(lambda: bench.first.fake.tickets)
-        await bench.first.hand_over()
+@pytest.fixture
+def bench(tmp_path: Path) -> InLoop:
+    return InLoop(lambda: Bench(tmp_path))
 
-        for front_end in range(2):
-            ((outcome, _),) = await bench.answered(request(), front_end)
-            assert isinstance(outcome, InferResponse)
-        assert (len(bench.first.fake.tickets), len(bench.second.fake.tickets)) == (1, 2)
-        assert bench.first.port.is_busy()
-        bench.first.fake.release(0)
-        await until(lambda: begun)
-        await bench.first.finish()
-        await bench.first.port.close()
-        assert isinstance(begun[0][0], InferResponse)
-        # A front end that comes now meets the engine of now.
-        sock = connected(tmp_path / SOCKET_NAME)
-        assert sock is not None
-        sock.close()
+
+async def test_what_is_new_goes_to_the_next_engine_and_what_was_begun_is_answered(tmp_path: Path, bench: Bench) -> None:
+    bench.first.fake.hold = True
+    begun = bench.send(request())
+    await until(lambda: bench.first.fake.tickets)
+    await bench.first.hand_over()
+
+    for front_end in range(2):
+        ((outcome, _),) = await bench.answered(request(), front_end)
+        assert isinstance(outcome, InferResponse)
+    assert (len(bench.first.fake.tickets), len(bench.second.fake.tickets)) == (1, 2)
+    assert bench.first.port.is_busy()
+    bench.first.fake.release(0)
+    await until(lambda: begun)
+    await bench.first.finish()
+    await bench.first.port.close()
+    assert isinstance(begun[0][0], InferResponse)
+    # A front end that comes now meets the engine of now.
+    sock = connected(tmp_path / SOCKET_NAME)
+    assert sock is not None
+    sock.close()
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True)])
@@ -132,60 +137,56 @@ async def test_front_ends_run_models_of_engines_with_their_own_packages_and_opti
             assert (front_end._engine.current.local is front_end._local) is second
 
 
-async def test_an_open_sequence_stays_over_every_front_end_until_it_ends(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        first, second = bench.first.fake.tickets, bench.second.fake.tickets
-        await bench.answered(part("stateful", SEQUENCE_START))
-        bench.first.open = {("stateful", 7)}
-        await bench.first.hand_over()
-        await bench.answered(part("stateful", 0), 1)
-        await bench.answered(part("stateful", SEQUENCE_END), 0)
-        assert (len(first), len(second)) == (3, 0)
+async def test_an_open_sequence_stays_over_every_front_end_until_it_ends(bench: Bench) -> None:
+    first, second = bench.first.fake.tickets, bench.second.fake.tickets
+    await bench.answered(part("stateful", SEQUENCE_START))
+    bench.first.open = {("stateful", 7)}
+    await bench.first.hand_over()
+    await bench.answered(part("stateful", 0), 1)
+    await bench.answered(part("stateful", SEQUENCE_END), 0)
+    assert (len(first), len(second)) == (3, 0)
 
-        await bench.answered(part("stateful", SEQUENCE_START), 1)
-        await bench.answered(part("stateful", 0), 0)
-        assert (len(first), len(second)) == (3, 2)
-
-
-async def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.first.open = {("stateful", 7)}
-        await bench.first.hand_over()
-        await bench.first.finish()
-
-        lost = await bench.answered(part("stateful", 0))
-        assert "sequence 7 of model 'stateful' was lost" in lost.errors[0][1]
-        assert bench.first.fake.tickets == bench.second.fake.tickets == []
+    await bench.answered(part("stateful", SEQUENCE_START), 1)
+    await bench.answered(part("stateful", 0), 0)
+    assert (len(first), len(second)) == (3, 2)
 
 
-async def test_an_answer_that_takes_long_is_waited_for(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        engine = bench.front_ends[0]._engine
-        assert engine is not None
-        asked = asyncio.ensure_future(engine.ask("Services.explain", "m", ""))
-        await until(bench.first.port.is_busy)
-        await bench.first.hand_over()
-        assert bench.first.port.is_busy()
-        bench.may_explain.set()
+async def test_a_sequence_that_is_still_open_at_the_end_is_told_that_it_was_lost(bench: Bench) -> None:
+    bench.first.open = {("stateful", 7)}
+    await bench.first.hand_over()
+    await bench.first.finish()
 
-        assert await asked == {"name": "m"}
-        await until(lambda: not bench.first.port.is_busy())
+    lost = await bench.answered(part("stateful", 0))
+    assert "sequence 7 of model 'stateful' was lost" in lost.errors[0][1]
+    assert bench.first.fake.tickets == bench.second.fake.tickets == []
 
 
-async def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_both(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        engine = bench.front_ends[0]._engine
-        assert engine is not None
-        assert bench.first.fake.requests is not None
-        await engine.load_model("before")  # after the next engine has started: it catches up
-        await bench.first.fake.requests.model_loaded("before", None, None, False)
-        handing = asyncio.ensure_future(bench.first.hand_over())
-        await asyncio.sleep(0)
-        await engine.load_model("meanwhile")
-        await handing
+async def test_an_answer_that_takes_long_is_waited_for(bench: Bench) -> None:
+    engine = bench.front_ends[0]._engine
+    assert engine is not None
+    asked = asyncio.ensure_future(engine.ask("Services.explain", "m", ""))
+    await until(bench.first.port.is_busy)
+    await bench.first.hand_over()
+    assert bench.first.port.is_busy()
+    bench.may_explain.set()
 
-        assert [name for name, *_ in bench.first.fake.loads] == ["before"]
-        assert [name for name, *_ in bench.second.fake.loads] == ["before", "meanwhile"]
+    assert await asked == {"name": "m"}
+    await until(lambda: not bench.first.port.is_busy())
+
+
+async def test_a_load_meanwhile_is_made_by_the_engine_of_then_and_a_load_before_by_both(bench: Bench) -> None:
+    engine = bench.front_ends[0]._engine
+    assert engine is not None
+    assert bench.first.fake.requests is not None
+    await engine.load_model("before")  # after the next engine has started: it catches up
+    await bench.first.fake.requests.model_loaded("before", None, None, False)
+    handing = asyncio.ensure_future(bench.first.hand_over())
+    await asyncio.sleep(0)
+    await engine.load_model("meanwhile")
+    await handing
+
+    assert [name for name, *_ in bench.first.fake.loads] == ["before"]
+    assert [name for name, *_ in bench.second.fake.loads] == ["before", "meanwhile"]
 
 
 async def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_ends_where_they_are(
@@ -208,44 +209,42 @@ async def test_a_model_that_the_next_engine_cannot_load_again_keeps_the_front_en
         assert (len(bench.first.fake.tickets), len(bench.second.fake.tickets)) == (1, 0)
 
 
-async def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        await bench.second.port.close()
-        with pytest.raises(ServingError, match="the next engine has gone"):
-            await bench.first.hand_over()
-
-        await bench.answered(request())
-        engine = bench.front_ends[1]._engine
-        assert engine is not None
-        await engine.load_model("m")
-        assert len(bench.first.fake.tickets) == len(bench.first.fake.loads) == 1
-        sock = connected(tmp_path / SOCKET_NAME)
-        assert sock is not None
-        sock.close()
-
-
-async def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
+async def test_where_the_next_engine_has_gone_all_is_as_before(tmp_path: Path, bench: Bench) -> None:
+    await bench.second.port.close()
+    with pytest.raises(ServingError, match="the next engine has gone"):
         await bench.first.hand_over()
-        reasons: list[str] = []
-        late = RemoteEngine(take=lambda *_: asyncio.sleep(0), ended=reasons.append)
-        for served in (bench.first, bench.second):
-            ours, theirs = socket.socketpair()
-            served.port.connect(theirs)
-            with contextlib.suppress(ServingError):
-                await late.connect(ours)
-        replies = Replies()
-        bench.second.fake.hold = True
-        late.infer(request(), replies)
-        await until(lambda: bench.second.fake.tickets)
-        await bench.first.port.close()
-        await asyncio.sleep(0.01)
-        bench.second.fake.release(0)
-        await until(lambda: replies)
 
-        assert isinstance(replies[0][0], InferResponse)
-        assert reasons == []
-        late.close()
+    await bench.answered(request())
+    engine = bench.front_ends[1]._engine
+    assert engine is not None
+    await engine.load_model("m")
+    assert len(bench.first.fake.tickets) == len(bench.first.fake.loads) == 1
+    sock = connected(tmp_path / SOCKET_NAME)
+    assert sock is not None
+    sock.close()
+
+
+async def test_a_front_end_that_came_too_late_does_not_lose_the_next_engine_with_the_one_before(bench: Bench) -> None:
+    await bench.first.hand_over()
+    reasons: list[str] = []
+    late = RemoteEngine(take=lambda *_: asyncio.sleep(0), ended=reasons.append)
+    for served in (bench.first, bench.second):
+        ours, theirs = socket.socketpair()
+        served.port.connect(theirs)
+        with contextlib.suppress(ServingError):
+            await late.connect(ours)
+    replies = Replies()
+    bench.second.fake.hold = True
+    late.infer(request(), replies)
+    await until(lambda: bench.second.fake.tickets)
+    await bench.first.port.close()
+    await asyncio.sleep(0.01)
+    bench.second.fake.release(0)
+    await until(lambda: replies)
+
+    assert isinstance(replies[0][0], InferResponse)
+    assert reasons == []
+    late.close()
 
 
 async def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
@@ -265,23 +264,22 @@ async def test_a_front_end_without_a_descriptor_for_the_engine_waits_for_one(
         assert not failures
 
 
-async def test_requests_wait_where_the_next_engine_comes_later(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.first.fake.hold = True
-        begun = bench.send(request())
-        await until(lambda: bench.first.fake.tickets)
-        await bench.first.hand_over("")
-        held = bench.send(request())
-        bench.first.fake.release(0)
-        await until(lambda: begun)
-        await bench.first.finish()
-        await bench.first.port.close()
-        assert not held
+async def test_requests_wait_where_the_next_engine_comes_later(tmp_path: Path, bench: Bench) -> None:
+    bench.first.fake.hold = True
+    begun = bench.send(request())
+    await until(lambda: bench.first.fake.tickets)
+    await bench.first.hand_over("")
+    held = bench.send(request())
+    bench.first.fake.release(0)
+    await until(lambda: begun)
+    await bench.first.finish()
+    await bench.first.port.close()
+    assert not held
 
-        late = Served(tmp_path)
-        await late.port.start(late.fake, Services())
-        await until(lambda: held)
-        await late.port.close()
-        assert isinstance(begun[0][0], InferResponse)
-        assert isinstance(held[0][0], InferResponse)
-        assert len(late.fake.tickets) == 1
+    late = Served(tmp_path)
+    await late.port.start(late.fake, Services())
+    await until(lambda: held)
+    await late.port.close()
+    assert isinstance(begun[0][0], InferResponse)
+    assert isinstance(held[0][0], InferResponse)
+    assert len(late.fake.tickets) == 1

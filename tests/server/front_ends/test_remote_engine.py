@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.closing import InLoop
 from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
@@ -125,79 +126,78 @@ class Replies(list[tuple[Outcome, bool]]):
         return [(outcome.code, outcome.message) for outcome, _ in self if isinstance(outcome, ServingError)]
 
 
+@pytest.fixture
+def bench(tmp_path: Path) -> InLoop:
+    return InLoop(lambda: Bench(tmp_path))
+
+
 @pytest.mark.parametrize("size", [16, 100_000], ids=["inline", "in shared memory"])
-async def test_a_request_is_answered_and_its_memory_is_used_again(tmp_path: Path, size: int) -> None:
-    async with Bench(tmp_path) as bench:
-        for _ in range(20):
-            ((outcome, final),) = await bench.answered(request(size=size))
-            assert isinstance(outcome, InferResponse)
-            assert final
-            assert (outcome.id, outcome.outputs[0].array.tolist()) == ("r", list(range(size)))
-            bench.fake.tickets.clear()
-            del outcome
-        assert await bench.engine.drained(0)
+async def test_a_request_is_answered_and_its_memory_is_used_again(size: int, bench: Bench) -> None:
+    for _ in range(20):
+        ((outcome, final),) = await bench.answered(request(size=size))
+        assert isinstance(outcome, InferResponse)
+        assert final
+        assert (outcome.id, outcome.outputs[0].array.tolist()) == ("r", list(range(size)))
+        bench.fake.tickets.clear()
+        del outcome
+    assert await bench.engine.drained(0)
 
 
-async def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(tmp_path: Path) -> None:
+async def test_tensors_in_lent_memory_are_read_there_and_the_memory_is_lent_again(bench: Bench) -> None:
     size = 30_000 * 4
 
-    async with Bench(tmp_path) as bench:
-        lend = bench.services[0].lend
-        assert lend is not None
-        places: set[int] = set()
-        for number in range(20):
-            body = lend(2 * size)
-            assert body is not None
-            inputs = {
-                name: Tensor(name, DataType.FP32, np.ndarray((30_000,), "<f4", body, at))
-                for name, at in (("INPUT0", 0), ("INPUT1", size))
-            }
-            for value, tensor in enumerate(inputs.values()):
-                tensor.array[:] = number + value
-            ((outcome, _),) = await bench.answered(InferRequest("identity", inputs))
-            assert isinstance(outcome, InferResponse)
-            back = [tensor.array for tensor in outcome.outputs]
-            assert [(float(array[0]), float(array[-1])) for array in back] == [(number,) * 2, (number + 1,) * 2]
-            assert all(np.shares_memory(array, np.frombuffer(body, np.uint8)) for array in back)
-            places.add(np.frombuffer(body, np.uint8).ctypes.data)
-            bench.fake.tickets.clear()
-            del body, inputs, tensor, outcome, back
-        assert len(places) < 10
-
-
-async def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        body = bench.engine.lend(400_000)
+    lend = bench.services[0].lend
+    assert lend is not None
+    places: set[int] = set()
+    for number in range(20):
+        body = lend(2 * size)
         assert body is not None
-        array = np.ndarray((100_000,), "<f4", body)
-        array[:] = 3
-        bench.engine.close()
-        assert bench.engine.lend(10) is None
-        await bench.front_ends[0].connect(bench.port)
-
-        ((outcome, _),) = await bench.answered(
-            InferRequest("identity", {"INPUT0": Tensor("INPUT0", DataType.FP32, array)})
-        )
-
+        inputs = {
+            name: Tensor(name, DataType.FP32, np.ndarray((30_000,), "<f4", body, at))
+            for name, at in (("INPUT0", 0), ("INPUT1", size))
+        }
+        for value, tensor in enumerate(inputs.values()):
+            tensor.array[:] = number + value
+        ((outcome, _),) = await bench.answered(InferRequest("identity", inputs))
         assert isinstance(outcome, InferResponse)
-        assert outcome.outputs[0].array.sum() == 300_000
+        back = [tensor.array for tensor in outcome.outputs]
+        assert [(float(array[0]), float(array[-1])) for array in back] == [(number,) * 2, (number + 1,) * 2]
+        assert all(np.shares_memory(array, np.frombuffer(body, np.uint8)) for array in back)
+        places.add(np.frombuffer(body, np.uint8).ctypes.data)
+        bench.fake.tickets.clear()
+        del body, inputs, tensor, outcome, back
+    assert len(places) < 10
 
 
-async def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        own, other = (Neighbours(tmp_path, number, 3, cores=2) for number in (1, 2))
-        bench.engine.neighbours = own
-        begin_ns = now_ns()
-        assert other.leave_a_core(begin_ns)
+async def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_one(bench: Bench) -> None:
+    body = bench.engine.lend(400_000)
+    assert body is not None
+    array = np.ndarray((100_000,), "<f4", body)
+    array[:] = 3
+    bench.engine.close()
+    assert bench.engine.lend(10) is None
+    await bench.front_ends[0].connect(bench.port)
 
-        await bench.answered(request())
+    ((outcome, _),) = await bench.answered(InferRequest("identity", {"INPUT0": Tensor("INPUT0", DataType.FP32, array)}))
 
-        assert not other.leave_a_core(begin_ns)
-        assert other.leave_a_core(now_ns() + AWAKE_NS + 1)
+    assert isinstance(outcome, InferResponse)
+    assert outcome.outputs[0].array.sum() == 300_000
+
+
+async def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path, bench: Bench) -> None:
+    own, other = (Neighbours(tmp_path, number, 3, cores=2) for number in (1, 2))
+    bench.engine.neighbours = own
+    begin_ns = now_ns()
+    assert other.leave_a_core(begin_ns)
+
+    await bench.answered(request())
+
+    assert not other.leave_a_core(begin_ns)
+    assert other.leave_a_core(now_ns() + AWAKE_NS + 1)
 
 
 async def test_what_comes_together_travels_in_one_message_each_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     kinds: list[object] = []
     send = ChannelEnd.send
@@ -206,16 +206,15 @@ async def test_what_comes_together_travels_in_one_message_each_way(
         kinds.append(header[0])
         send(self, header, *args, **kwargs)
 
-    async with Bench(tmp_path) as bench:
-        monkeypatch.setattr(ChannelEnd, "send", counted)
-        replies = Replies()
-        for _ in range(16):
-            bench.engine.infer(request(), replies)
-        await bench.until(lambda: len(replies) == 16)
+    monkeypatch.setattr(ChannelEnd, "send", counted)
+    replies = Replies()
+    for _ in range(16):
+        bench.engine.infer(request(), replies)
+    await bench.until(lambda: len(replies) == 16)
 
-        assert kinds == ["infers", "outcomes"]
-        assert all(isinstance(outcome, InferResponse) and final for outcome, final in replies)
-        assert await bench.engine.drained(0)
+    assert kinds == ["infers", "outcomes"]
+    assert all(isinstance(outcome, InferResponse) and final for outcome, final in replies)
+    assert await bench.engine.drained(0)
 
 
 async def test_requests_that_run_at_once_are_answered_without_a_ticket(
@@ -241,46 +240,43 @@ async def test_requests_that_run_at_once_are_answered_without_a_ticket(
         assert len(bench.fake.tickets) == 2
 
 
-async def test_requests_of_all_kinds_arrive_in_their_order(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.hold = True
-        replies = Replies()
-        asked = [request(), request(), request(size=100_000), request(), part("identity", SEQUENCE_START), request()]
-        for number, each in enumerate(asked):
-            each.id = str(number)
-            ticket = bench.engine.infer(each, replies)
-        ticket.cancel()
-        await bench.until(lambda: len(bench.fake.tickets) == len(asked) and bench.fake.tickets[-1].cancelled)
+async def test_requests_of_all_kinds_arrive_in_their_order(bench: Bench) -> None:
+    bench.fake.hold = True
+    replies = Replies()
+    asked = [request(), request(), request(size=100_000), request(), part("identity", SEQUENCE_START), request()]
+    for number, each in enumerate(asked):
+        each.id = str(number)
+        ticket = bench.engine.infer(each, replies)
+    ticket.cancel()
+    await bench.until(lambda: len(bench.fake.tickets) == len(asked) and bench.fake.tickets[-1].cancelled)
 
-        assert [ticket.request.id for ticket in bench.fake.tickets] == [each.id for each in asked]
-
-
-async def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        responses = [InferResponse("identity", "1", str(n), []) for n in range(3)]
-        bench.fake.outcomes.append([*((response, False) for response in responses), (None, True)])
-        replies = Replies()
-        bench.engine.infer(request(), replies)
-        await bench.until(lambda: len(replies) == 4)
-
-        assert [outcome.id for outcome, _ in replies if isinstance(outcome, InferResponse)] == ["0", "1", "2"]
-        assert replies[-1] == (None, True)
+    assert [ticket.request.id for ticket in bench.fake.tickets] == [each.id for each in asked]
 
 
-async def test_a_cancelled_request_is_dropped_by_the_engine(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.hold = True
-        replies = Replies()
-        ticket = bench.engine.infer(request(), replies)
-        await bench.until(lambda: bench.fake.tickets)
+async def test_responses_of_a_stream_come_in_order_and_the_last_may_be_empty(bench: Bench) -> None:
+    responses = [InferResponse("identity", "1", str(n), []) for n in range(3)]
+    bench.fake.outcomes.append([*((response, False) for response in responses), (None, True)])
+    replies = Replies()
+    bench.engine.infer(request(), replies)
+    await bench.until(lambda: len(replies) == 4)
 
-        ticket.cancel()
-        await bench.until(lambda: replies)
-        ticket.cancel()
+    assert [outcome.id for outcome, _ in replies if isinstance(outcome, InferResponse)] == ["0", "1", "2"]
+    assert replies[-1] == (None, True)
 
-        assert replies.errors == [(Code.CANCELLED, "the request was cancelled")]
-        assert bench.fake.tickets[0].cancelled
-        assert bench.fake.tickets[0].late_cancels == 0
+
+async def test_a_cancelled_request_is_dropped_by_the_engine(bench: Bench) -> None:
+    bench.fake.hold = True
+    replies = Replies()
+    ticket = bench.engine.infer(request(), replies)
+    await bench.until(lambda: bench.fake.tickets)
+
+    ticket.cancel()
+    await bench.until(lambda: replies)
+    ticket.cancel()
+
+    assert replies.errors == [(Code.CANCELLED, "the request was cancelled")]
+    assert bench.fake.tickets[0].cancelled
+    assert bench.fake.tickets[0].late_cancels == 0
 
 
 async def test_a_front_end_that_goes_away_cancels_its_requests_and_no_others(tmp_path: Path) -> None:
@@ -317,92 +313,88 @@ class SecondEngine:
 
 
 async def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_for_the_next_one(
-    tmp_path: Path,
+    tmp_path: Path, bench: Bench
 ) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.hold = True
-        running, cancelled, late = Replies(), Replies(), Replies()
-        bench.engine.infer(request(), running)
-        asked = asyncio.ensure_future(bench.engine.model_statistics())
-        await bench.until(lambda: bench.fake.tickets)
-        await bench.port.close()
-        await bench.until(lambda: running)
-        ticket = bench.engine.infer(request(), cancelled)
-        bench.engine.infer(request(), late)
-        ticket.cancel()
+    bench.fake.hold = True
+    running, cancelled, late = Replies(), Replies(), Replies()
+    bench.engine.infer(request(), running)
+    asked = asyncio.ensure_future(bench.engine.model_statistics())
+    await bench.until(lambda: bench.fake.tickets)
+    await bench.port.close()
+    await bench.until(lambda: running)
+    ticket = bench.engine.infer(request(), cancelled)
+    bench.engine.infer(request(), late)
+    ticket.cancel()
 
-        assert running.errors == [(Code.UNAVAILABLE, "the engine ended before the request was answered")]
-        assert len(bench.front_ends[0].ends) == 1
-        assert bench.engine.is_live()
-        assert not bench.engine.is_ready()
-        assert not late
-        with pytest.raises(ServingError, match="the engine has gone"):
-            await bench.engine.repository_index()
-        with pytest.raises(ServingError, match="the engine has gone"):
-            await asked
-        async with SecondEngine(tmp_path) as second:
-            await bench.front_ends[0].connect(second.port)
-            await bench.until(lambda: late)
-            assert bench.engine.is_ready()
-        assert isinstance(late[0][0], InferResponse)
-        assert not cancelled
-        assert len(second.fake.tickets) == 1
+    assert running.errors == [(Code.UNAVAILABLE, "the engine ended before the request was answered")]
+    assert len(bench.front_ends[0].ends) == 1
+    assert bench.engine.is_live()
+    assert not bench.engine.is_ready()
+    assert not late
+    with pytest.raises(ServingError, match="the engine has gone"):
+        await bench.engine.repository_index()
+    with pytest.raises(ServingError, match="the engine has gone"):
+        await asked
+    async with SecondEngine(tmp_path) as second:
+        await bench.front_ends[0].connect(second.port)
+        await bench.until(lambda: late)
+        assert bench.engine.is_ready()
+    assert isinstance(late[0][0], InferResponse)
+    assert not cancelled
+    assert len(second.fake.tickets) == 1
 
 
-async def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        await bench.port.close()
-        await bench.until(lambda: bench.engine.held.is_away)
-        async with SecondEngine(tmp_path) as second:
-            second.fake.models = {"other": replace(identity_config(), name="other")}
-            assert bench.engine.model_config("identity").name == "identity"
-            await bench.front_ends[0].connect(second.port)
+async def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path, bench: Bench) -> None:
+    await bench.port.close()
+    await bench.until(lambda: bench.engine.held.is_away)
+    async with SecondEngine(tmp_path) as second:
+        second.fake.models = {"other": replace(identity_config(), name="other")}
+        assert bench.engine.model_config("identity").name == "identity"
+        await bench.front_ends[0].connect(second.port)
 
-            assert bench.engine.model_config("other").name == "other"
-            with pytest.raises(ServingError, match="'identity'"):
-                bench.engine.model_config("identity")
+        assert bench.engine.model_config("other").name == "other"
+        with pytest.raises(ServingError, match="'identity'"):
+            bench.engine.model_config("identity")
 
 
 async def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
-    async with Bench(tmp_path) as bench:
-        await bench.port.close()
-        await bench.until(lambda: bench.engine.held.is_away)
-        first, second, third = Replies(), Replies(), Replies()
-        bench.engine.infer(request(), first)
-        monkeypatch.setattr(reconnect, "HOLD_NS_MAX", 0)
-        bench.engine.infer(request(), second)
-        monkeypatch.undo()
-        bench.engine.begin_exit()
-        bench.engine.infer(request(), third)
+    await bench.port.close()
+    await bench.until(lambda: bench.engine.held.is_away)
+    first, second, third = Replies(), Replies(), Replies()
+    bench.engine.infer(request(), first)
+    monkeypatch.setattr(reconnect, "HOLD_NS_MAX", 0)
+    bench.engine.infer(request(), second)
+    monkeypatch.undo()
+    bench.engine.begin_exit()
+    bench.engine.infer(request(), third)
 
-        away = (Code.UNAVAILABLE, "the engine is being started again")
-        assert first.errors == second.errors == [away]
-        assert "Server is stopping" in third.errors[0][1]
-        assert await bench.engine.drained(0.0)
+    away = (Code.UNAVAILABLE, "the engine is being started again")
+    assert first.errors == second.errors == [away]
+    assert "Server is stopping" in third.errors[0][1]
+    assert await bench.engine.drained(0.0)
 
 
-async def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        stateful = replace(identity_config(), name="stateful", sequence_batching=SequenceBatching())
-        bench.fake.models["stateful"] = stateful
-        bench.fake.changed()
-        await bench.until(lambda: ("stateful", "") in bench.engine.state.directory.configs)
-        for model in ("stateful", "identity"):
-            await bench.answered(part(model, SEQUENCE_START))
-        await bench.port.close()
-        await bench.until(lambda: bench.engine.held.is_away)
+async def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path, bench: Bench) -> None:
+    stateful = replace(identity_config(), name="stateful", sequence_batching=SequenceBatching())
+    bench.fake.models["stateful"] = stateful
+    bench.fake.changed()
+    await bench.until(lambda: ("stateful", "") in bench.engine.state.directory.configs)
+    for model in ("stateful", "identity"):
+        await bench.answered(part(model, SEQUENCE_START))
+    await bench.port.close()
+    await bench.until(lambda: bench.engine.held.is_away)
 
-        async with SecondEngine(tmp_path) as second:
-            second.fake.models["stateful"] = stateful
-            await bench.front_ends[0].connect(second.port)
-            lost = await bench.answered(part("stateful", 0))
-            stateless = await bench.answered(part("identity", 0))
-            again = await bench.answered(part("stateful", SEQUENCE_START))
+    async with SecondEngine(tmp_path) as second:
+        second.fake.models["stateful"] = stateful
+        await bench.front_ends[0].connect(second.port)
+        lost = await bench.answered(part("stateful", 0))
+        stateless = await bench.answered(part("identity", 0))
+        again = await bench.answered(part("stateful", SEQUENCE_START))
 
-        assert lost.errors[0][1].startswith("sequence 7 of model 'stateful' was lost")
-        assert stateless.errors == again.errors == []
+    assert lost.errors[0][1].startswith("sequence 7 of model 'stateful' was lost")
+    assert stateless.errors == again.errors == []
 
 
 def part(model: str, flags: int) -> InferRequest:
@@ -437,19 +429,18 @@ async def test_more_requests_than_the_limit_are_refused_with_a_hint(
         assert not first
 
 
-async def test_what_cannot_be_sent_fails_only_its_own_request(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        odd = request()
-        odd.parameters["odd"] = object()  # type: ignore[assignment]
-        refused, broken, fine = Replies(), Replies(), Replies()
-        bench.fake.outcomes.append([(InferResponse("identity", "1", "", [], {"odd": object()}), True)])  # type: ignore[dict-item]
-        bench.engine.infer(odd, refused)
-        bench.engine.infer(request(), broken)
-        bench.engine.infer(request(), fine)
-        await bench.until(lambda: fine)
+async def test_what_cannot_be_sent_fails_only_its_own_request(bench: Bench) -> None:
+    odd = request()
+    odd.parameters["odd"] = object()  # type: ignore[assignment]
+    refused, broken, fine = Replies(), Replies(), Replies()
+    bench.fake.outcomes.append([(InferResponse("identity", "1", "", [], {"odd": object()}), True)])  # type: ignore[dict-item]
+    bench.engine.infer(odd, refused)
+    bench.engine.infer(request(), broken)
+    bench.engine.infer(request(), fine)
+    await bench.until(lambda: fine)
 
-        assert [code for code, _ in (*refused.errors, *broken.errors)] == [Code.INTERNAL, Code.INTERNAL]
-        assert isinstance(fine[0][0], InferResponse)
+    assert [code for code, _ in (*refused.errors, *broken.errors)] == [Code.INTERNAL, Code.INTERNAL]
+    assert isinstance(fine[0][0], InferResponse)
 
 
 async def test_models_are_known_without_asking_and_changes_before_they_are_answered(tmp_path: Path) -> None:
@@ -471,12 +462,11 @@ async def test_models_are_known_without_asking_and_changes_before_they_are_answe
             bench.engine.model_config("new")
 
 
-async def test_a_load_that_fails_is_refused_with_its_own_error(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.control_error = invalid("no such backend", hint="install it")
-        with pytest.raises(ServingError, match=r"no such backend \(hint: install it\)") as caught:
-            await bench.engine.load_model("m")
-        assert caught.value.code is Code.INVALID_ARG
+async def test_a_load_that_fails_is_refused_with_its_own_error(bench: Bench) -> None:
+    bench.fake.control_error = invalid("no such backend", hint="install it")
+    with pytest.raises(ServingError, match=r"no such backend \(hint: install it\)") as caught:
+        await bench.engine.load_model("m")
+    assert caught.value.code is Code.INVALID_ARG
 
 
 async def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
@@ -495,15 +485,14 @@ async def test_front_ends_that_come_one_after_the_other_have_the_same_offers(
         later.engine.close()
 
 
-async def test_readiness_follows_the_engine(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        assert (bench.engine.is_live(), bench.engine.is_ready(), bench.engine.is_exiting()) == (True, True, False)
+async def test_readiness_follows_the_engine(bench: Bench) -> None:
+    assert (bench.engine.is_live(), bench.engine.is_ready(), bench.engine.is_exiting()) == (True, True, False)
 
-        bench.fake.ready, bench.fake.exiting = False, True
-        bench.fake.changed()
-        await bench.until(bench.engine.is_exiting)
+    bench.fake.ready, bench.fake.exiting = False, True
+    bench.fake.changed()
+    await bench.until(bench.engine.is_exiting)
 
-        assert not bench.engine.is_ready()
+    assert not bench.engine.is_ready()
 
 
 async def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
@@ -524,31 +513,29 @@ async def test_questions_are_answered_by_the_engine(tmp_path: Path) -> None:
         assert (services.rate_limits, services.sequences, services.demand, services.tracing) == (None,) * 4
 
 
-async def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.hold = True
-        before, after = Replies(), Replies()
-        bench.engine.infer(request(), before)
-        await bench.until(lambda: bench.fake.tickets)
-        bench.engine.begin_exit()
-        bench.engine.infer(request(), after)
-        assert [code for code, _ in after.errors] == [Code.UNAVAILABLE]
+async def test_an_exiting_front_end_takes_nothing_new_and_waits_for_the_rest(bench: Bench) -> None:
+    bench.fake.hold = True
+    before, after = Replies(), Replies()
+    bench.engine.infer(request(), before)
+    await bench.until(lambda: bench.fake.tickets)
+    bench.engine.begin_exit()
+    bench.engine.infer(request(), after)
+    assert [code for code, _ in after.errors] == [Code.UNAVAILABLE]
 
-        waiting = asyncio.ensure_future(bench.engine.drained(30))
-        bench.fake.release(0)
+    waiting = asyncio.ensure_future(bench.engine.drained(30))
+    bench.fake.release(0)
 
-        assert await waiting
-        assert isinstance(before[0][0], InferResponse)
+    assert await waiting
+    assert isinstance(before[0][0], InferResponse)
 
 
-async def test_what_is_not_answered_at_the_exit_timeout_fails(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        bench.fake.hold = True
-        replies = Replies()
-        bench.engine.infer(request(), replies)
+async def test_what_is_not_answered_at_the_exit_timeout_fails(bench: Bench) -> None:
+    bench.fake.hold = True
+    replies = Replies()
+    bench.engine.infer(request(), replies)
 
-        assert not await bench.engine.drained(0)
-        assert "exit timeout expired" in replies.errors[0][1]
+    assert not await bench.engine.drained(0)
+    assert "exit timeout expired" in replies.errors[0][1]
 
 
 class Block:
@@ -637,27 +624,25 @@ async def test_a_trace_has_the_events_of_both_processes(tmp_path: Path) -> None:
     assert "RECV_START" in (tmp_path / "trace").read_text()
 
 
-async def test_a_message_that_is_none_ends_the_connection(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        ours, theirs = socket.socketpair()
-        bench.port.connect(theirs)
-        ours.setblocking(False)
-        ours.send(b"\xff" * 64)
-        assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
-        ours.close()
+async def test_a_message_that_is_none_ends_the_connection(bench: Bench) -> None:
+    ours, theirs = socket.socketpair()
+    bench.port.connect(theirs)
+    ours.setblocking(False)
+    ours.send(b"\xff" * 64)
+    assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+    ours.close()
 
-        replies = Replies()
-        bench.engine.infer(request(), replies)
-        await bench.until(lambda: replies)
-        assert isinstance(replies[0][0], InferResponse)
+    replies = Replies()
+    bench.engine.infer(request(), replies)
+    await bench.until(lambda: replies)
+    assert isinstance(replies[0][0], InferResponse)
 
 
-async def test_a_front_end_without_models_of_its_own_has_counted_nothing(tmp_path: Path) -> None:
-    async with Bench(tmp_path) as bench:
-        (peer,) = bench.port._peers
-        await peer.collect()
+async def test_a_front_end_without_models_of_its_own_has_counted_nothing(bench: Bench) -> None:
+    (peer,) = bench.port._peers
+    await peer.collect()
 
-        assert "counts" not in [change for change, _ in bench.front_ends[0].told]
+    assert "counts" not in [change for change, _ in bench.front_ends[0].told]
 
 
 async def test_what_front_ends_have_taken_in_is_shown_by_front_end(tmp_path: Path) -> None:

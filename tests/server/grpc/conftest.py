@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.closing import InLoop
 from tests.support.grpc_memory import MemoryClient
 from tests.support.linked_engine import ServedFake, linked
 
@@ -62,3 +63,8 @@ def play(is_linked: bool, tmp_path: Path) -> Play:
             await bench.frontend.close()
 
     return playing
+
+
+@pytest.fixture
+def bench(play: Play) -> InLoop:
+    return InLoop(play)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.server.grpc.conftest import Bench
+from tests.support.closing import InLoop
 from tests.support.grpc_memory import MemoryClient, MemoryResponse, frame, request_headers
 from tests.support.idle_time import IdleTimeLoop
 from tritonclient.grpc import service_pb2
@@ -54,74 +56,74 @@ def statuses(client: MemoryClient, streams: list[int]) -> set[int | None]:
     return {client.responses[stream_id].status for stream_id in streams}
 
 
-async def test_a_client_that_takes_no_answers_has_its_next_calls_wait_until_it_does(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        streams = ask(client)
-        await client.settle()
-        assert 0 < len(bench.engine.tickets) <= IN_FLIGHT
-        await read_on(client)
-
-        assert statuses(client, streams) == {Status.OK}
-        ids = [ticket.request.id for ticket in bench.engine.tickets]
-        assert ids == [str(number) for number in range(COUNT)]
+@pytest.fixture
+def bench(play: Any) -> InLoop:
+    return InLoop(lambda: play(LIMITS))
 
 
-async def test_as_many_calls_begin_as_there_is_room_for(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        streams = ask(client)
-        before = len(bench.engine.tickets)
-        for stream_id in streams[:2]:
-            client.feed(window_update(stream_id, 1000))
-        await client.settle()
+async def test_a_client_that_takes_no_answers_has_its_next_calls_wait_until_it_does(bench: Bench) -> None:
+    client = reluctant(bench)
+    streams = ask(client)
+    await client.settle()
+    assert 0 < len(bench.engine.tickets) <= IN_FLIGHT
+    await read_on(client)
 
-        assert before < len(bench.engine.tickets) <= before + 3
-
-
-async def test_calls_that_all_came_in_one_piece_wait_too(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        data = b""
-        for number in range(COUNT):
-            stream_id = client.http2.send_request(request_headers("ModelInfer"))
-            client.responses[stream_id] = MemoryResponse()
-            client.http2.send_data(stream_id, frame(infer_message(str(number))), end_stream=True)
-            data += client.http2.data_to_send()
-        client.feed(data)
-        await client.settle()
-        assert len(bench.engine.tickets) <= IN_FLIGHT
-        await read_on(client)
-
-        assert statuses(client, list(client.responses)) == {Status.OK}
+    assert statuses(client, streams) == {Status.OK}
+    ids = [ticket.request.id for ticket in bench.engine.tickets]
+    assert ids == [str(number) for number in range(COUNT)]
 
 
-async def test_answers_that_the_client_does_not_want_any_more_make_room(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        streams = ask(client)
-        before = len(bench.engine.tickets)
-        for stream_id in streams[:before]:
-            client.http2.reset_stream(stream_id, CANCEL)
-        client.exchange()
-        await client.settle()
+async def test_as_many_calls_begin_as_there_is_room_for(bench: Bench) -> None:
+    client = reluctant(bench)
+    streams = ask(client)
+    before = len(bench.engine.tickets)
+    for stream_id in streams[:2]:
+        client.feed(window_update(stream_id, 1000))
+    await client.settle()
 
-        assert len(bench.engine.tickets) == 2 * before
+    assert before < len(bench.engine.tickets) <= before + 3
 
 
-async def test_a_deadline_holds_for_a_call_that_waits(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        ask(client)
-        before = len(bench.engine.tickets)
-        late = client.start("ModelInfer", infer_message("late"), (b"grpc-timeout", b"20m"))
-        await asyncio.sleep(0.1)
-        await client.settle()
-        assert client.responses[late].status == Status.DEADLINE_EXCEEDED
-        await read_on(client)
+async def test_calls_that_all_came_in_one_piece_wait_too(bench: Bench) -> None:
+    client = reluctant(bench)
+    data = b""
+    for number in range(COUNT):
+        stream_id = client.http2.send_request(request_headers("ModelInfer"))
+        client.responses[stream_id] = MemoryResponse()
+        client.http2.send_data(stream_id, frame(infer_message(str(number))), end_stream=True)
+        data += client.http2.data_to_send()
+    client.feed(data)
+    await client.settle()
+    assert len(bench.engine.tickets) <= IN_FLIGHT
+    await read_on(client)
 
-        assert len(bench.engine.tickets) > before
-        assert "late" not in [ticket.request.id for ticket in bench.engine.tickets]
+    assert statuses(client, list(client.responses)) == {Status.OK}
+
+
+async def test_answers_that_the_client_does_not_want_any_more_make_room(bench: Bench) -> None:
+    client = reluctant(bench)
+    streams = ask(client)
+    before = len(bench.engine.tickets)
+    for stream_id in streams[:before]:
+        client.http2.reset_stream(stream_id, CANCEL)
+    client.exchange()
+    await client.settle()
+
+    assert len(bench.engine.tickets) == 2 * before
+
+
+async def test_a_deadline_holds_for_a_call_that_waits(bench: Bench) -> None:
+    client = reluctant(bench)
+    ask(client)
+    before = len(bench.engine.tickets)
+    late = client.start("ModelInfer", infer_message("late"), (b"grpc-timeout", b"20m"))
+    await asyncio.sleep(0.1)
+    await client.settle()
+    assert client.responses[late].status == Status.DEADLINE_EXCEEDED
+    await read_on(client)
+
+    assert len(bench.engine.tickets) > before
+    assert "late" not in [ticket.request.id for ticket in bench.engine.tickets]
 
 
 async def test_what_a_waiting_call_has_sent_does_not_use_up_the_window_when_it_is_cancelled(play: Any) -> None:
@@ -151,44 +153,41 @@ async def test_a_waiting_request_that_is_larger_than_the_window_comes_through(pl
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-async def test_a_stream_that_is_not_read_makes_no_other_call_wait(play: Any, has_ended: bool) -> None:
-    async with play(LIMITS) as bench:
-        client = bench.client({INITIAL_WINDOW_SIZE: 1000}, opens_window=False)
-        stream_id = client.start("ModelStreamInfer")
-        client.http2.send_data(stream_id, frame(infer_message()) * COUNT, end_stream=has_ended)
-        client.exchange()
-        await client.settle()
-        assert bench.engine.tickets
-        bench.engine.tickets.clear()
-        answers = [await client.call("ModelInfer", infer_message()) for _ in range(COUNT)]
+async def test_a_stream_that_is_not_read_makes_no_other_call_wait(has_ended: bool, bench: Bench) -> None:
+    client = bench.client({INITIAL_WINDOW_SIZE: 1000}, opens_window=False)
+    stream_id = client.start("ModelStreamInfer")
+    client.http2.send_data(stream_id, frame(infer_message()) * COUNT, end_stream=has_ended)
+    client.exchange()
+    await client.settle()
+    assert bench.engine.tickets
+    bench.engine.tickets.clear()
+    answers = [await client.call("ModelInfer", infer_message()) for _ in range(COUNT)]
 
-        assert {answer.status for answer in answers} == {Status.OK}
-        assert client.responses[stream_id].status is None
-
-
-async def test_a_stream_goes_on_while_calls_wait(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        ask(client)
-        bench.engine.tickets.clear()
-        client.start("ModelStreamInfer", infer_message("streamed"))
-        await client.settle()
-
-        assert [ticket.request.id for ticket in bench.engine.tickets] == ["streamed"]
+    assert {answer.status for answer in answers} == {Status.OK}
+    assert client.responses[stream_id].status is None
 
 
-async def test_when_the_server_stops_calls_that_wait_are_told_so(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        streams = ask(client)
-        before = len(bench.engine.tickets)
-        bench.engine.exiting = True
-        bench.frontend.stop_accepting()
-        await client.settle()
-        assert statuses(client, streams[before:]) == {Status.UNAVAILABLE}
-        await read_on(client)
+async def test_a_stream_goes_on_while_calls_wait(bench: Bench) -> None:
+    client = reluctant(bench)
+    ask(client)
+    bench.engine.tickets.clear()
+    client.start("ModelStreamInfer", infer_message("streamed"))
+    await client.settle()
 
-        assert statuses(client, streams[:before]) == {Status.OK}
+    assert [ticket.request.id for ticket in bench.engine.tickets] == ["streamed"]
+
+
+async def test_when_the_server_stops_calls_that_wait_are_told_so(bench: Bench) -> None:
+    client = reluctant(bench)
+    streams = ask(client)
+    before = len(bench.engine.tickets)
+    bench.engine.exiting = True
+    bench.frontend.stop_accepting()
+    await client.settle()
+    assert statuses(client, streams[before:]) == {Status.UNAVAILABLE}
+    await read_on(client)
+
+    assert statuses(client, streams[:before]) == {Status.OK}
 
 
 async def test_a_fault_in_a_call_that_waited_hurts_no_other(play: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,12 +209,11 @@ async def test_a_fault_in_a_call_that_waited_hurts_no_other(play: Any, caplog: p
     assert "boom" in caplog.text
 
 
-async def test_a_client_that_leaves_takes_its_waiting_calls_with_it(play: Any) -> None:
-    async with play(LIMITS) as bench:
-        client = reluctant(bench)
-        ask(client)
-        before = len(bench.engine.tickets)
-        client.transport.abort()
-        await asyncio.sleep(0.1)
+async def test_a_client_that_leaves_takes_its_waiting_calls_with_it(bench: Bench) -> None:
+    client = reluctant(bench)
+    ask(client)
+    before = len(bench.engine.tickets)
+    client.transport.abort()
+    await asyncio.sleep(0.1)
 
-        assert len(bench.engine.tickets) == before
+    assert len(bench.engine.tickets) == before

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.server.grpc.conftest import Bench
 from tests.support.grpc_memory import MemoryClient
 from tests.support.idle_time import IdleTimeLoop
 from tritonclient.grpc import service_pb2
@@ -52,96 +53,92 @@ async def waiting_call(bench: Any) -> tuple[MemoryClient, int]:
 
 @pytest.mark.pure_form
 async def test_a_fault_while_events_are_handled_ends_the_calls_and_the_connection(
-    play: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bench: Bench
 ) -> None:
-    async with play() as bench:
-        client, stream_id = await waiting_call(bench)
-        broken_once(monkeypatch, CallTable, "open")
-        client.start("ServerLive", b"")
-        await client.settle()
+    client, stream_id = await waiting_call(bench)
+    broken_once(monkeypatch, CallTable, "open")
+    client.start("ServerLive", b"")
+    await client.settle()
 
-        response = client.responses[stream_id]
-        assert (response.status, response.is_closed) == (Status.INTERNAL, True)
-        assert "internal fault of the server" in response.message
-        assert [code for code, _ in client.goaways] == [ErrorCode.INTERNAL_ERROR]
-        assert client.transport.is_closed
-        assert bench.engine.tickets[0].cancelled
-        assert "a fault" in caplog.text
+    response = client.responses[stream_id]
+    assert (response.status, response.is_closed) == (Status.INTERNAL, True)
+    assert "internal fault of the server" in response.message
+    assert [code for code, _ in client.goaways] == [ErrorCode.INTERNAL_ERROR]
+    assert client.transport.is_closed
+    assert bench.engine.tickets[0].cancelled
+    assert "a fault" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["output", "events"])
 @pytest.mark.pure_form
 async def test_a_fault_while_answers_are_written_ends_the_calls_and_the_connection(
-    play: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, name: str, bench: Bench
 ) -> None:
-    async with play() as bench:
-        client, stream_id = await waiting_call(bench)
-        other = client.start("ModelInfer", infer_message())
-        broken_once(monkeypatch, ServerConnection, name)
-        bench.engine.release(1)  # which is written by a callback of the loop
-        await client.settle()
+    client, stream_id = await waiting_call(bench)
+    other = client.start("ModelInfer", infer_message())
+    broken_once(monkeypatch, ServerConnection, name)
+    bench.engine.release(1)  # which is written by a callback of the loop
+    await client.settle()
 
-        assert client.responses[stream_id].status == Status.INTERNAL
-        assert client.responses[other].status == Status.OK
-        assert client.transport.is_closed
+    assert client.responses[stream_id].status == Status.INTERNAL
+    assert client.responses[other].status == Status.OK
+    assert client.transport.is_closed
 
 
 @pytest.mark.pure_form
-async def test_a_connection_whose_calls_cannot_be_ended_is_aborted(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with play() as bench:
-        client, _ = await waiting_call(bench)
-        with monkeypatch.context() as patch:
-            patch.setattr(ServerConnection, "receive", broken)
-            patch.setattr(ServerConnection, "output", broken)
-            client.http2.ping()
-            client.exchange()
-            await asyncio.sleep(0)
+async def test_a_connection_whose_calls_cannot_be_ended_is_aborted(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
+    client, _ = await waiting_call(bench)
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerConnection, "receive", broken)
+        patch.setattr(ServerConnection, "output", broken)
+        client.http2.ping()
+        client.exchange()
+        await asyncio.sleep(0)
 
-        assert client.transport.is_closed
-        assert bench.engine.tickets[0].cancelled
-        assert repr(client.protocol) == "<GrpcConnection closing calls=0 deferred=0>"
+    assert client.transport.is_closed
+    assert bench.engine.tickets[0].cancelled
+    assert repr(client.protocol) == "<GrpcConnection closing calls=0 deferred=0>"
 
 
 @pytest.mark.pure_form
 async def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(
-    play: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
-    async with play() as bench:
-        client, _ = await waiting_call(bench)
-        client.start("ModelInfer", infer_message())
-        broken_once(monkeypatch, UnaryCall, "give_up")
-        client.transport.abort()
-        await asyncio.sleep(0)
+    client, _ = await waiting_call(bench)
+    client.start("ModelInfer", infer_message())
+    broken_once(monkeypatch, UnaryCall, "give_up")
+    client.transport.abort()
+    await asyncio.sleep(0)
 
-        assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, True]
+    assert [ticket.cancelled for ticket in bench.engine.tickets] == [False, True]
 
 
 @pytest.mark.parametrize("is_in_place", [True, False])
 @pytest.mark.pure_form
 async def test_a_response_that_cannot_be_sent_resets_its_stream_alone(
-    play: Any, monkeypatch: pytest.MonkeyPatch, is_in_place: bool
+    monkeypatch: pytest.MonkeyPatch, is_in_place: bool, bench: Bench
 ) -> None:
-    async with play() as bench:
-        client, waiting = await waiting_call(bench)
-        bench.engine.hold = not is_in_place
-        broken_once(monkeypatch, ServerConnection, "respond")
-        stream_id = client.start("ModelInfer", infer_message())
-        if not is_in_place:
-            bench.engine.release(1)
-        await client.settle()
-        bench.engine.release(0)
-        await client.settle()
+    client, waiting = await waiting_call(bench)
+    bench.engine.hold = not is_in_place
+    broken_once(monkeypatch, ServerConnection, "respond")
+    stream_id = client.start("ModelInfer", infer_message())
+    if not is_in_place:
+        bench.engine.release(1)
+    await client.settle()
+    bench.engine.release(0)
+    await client.settle()
 
-        assert client.responses[stream_id].reset_code == ErrorCode.INTERNAL_ERROR
-        assert client.responses[waiting].status == Status.OK
-        assert not client.transport.is_closed
+    assert client.responses[stream_id].reset_code == ErrorCode.INTERNAL_ERROR
+    assert client.responses[waiting].status == Status.OK
+    assert not client.transport.is_closed
 
 
-async def test_a_connection_says_its_state_in_one_line(play: Any) -> None:
-    async with play() as bench:
-        client, _ = await waiting_call(bench)
-        assert repr(client.protocol) == "<GrpcConnection open calls=1 deferred=0>"
+async def test_a_connection_says_its_state_in_one_line(bench: Bench) -> None:
+    client, _ = await waiting_call(bench)
+    assert repr(client.protocol) == "<GrpcConnection open calls=1 deferred=0>"
 
-        client.protocol.pause_writing()
-        bench.frontend.stop_accepting()
-        assert repr(client.protocol) == "<GrpcConnection draining calls=1 deferred=0 paused>"
+    client.protocol.pause_writing()
+    bench.frontend.stop_accepting()
+    assert repr(client.protocol) == "<GrpcConnection draining calls=1 deferred=0 paused>"

@@ -158,56 +158,51 @@ def hyper(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-async def test_an_inference_is_answered(play: Any) -> None:
-    async with play() as bench:
-        response = await bench.client().call("ModelInfer", infer_message(id="a"))
+async def test_an_inference_is_answered(bench: Bench) -> None:
+    response = await bench.client().call("ModelInfer", infer_message(id="a"))
 
-        assert (response.headers[b":status"], response.status, response.is_closed) == (b"200", Status.OK, True)
-        answer = infer_response(response.messages[0])
-        assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == list(range(16))
-
-
-async def test_a_large_body_waits_for_the_windows_of_the_client(play: Any) -> None:
-    async with play() as bench:
-        response = await bench.client().call("ModelInfer", infer_message(values=100_000))
-
-        answer = infer_response(response.messages[0])
-        assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == list(range(100_000))
+    assert (response.headers[b":status"], response.status, response.is_closed) == (b"200", Status.OK, True)
+    answer = infer_response(response.messages[0])
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == list(range(16))
 
 
-async def test_a_stream_has_an_answer_for_each_request(play: Any) -> None:
-    async with play() as bench:
-        client = bench.client()
-        stream_id = client.start("ModelStreamInfer")
-        for number in range(3):
-            client.http2.send_data(stream_id, frame(infer_message(id=str(number))))
-            client.exchange()
-            await client.settle()
-        client.http2.end_stream(stream_id)
+async def test_a_large_body_waits_for_the_windows_of_the_client(bench: Bench) -> None:
+    response = await bench.client().call("ModelInfer", infer_message(values=100_000))
+
+    answer = infer_response(response.messages[0])
+    assert np.frombuffer(answer.raw_output_contents[0], "<f4").tolist() == list(range(100_000))
+
+
+async def test_a_stream_has_an_answer_for_each_request(bench: Bench) -> None:
+    client = bench.client()
+    stream_id = client.start("ModelStreamInfer")
+    for number in range(3):
+        client.http2.send_data(stream_id, frame(infer_message(id=str(number))))
         client.exchange()
         await client.settle()
+    client.http2.end_stream(stream_id)
+    client.exchange()
+    await client.settle()
 
-        assert len(client.responses[stream_id].messages) == 3
-        assert client.responses[stream_id].status == Status.OK
-
-
-async def test_a_request_is_cancelled_with_its_stream(play: Any) -> None:
-    async with play() as bench:
-        bench.engine.hold = True
-        client = bench.client()
-        stream_id = client.start("ModelInfer", infer_message())
-        client.http2.reset_stream(stream_id)
-        client.exchange()
-        await client.settle()
-
-        assert bench.engine.tickets[0].cancelled
+    assert len(client.responses[stream_id].messages) == 3
+    assert client.responses[stream_id].status == Status.OK
 
 
-async def test_errors_are_trailers(play: Any) -> None:
-    async with play() as bench:
-        response = await bench.client().call("/no/method")
+async def test_a_request_is_cancelled_with_its_stream(bench: Bench) -> None:
+    bench.engine.hold = True
+    client = bench.client()
+    stream_id = client.start("ModelInfer", infer_message())
+    client.http2.reset_stream(stream_id)
+    client.exchange()
+    await client.settle()
 
-        assert response.status == Status.UNIMPLEMENTED
+    assert bench.engine.tickets[0].cancelled
+
+
+async def test_errors_are_trailers(bench: Bench) -> None:
+    response = await bench.client().call("/no/method")
+
+    assert response.status == Status.UNIMPLEMENTED
 
 
 async def _measure(library: Callable[[http2.Http2Settings], Any], calls: int = 1000) -> float:

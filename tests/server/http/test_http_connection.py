@@ -66,10 +66,13 @@ class Bench:
         self.client.connection.check_time(self.frontend.now_s)
 
 
-@pytest.mark.parametrize("piece", [0, 1, 7, 100])
-def test_requests_are_understood_however_they_are_cut(piece: int) -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
 
+
+@pytest.mark.parametrize("piece", [0, 1, 7, 100])
+def test_requests_are_understood_however_they_are_cut(piece: int, bench: Bench) -> None:
     responses = bench.client.send(infer("a") + LIVE + infer("b"), piece)
 
     assert [r.status for r in responses] == [200, 200, 200]
@@ -107,9 +110,7 @@ def test_fields_after_a_chunked_body_change_nothing() -> None:
 
 @pytest.mark.parametrize("piece", [0, 1000, READ_BYTES])
 @pytest.mark.parametrize("size", [DIRECT_BODY_BYTES - 1, DIRECT_BODY_BYTES, 3 * READ_BYTES + 5])
-def test_a_large_body_arrives_whole_and_the_connection_goes_on(piece: int, size: int) -> None:
-    bench = Bench()
-
+def test_a_large_body_arrives_whole_and_the_connection_goes_on(piece: int, size: int, bench: Bench) -> None:
     responses = bench.client.send(infer("a", size=size) + infer("b"), piece)
 
     assert ids(responses) == ["a", "b"]
@@ -118,26 +119,21 @@ def test_a_large_body_arrives_whole_and_the_connection_goes_on(piece: int, size:
     assert array.ravel()[: size // 256 * 256].astype("u1").reshape(-1, 256).std(axis=0).sum() == 0
 
 
-def test_the_first_tensor_of_a_large_body_is_aligned() -> None:
-    bench = Bench()
-
+def test_the_first_tensor_of_a_large_body_is_aligned(bench: Bench) -> None:
     bench.client.send(infer(size=3 * READ_BYTES))
 
     assert bench.engine.tickets[0].request.inputs["INPUT0"].array.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("json_size", ["x", "9" * 5000, ""])
-def test_a_large_body_with_a_senseless_json_size_is_refused(json_size: str) -> None:
-    bench = Bench()
-
+def test_a_large_body_with_a_senseless_json_size_is_refused(json_size: str, bench: Bench) -> None:
     responses = bench.client.send(infer(size=3 * READ_BYTES, headers={"Inference-Header-Content-Length": json_size}))
 
     assert [r.status for r in responses] == [400]
     assert "Inference-Header-Content-Length" in error(responses[0])
 
 
-def test_responses_keep_the_order_of_the_requests() -> None:
-    bench = Bench()
+def test_responses_keep_the_order_of_the_requests(bench: Bench) -> None:
     bench.engine.hold = True
 
     bench.client.send(infer("a") + infer("b") + LIVE + infer("c"))
@@ -151,8 +147,7 @@ def test_responses_keep_the_order_of_the_requests() -> None:
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_a_request_that_was_answered_is_not_cancelled(hold: bool) -> None:
-    bench = Bench()
+def test_a_request_that_was_answered_is_not_cancelled(hold: bool, bench: Bench) -> None:
     bench.engine.hold = hold
 
     bench.client.send(infer("a"))
@@ -182,8 +177,7 @@ def test_reading_pauses_while_too_many_requests_of_a_connection_are_in_flight() 
     assert not bench.client.transport.is_paused
 
 
-def test_reading_pauses_while_the_client_does_not_read() -> None:
-    bench = Bench()
+def test_reading_pauses_while_the_client_does_not_read(bench: Bench) -> None:
     bench.client.transport.is_blocked = True
 
     bench.client.send(infer("a"))
@@ -204,8 +198,9 @@ def test_reading_pauses_while_the_client_does_not_read() -> None:
         ("1.0", "keep-alive", "keep-alive"),
     ],
 )
-def test_a_connection_lives_as_long_as_the_client_says(version: str, connection: str, expected: str | None) -> None:
-    bench = Bench()
+def test_a_connection_lives_as_long_as_the_client_says(
+    version: str, connection: str, expected: str | None, bench: Bench
+) -> None:
     headers = {"Connection": connection} if connection else {}
 
     response = bench.client.send(request("/v2", method="GET", version=version, headers=headers))[0]
@@ -214,9 +209,7 @@ def test_a_connection_lives_as_long_as_the_client_says(version: str, connection:
     assert bench.client.transport.is_closed == (expected == "close")
 
 
-def test_what_follows_the_last_request_is_not_answered() -> None:
-    bench = Bench()
-
+def test_what_follows_the_last_request_is_not_answered(bench: Bench) -> None:
     responses = bench.client.send(request("/v2", method="GET", headers={"Connection": "close"}) + LIVE)
 
     assert [r.status for r in responses] == [200]
@@ -224,8 +217,7 @@ def test_what_follows_the_last_request_is_not_answered() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_offer_to_change_the_protocol_is_declined(method: str) -> None:
-    bench = Bench()
+def test_an_offer_to_change_the_protocol_is_declined(method: str, bench: Bench) -> None:
     upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     body = b'{"inputs": []}' if method == "POST" else b""
 
@@ -236,9 +228,8 @@ def test_an_offer_to_change_the_protocol_is_declined(method: str) -> None:
     assert [r.status for r in responses] == [200, 200, 200]
 
 
-def test_a_reading_full_of_offers_to_change_the_protocol_is_answered() -> None:
+def test_a_reading_full_of_offers_to_change_the_protocol_is_answered(bench: Bench) -> None:
     offer = request("/v2/health/live", method="GET", headers={"Connection": "Upgrade", "Upgrade": "h2c"})
-    bench = Bench()
 
     responses = bench.client.send(offer * (READ_BYTES // len(offer)))
 
@@ -246,8 +237,7 @@ def test_a_reading_full_of_offers_to_change_the_protocol_is_answered() -> None:
 
 
 @pytest.mark.parametrize("cut", [1000, DIRECT_BODY_BYTES, 2 * DIRECT_BODY_BYTES - 1000])
-def test_a_large_body_after_an_offer_to_change_the_protocol_arrives_whole(cut: int) -> None:
-    bench = Bench()
+def test_a_large_body_after_an_offer_to_change_the_protocol_arrives_whole(cut: int, bench: Bench) -> None:
     sent = infer("a", size=2 * DIRECT_BODY_BYTES, headers={"Connection": "Upgrade", "Upgrade": "h2c"})
 
     bench.client.send(sent[:cut])
@@ -258,8 +248,7 @@ def test_a_large_body_after_an_offer_to_change_the_protocol_arrives_whole(cut: i
     assert ticket.request.inputs["INPUT0"].array.tobytes() == bytes(range(256)) * (2 * DIRECT_BODY_BYTES // 256)
 
 
-def test_a_large_body_that_arrives_while_its_connection_closes_is_dropped() -> None:
-    bench = Bench()
+def test_a_large_body_that_arrives_while_its_connection_closes_is_dropped(bench: Bench) -> None:
     bench.engine.hold = True
     sent = infer("b", size=2 * DIRECT_BODY_BYTES)
     bench.client.send(infer("a") + sent[: DIRECT_BODY_BYTES // 2])
@@ -273,8 +262,7 @@ def test_a_large_body_that_arrives_while_its_connection_closes_is_dropped() -> N
     assert len(bench.engine.tickets) == 1
 
 
-def test_leave_to_send_the_body_is_given() -> None:
-    bench = Bench()
+def test_leave_to_send_the_body_is_given(bench: Bench) -> None:
     head, _, body = infer("a", headers={"Expect": "100-continue"}).partition(b"\r\n\r\n")
 
     bench.client.send(head + b"\r\n\r\n")
@@ -284,8 +272,7 @@ def test_leave_to_send_the_body_is_given() -> None:
     assert ids(bench.client.responses) == ["a"]
 
 
-def test_white_space_behind_the_value_of_a_header_field_is_not_part_of_it() -> None:
-    bench = Bench()
+def test_white_space_behind_the_value_of_a_header_field_is_not_part_of_it(bench: Bench) -> None:
     head, _, body = infer("a").partition(b"\r\n\r\n")
     size = head.lower().partition(b"inference-header-content-length: ")[2].partition(b"\r\n")[0]
 
@@ -296,8 +283,7 @@ def test_white_space_behind_the_value_of_a_header_field_is_not_part_of_it() -> N
     assert [response.status for response in bench.client.responses] == [200, 405]
 
 
-def test_no_leave_is_given_before_earlier_responses() -> None:
-    bench = Bench()
+def test_no_leave_is_given_before_earlier_responses(bench: Bench) -> None:
     bench.engine.hold = True
 
     bench.client.send(infer("a") + infer("b", headers={"Expect": "100-continue"}))
@@ -326,9 +312,7 @@ def test_no_leave_is_given_before_earlier_responses() -> None:
     ],
 )
 @pytest.mark.parametrize("piece", [0, 1])
-def test_a_violation_is_answered_and_ends_the_connection(data: bytes, status: int, piece: int) -> None:
-    bench = Bench()
-
+def test_a_violation_is_answered_and_ends_the_connection(data: bytes, status: int, piece: int, bench: Bench) -> None:
     responses = bench.client.send(LIVE + data + LIVE, piece)
 
     assert [r.status for r in responses] == [200, status]
@@ -337,8 +321,7 @@ def test_a_violation_is_answered_and_ends_the_connection(data: bytes, status: in
     assert bench.client.transport.is_closed or bench.client.transport.is_half_closed
 
 
-def test_a_violation_waits_for_earlier_responses() -> None:
-    bench = Bench()
+def test_a_violation_waits_for_earlier_responses(bench: Bench) -> None:
     bench.engine.hold = True
 
     bench.client.send(infer("a") + b"junk\r\n\r\n")
@@ -431,8 +414,7 @@ def test_a_body_too_large_to_drop_ends_the_connection(data: bytes) -> None:
     assert bench.client.transport.is_half_closed
 
 
-def test_a_refused_client_has_time_to_read_the_answer() -> None:
-    bench = Bench()
+def test_a_refused_client_has_time_to_read_the_answer(bench: Bench) -> None:
     bench.client.send(b"POST /v2 HTTP/1.1\r\nExpect: much\r\nContent-Length: 3\r\n\r\n")
 
     bench.client.send(b"abc more")
@@ -499,9 +481,8 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     assert bench.client.transport.is_closed
 
 
-def test_a_body_is_let_go_when_its_client_leaves() -> None:
+def test_a_body_is_let_go_when_its_client_leaves(bench: Bench) -> None:
     size = 32 * 1024 * 1024
-    bench = Bench()
     tracemalloc.start()
     try:
         bench.client.send(infer("a", size=size)[: 3 * READ_BYTES])
@@ -515,8 +496,9 @@ def test_a_body_is_let_go_when_its_client_leaves() -> None:
     assert left < size // 2
 
 
-def test_a_client_that_does_not_take_its_last_response_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
+def test_a_client_that_does_not_take_its_last_response_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
     monkeypatch.setattr(bench.client.transport, "close", lambda: None)  # it waits until everything is written
 
     bench.client.send(infer("a", headers={"Connection": "close"}))
@@ -539,8 +521,7 @@ def test_an_idle_connection_is_closed() -> None:
     assert len(bench.client.responses) == 1
 
 
-def test_a_request_may_take_as_long_as_it_takes() -> None:
-    bench = Bench()
+def test_a_request_may_take_as_long_as_it_takes(bench: Bench) -> None:
     bench.engine.hold = True
     bench.client.send(infer("a"))
 
@@ -564,9 +545,7 @@ def test_time_that_reading_was_paused_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("sent", range(0, len(infer("a")), 9))
-def test_a_client_may_go_at_any_point_of_its_request(sent: int) -> None:
-    bench = Bench()
-
+def test_a_client_may_go_at_any_point_of_its_request(sent: int, bench: Bench) -> None:
     bench.client.send(infer("a")[:sent])
     bench.client.leave()
     bench.wait(1000)
@@ -575,8 +554,7 @@ def test_a_client_may_go_at_any_point_of_its_request(sent: int) -> None:
     assert bench.connect().send(LIVE)[0].status == 200
 
 
-def test_the_requests_of_a_client_that_has_gone_are_cancelled() -> None:
-    bench = Bench()
+def test_the_requests_of_a_client_that_has_gone_are_cancelled(bench: Bench) -> None:
     bench.engine.hold = True
     other = bench.connect()
     bench.client.send(infer("a") + infer("b"))
@@ -591,8 +569,7 @@ def test_the_requests_of_a_client_that_has_gone_are_cancelled() -> None:
     assert bench.client.responses == []
 
 
-def test_a_response_that_is_written_after_a_close_goes_nowhere() -> None:
-    bench = Bench()
+def test_a_response_that_is_written_after_a_close_goes_nowhere(bench: Bench) -> None:
     bench.engine.hold = True
     bench.client.send(infer("a"))
 
@@ -605,8 +582,7 @@ def test_a_response_that_is_written_after_a_close_goes_nowhere() -> None:
     assert bench.client.responses == []
 
 
-def test_closing_finishes_connections_and_one_more_request_on_idle_ones() -> None:
-    bench = Bench()
+def test_closing_finishes_connections_and_one_more_request_on_idle_ones(bench: Bench) -> None:
     bench.engine.hold = True
     busy, receiving = bench.connect(), bench.connect()
     busy.send(infer("a"))
@@ -626,8 +602,7 @@ def test_closing_finishes_connections_and_one_more_request_on_idle_ones() -> Non
     assert receiving.transport.is_closed
 
 
-def test_a_server_that_exits_refuses_requests() -> None:
-    bench = Bench()
+def test_a_server_that_exits_refuses_requests(bench: Bench) -> None:
     bench.engine.exiting = True
 
     responses = bench.client.send(infer("a") + LIVE)
@@ -636,9 +611,7 @@ def test_a_server_that_exits_refuses_requests() -> None:
     assert error(responses[0]) == "the server is shutting down"
 
 
-def test_a_broken_handler_fails_its_request_only(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-
+def test_a_broken_handler_fails_its_request_only(caplog: pytest.LogCaptureFixture, bench: Bench) -> None:
     def broken() -> bool:
         raise KeyError("secret")
 
@@ -682,8 +655,9 @@ def test_the_access_log_tells_of_errors_refusals_and_clients_that_went() -> None
     ]
 
 
-def test_a_response_that_cannot_be_encoded_fails_its_request_only(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
+def test_a_response_that_cannot_be_encoded_fails_its_request_only(
+    caplog: pytest.LogCaptureFixture, bench: Bench
+) -> None:
     broken = InferResponse("identity", "1", "", [None])  # type: ignore[list-item]
     bench.engine.outcomes = [[(broken, True)]]
 
@@ -693,8 +667,7 @@ def test_a_response_that_cannot_be_encoded_fails_its_request_only(caplog: pytest
     assert "cannot be encoded" in caplog.text
 
 
-def test_a_model_that_says_nothing_or_too_much_fails_its_request_only() -> None:
-    bench = Bench()
+def test_a_model_that_says_nothing_or_too_much_fails_its_request_only(bench: Bench) -> None:
     answer = InferResponse("identity", "1", "x", [])
     bench.engine.outcomes = [[(None, True)], [(answer, False), (answer, False), (None, True)]]
 
@@ -703,8 +676,7 @@ def test_a_model_that_says_nothing_or_too_much_fails_its_request_only() -> None:
     assert [r.status for r in responses] == [501, 501]
 
 
-def test_a_large_binary_response_is_written_in_parts() -> None:
-    bench = Bench()
+def test_a_large_binary_response_is_written_in_parts(bench: Bench) -> None:
     bench.engine.models["identity"] = identity_config(dims=(-1,))
     array = np.arange(30_000, dtype="<f4")
     text = json.dumps(
@@ -729,8 +701,7 @@ def test_a_large_binary_response_is_written_in_parts() -> None:
     assert response.body[json_size:] == array.tobytes()
 
 
-def test_a_binary_output_without_elements_leaves_a_response_of_json_alone() -> None:
-    bench = Bench()
+def test_a_binary_output_without_elements_leaves_a_response_of_json_alone(bench: Bench) -> None:
     bench.engine.models["identity"] = identity_config(dims=(-1,))
     tensor = {"name": "INPUT0", "shape": [1, 0], "datatype": "FP32", "data": []}
     document = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
@@ -742,8 +713,7 @@ def test_a_binary_output_without_elements_leaves_a_response_of_json_alone() -> N
     assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
-def test_the_second_response_of_a_request_is_refused_and_cancels_it() -> None:
-    bench = Bench()
+def test_the_second_response_of_a_request_is_refused_and_cancels_it(bench: Bench) -> None:
     bench.engine.hold = True
     bench.client.send(infer("a"))
     (ticket,) = bench.engine.tickets
@@ -832,9 +802,8 @@ def test_a_fault_while_reading_is_logged_and_closes_the_connection(
 
 @pytest.mark.parametrize("held", [False, True], ids=["answered at once", "answered later"])
 def test_a_fault_while_writing_is_logged_and_closes_the_connection(
-    held: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    held: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bench: Bench
 ) -> None:
-    bench = Bench()
     bench.engine.hold = held
     monkeypatch.setattr(bench.client.transport, "write", fault)
 
@@ -866,8 +835,9 @@ def test_a_client_does_not_wait_for_what_a_fault_has_lost(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("sent", [infer(), LIVE, infer(size=5000), b"GET /v2/health/live HTTP/1.1\r\n\r\n"])
-def test_connections_on_which_much_has_arrived_have_one_request_handled_in_a_round_of_the_loop(sent: bytes) -> None:
-    bench = Bench()
+def test_connections_on_which_much_has_arrived_have_one_request_handled_in_a_round_of_the_loop(
+    sent: bytes, bench: Bench
+) -> None:
     greedy, modest = bench.client, bench.connect()
     greedy.waits_for_rounds = modest.waits_for_rounds = True
 
@@ -882,8 +852,7 @@ def test_connections_on_which_much_has_arrived_have_one_request_handled_in_a_rou
     assert not modest.transport.is_paused
 
 
-def test_a_body_of_tiny_chunks_is_parsed_in_many_rounds() -> None:
-    bench = Bench()
+def test_a_body_of_tiny_chunks_is_parsed_in_many_rounds(bench: Bench) -> None:
     bench.client.waits_for_rounds = True
     head = b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     count = 60_000
@@ -910,8 +879,7 @@ def test_requests_beyond_the_limit_of_those_in_flight_wait() -> None:
         assert len(bench.engine.tickets) == min(number + 5, 20)
 
 
-def test_requests_that_wait_are_not_begun_for_a_client_that_does_not_read() -> None:
-    bench = Bench()
+def test_requests_that_wait_are_not_begun_for_a_client_that_does_not_read(bench: Bench) -> None:
     bench.client.transport.is_blocked = True
 
     bench.client.send(infer() * 20)
@@ -923,8 +891,7 @@ def test_requests_that_wait_are_not_begun_for_a_client_that_does_not_read() -> N
     assert len(bench.engine.tickets) > 1
 
 
-def test_connections_and_requests_are_counted() -> None:
-    bench = Bench()
+def test_connections_and_requests_are_counted(bench: Bench) -> None:
     other = bench.connect()
 
     bench.client.send(LIVE + infer("a") + b"nonsense\r\n\r\n")

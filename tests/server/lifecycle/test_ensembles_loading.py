@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.closing import close_later
+from tests.support.closing import InLoop, close_later
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.recorded import RecordedScheduler
 
@@ -105,6 +105,11 @@ def write_chain(repository: Path) -> None:
     write_ensemble(repository, step("a", "IN", "mid"), step("b", "mid", "OUT"))
 
 
+@pytest.fixture
+def harness(tmp_path: Path) -> InLoop:
+    return InLoop(lambda: Harness(tmp_path))
+
+
 @pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
 async def test_at_start_ensembles_wait_for_their_models_whatever_they_are_called(
     tmp_path: Path, mode: ControlMode
@@ -125,10 +130,9 @@ async def test_at_start_ensembles_wait_for_their_models_whatever_they_are_called
 
 
 async def test_an_explicit_load_brings_the_models_along_and_an_unload_leaves_those_that_were_asked_for(
-    tmp_path: Path,
+    tmp_path: Path, harness: Harness
 ) -> None:
     write_chain(tmp_path)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("b")
 
     await harness.engine.load_model("e")
@@ -140,11 +144,12 @@ async def test_an_explicit_load_brings_the_models_along_and_an_unload_leaves_tho
     assert harness.reason() == harness.reason("a") == "unloaded"
 
 
-async def test_models_stay_without_unload_dependents_and_while_another_ensemble_needs_them(tmp_path: Path) -> None:
+async def test_models_stay_without_unload_dependents_and_while_another_ensemble_needs_them(
+    tmp_path: Path, harness: Harness
+) -> None:
     write_chain(tmp_path)
     write_ensemble(tmp_path, step("a", "IN", "OUT"), name="f")
     write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
-    harness = Harness(tmp_path)
     assert await harness.lifecycle.load_at_start(("outer", "f")) == []
 
     await harness.engine.unload_model("f")
@@ -183,11 +188,12 @@ async def test_models_that_stay_without_their_ensemble_are_kept_for_an_engine_th
         await harness.close()
 
 
-async def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(tmp_path: Path) -> None:
+async def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(
+    tmp_path: Path, harness: Harness
+) -> None:
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "100" } }'
     write_chain(tmp_path)
     write_identity(tmp_path, "a", more=slow)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
 
     request = asyncio.ensure_future(harness.infer())
@@ -199,10 +205,11 @@ async def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(t
         await asyncio.sleep(0.005)
 
 
-async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it(tmp_path: Path) -> None:
+async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it(
+    tmp_path: Path, harness: Harness
+) -> None:
     write_chain(tmp_path)
     write_ensemble(tmp_path, step("e", "IN", "OUT", keys=NESTED), name="outer")
-    harness = Harness(tmp_path)
     await harness.engine.load_model("outer")
 
     await harness.engine.unload_model("b")
@@ -220,9 +227,8 @@ async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it
     assert len((await harness.infer("outer")).outputs) == 1
 
 
-async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_path: Path) -> None:
+async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
     await harness.engine.unload_model("e")
 
@@ -232,9 +238,8 @@ async def test_an_ensemble_that_was_unloaded_does_not_come_back_by_itself(tmp_pa
     assert harness.states() == {"a": READY, "b": READY, "e": UNAVAILABLE}
 
 
-async def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path: Path) -> None:
+async def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
     await harness.infer()
 
@@ -256,7 +261,7 @@ async def test_an_ensemble_is_looked_at_again_when_a_model_is_reloaded(tmp_path:
     await harness.infer()
 
 
-async def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None:
+async def test_missing_models_and_versions_are_all_named(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
     write_model(tmp_path, "broken", "", config="max_batch_size: banana")
     write_ensemble(
@@ -264,7 +269,6 @@ async def test_missing_models_and_versions_are_all_named(tmp_path: Path) -> None
         *(step("ghost", "IN", "x"), step("spirit", "x", "y"), step("broken", "y", "z")),
         step("a", "z", "OUT", version=3),
     )
-    harness = Harness(tmp_path)
 
     with pytest.raises(ServingError, match="load failed for model 'e'") as raised:
         await harness.engine.load_model("e")
@@ -302,11 +306,10 @@ async def test_what_is_wrong_with_a_model_is_one_error_however_many_ensembles_ne
 
 
 async def test_a_fault_in_the_configuration_of_an_ensemble_is_an_error_though_a_model_is_missing_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harness: Harness
 ) -> None:
     write_chain(tmp_path)
     write_model(tmp_path, "b", "", config="max_batch_size: banana")
-    harness = Harness(tmp_path)
     await harness.lifecycle.load_at_start(("e",))
     write_model(tmp_path, "e", "", config="max_batch_size: cherry")
 
@@ -331,7 +334,7 @@ async def test_an_ensemble_with_a_fault_of_its_own_has_an_error_of_its_own(
     assert "'outer' cannot be loaded without 'e'" in caplog.text
 
 
-async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
+async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path, harness: Harness) -> None:
     decoupled = "model_transaction_policy { decoupled: true }"
     write_identity(tmp_path, "a", more=decoupled)
     pair = (
@@ -346,7 +349,6 @@ async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
     both = f'step {{ model_name: "pair" model_version: -1 {inputs.format("x", "y")} {outputs.format("OUT")} }}'
     circle = step("a", "p", "q") + step("a", "q", "p")
     write_ensemble(tmp_path, step("a", "IN", "x"), step("a", "IN", "y"), both, circle)
-    harness = Harness(tmp_path)
 
     with pytest.raises(ServingError) as raised:
         await harness.engine.load_model("e")
@@ -367,12 +369,13 @@ async def test_what_only_the_whole_graph_tells_is_named(tmp_path: Path) -> None:
         (step("a", "IN", "x") + step("c", "x", "OUT") + step("c", "x", "OUT1"), True),
     ],
 )
-async def test_outputs_of_unrelated_decoupled_steps_are_refused(tmp_path: Path, steps: str, fits: bool) -> None:
+async def test_outputs_of_unrelated_decoupled_steps_are_refused(
+    tmp_path: Path, steps: str, fits: bool, harness: Harness
+) -> None:
     for name in "ab":
         write_identity(tmp_path, name, more="model_transaction_policy { decoupled: true }")
     write_identity(tmp_path, "c")
     write_ensemble(tmp_path, steps, output='} output { name: "OUT1" data_type: TYPE_FP32 dims: [ 4 ]')
-    harness = Harness(tmp_path)
 
     if fits:
         await harness.engine.load_model("e")
@@ -480,9 +483,8 @@ async def test_ensembles_that_contain_each_other_are_refused(tmp_path: Path, mod
         await harness.infer()
 
 
-async def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path) -> None:
+async def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
     for steps in (step("ghost", "IN", "OUT"), step("e", "IN", "OUT", keys=NESTED)):
         write_ensemble(tmp_path, steps)
@@ -499,10 +501,11 @@ async def test_a_reload_that_fails_leaves_the_ensemble_as_it_was(tmp_path: Path)
     assert harness.states()["e"] is READY
 
 
-async def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_model_that_two_loads_need_is_loaded_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harness: Harness
+) -> None:
     write_chain(tmp_path)
     write_ensemble(tmp_path, step("a", "IN", "OUT"), name="f")
-    harness = Harness(tmp_path)
 
     with caplog.at_level("INFO"):
         await asyncio.gather(*(harness.engine.load_model(name) for name in ("a", "e", "f")))
@@ -511,9 +514,8 @@ async def test_a_model_that_two_loads_need_is_loaded_once(tmp_path: Path, caplog
     assert set(harness.states().values()) == {READY}
 
 
-async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: Path) -> None:
+async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
-    harness = Harness(tmp_path)
 
     load = asyncio.ensure_future(harness.engine.load_model("e"))
     while harness.states().get("a") is not ModelState.LOADING:
@@ -525,7 +527,7 @@ async def test_an_unload_of_a_step_waits_for_the_load_of_its_ensemble(tmp_path: 
     assert harness.states() == {"a": UNAVAILABLE, "b": READY, "e": UNAVAILABLE}
 
 
-async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path) -> None:
+async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Path, harness: Harness) -> None:
     write_identity(tmp_path, "a")
     config = tmp_path / "a" / "config.pbtxt"
     config.write_text(config.read_text().replace('name: "OUTPUT0"', 'name: "OUTPUT0" label_filename: "labels.txt"'))
@@ -534,7 +536,6 @@ async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Pa
     write_ensemble(tmp_path, step("f", "IN", "OUT", keys=NESTED))
     write_ensemble(tmp_path, step("f", "IN", "OUT", keys=NESTED), name="own", output='label_filename: "own.txt"')
     (tmp_path / "own" / "own.txt").write_text("a\nb\nc\nd\n")
-    harness = Harness(tmp_path)
     await harness.lifecycle.load_at_start(("*",))
     top = (RequestedOutput("OUT", 1),)
 
@@ -545,23 +546,23 @@ async def test_labels_are_those_of_the_model_that_writes_the_output(tmp_path: Pa
     assert (await harness.infer(outputs=top)).outputs[0].array.tolist() == [b"3.000000:3:drei"]
 
 
-async def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: Path) -> None:
+async def test_an_ensemble_without_a_version_folder_says_what_to_make(tmp_path: Path, harness: Harness) -> None:
     write_chain(tmp_path)
     (tmp_path / "e" / "1").rmdir()
-    harness = Harness(tmp_path)
 
     with pytest.raises(ServingError, match=r"at least one version must be available.*make an empty one, e/1"):
         await harness.engine.load_model("e")
 
 
-async def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(tmp_path: Path) -> None:
+async def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuration(
+    tmp_path: Path, harness: Harness
+) -> None:
     write_ensemble(tmp_path, name="e")
     write_model(tmp_path, "m", "", config=identity_pbtxt(dims=(-7,), max_batch_size=-1))
     write_model(tmp_path, "n", "", config='input { name: "X" data_type: TYPE_FP32 dims: [ -7 ] }')
     write_model(tmp_path, "t", "", config=identity_pbtxt(dims=(-7,)))
     for name in "emnt":
         (tmp_path / name / "1").rmdir()
-    harness = Harness(tmp_path)
     texts = {}
     for name in "emnt":
         with pytest.raises(ServingError, match="at least one version must be available") as raised:
@@ -578,10 +579,11 @@ async def test_a_missing_version_does_not_hide_what_is_wrong_in_the_configuratio
     assert polled == {"e", "m", "n"}
 
 
-async def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_metric_family_that_is_not_there_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harness: Harness
+) -> None:
     control = 'metric_control { metric_identifier { family: "nv_none" } histogram_options { buckets: 1 } }'
     write_identity(tmp_path, "a", more=f"model_metrics {{ {control} }}")
-    harness = Harness(tmp_path)
 
     await harness.engine.load_model("a")
 
@@ -589,11 +591,10 @@ async def test_a_metric_family_that_is_not_there_is_a_warning(tmp_path: Path, ca
     assert "model 'a': metric_control of 'nv_none' is ignored; known are nv_inference_first" in caplog.text
 
 
-async def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> None:
+async def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path, harness: Harness) -> None:
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
     write_chain(tmp_path)
     write_identity(tmp_path, "a", more=slow)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
 
     request = asyncio.ensure_future(harness.infer())
@@ -604,11 +605,10 @@ async def test_a_step_that_was_unloaded_in_between_is_named(tmp_path: Path) -> N
         await request
 
 
-async def test_what_is_in_flight_at_shutdown_still_has_its_models(tmp_path: Path) -> None:
+async def test_what_is_in_flight_at_shutdown_still_has_its_models(tmp_path: Path, harness: Harness) -> None:
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
     write_chain(tmp_path)
     write_identity(tmp_path, "a", more=slow)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("e")
     request = asyncio.ensure_future(harness.infer())
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.closing import close_later
+from tests.support.closing import InLoop, close_later
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -185,6 +185,11 @@ def write_model(repository: Path, name: str = "m", *, config: str = CONFIG, **va
     return folder
 
 
+@pytest.fixture
+def harness(tmp_path: Path) -> InLoop:
+    return InLoop(lambda: Harness(tmp_path))
+
+
 async def test_everything_is_loaded_at_start_and_a_broken_model_leaves_the_others_alone(tmp_path: Path) -> None:
     write_model(tmp_path, "good", v1=5)
     (write_model(tmp_path, "bad") / "1" / "value.txt").unlink()
@@ -204,10 +209,9 @@ async def test_everything_is_loaded_at_start_and_a_broken_model_leaves_the_other
         await harness.engine.load_model("good")
 
 
-async def test_explicit_mode_loads_what_it_is_asked_for(tmp_path: Path) -> None:
+async def test_explicit_mode_loads_what_it_is_asked_for(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, "a")
     write_model(tmp_path, "b")
-    harness = Harness(tmp_path)
     assert await harness.lifecycle.load_at_start(("a",)) == []
     harness.engine.started()
 
@@ -246,17 +250,17 @@ async def test_a_load_whose_caller_leaves_goes_on(tmp_path: Path, monkeypatch: p
     assert await harness.value() == 1
 
 
-async def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path) -> None:
+async def test_a_star_loads_everything_in_explicit_mode(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, "a")
     write_model(tmp_path, "b")
-    harness = Harness(tmp_path)
     await harness.lifecycle.load_at_start(("*",))
     assert await harness.value("a") == await harness.value("b") == 1
 
 
-async def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_ready(tmp_path: Path) -> None:
+async def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_ready(
+    tmp_path: Path, harness: Harness
+) -> None:
     folder = write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     (folder / "1" / "value.txt").write_text("2")
 
@@ -350,9 +354,8 @@ async def test_a_changed_group_has_new_instances_of_the_same_model(tmp_path: Pat
     assert harness.backend.loaded == ["1"]
 
 
-async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp_path: Path) -> None:
+async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp_path: Path, harness: Harness) -> None:
     folder = write_model(tmp_path, config=with_instances(2))
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     gate = threading.Event()
     harness.backend.gate = gate.wait
@@ -372,9 +375,8 @@ async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp
     assert (harness.backend.loaded, harness.backend.created) == (["1"], ["g0_0", "g0_1"])
 
 
-async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_path: Path, harness: Harness) -> None:
     folder = write_model(tmp_path, config=with_instances(1))
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     harness.backend.instance_error = invalid("no room")
 
@@ -389,9 +391,8 @@ async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_pa
 
 
 @pytest.mark.parametrize("breakage", ["value", "config"])
-async def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str) -> None:
+async def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: str, harness: Harness) -> None:
     folder = write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     harness.engine.started()
     if breakage == "value":
@@ -413,9 +414,8 @@ async def test_a_failed_reload_keeps_the_old_version(tmp_path: Path, breakage: s
     assert harness.engine.is_ready()
 
 
-async def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) -> None:
+async def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     gate = threading.Event()
     harness.backend.gate = gate.wait
@@ -436,9 +436,10 @@ async def test_requests_in_flight_of_an_unloaded_version_finish(tmp_path: Path) 
     assert harness.backend.open_models == 0
 
 
-async def test_the_version_policy_decides_what_is_served_and_the_default_is_the_newest(tmp_path: Path) -> None:
+async def test_the_version_policy_decides_what_is_served_and_the_default_is_the_newest(
+    tmp_path: Path, harness: Harness
+) -> None:
     write_model(tmp_path, config=CONFIG + "version_policy { latest { num_versions: 2 } }", v1=1, v2=2, v10=10)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
 
     assert harness.states() == {"2": ModelState.READY, "10": ModelState.READY}
@@ -453,9 +454,8 @@ async def test_the_version_policy_decides_what_is_served_and_the_default_is_the_
         await harness.value(version="x")
 
 
-async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_path: Path) -> None:
+async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     write_model(tmp_path, v2=2)
     await harness.engine.load_model("m")
@@ -467,9 +467,10 @@ async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_
 
 
 @pytest.mark.parametrize("remains", [True, False], ids=["beside the old one", "in place of the old one"])
-async def test_a_version_answers_until_the_newer_one_that_replaces_it_does(tmp_path: Path, remains: bool) -> None:
+async def test_a_version_answers_until_the_newer_one_that_replaces_it_does(
+    tmp_path: Path, remains: bool, harness: Harness
+) -> None:
     folder = write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     (folder / "2").mkdir()  # its file is still on the way
     if not remains:
@@ -487,10 +488,11 @@ async def test_a_version_answers_until_the_newer_one_that_replaces_it_does(tmp_p
         await asyncio.sleep(0.001)
 
 
-async def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(tmp_path: Path) -> None:
+async def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(
+    tmp_path: Path, harness: Harness
+) -> None:
     config = CONFIG + "version_policy { latest { num_versions: 2 } }"
     folder = write_model(tmp_path, config=config, v1=1, v2=2)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     write_model(tmp_path, config=config, v3=3)
     (folder / "4").mkdir()
@@ -525,11 +527,10 @@ async def test_with_strict_versions_all_of_a_load_answer_or_none(tmp_path: Path)
     assert [await harness.value(version="1"), await harness.value(version="2")] == [3, 4]
 
 
-async def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Path) -> None:
+async def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Path, harness: Harness) -> None:
     every = CONFIG + "version_policy { all {} }"
 
     folder = write_model(tmp_path, config=every, v1=1, v2=2)
-    harness = Harness(tmp_path)
     loaded = harness.backend.loaded
 
     async def load(config: str | None = None) -> list[str]:
@@ -557,10 +558,9 @@ async def test_versions_that_have_not_changed_are_not_loaded_again(tmp_path: Pat
 
 
 async def test_an_override_of_the_configuration_holds_until_the_folder_changes_or_the_model_is_unloaded(
-    tmp_path: Path,
+    tmp_path: Path, harness: Harness
 ) -> None:
     folder = write_model(tmp_path)
-    harness = Harness(tmp_path)
 
     async def load(config: str | None = None, files: dict[str, bytes] | None = None) -> int:
         await harness.engine.load_model("m", config, files)
@@ -585,10 +585,11 @@ async def test_an_override_of_the_configuration_holds_until_the_folder_changes_o
     assert await load() == 0
 
 
-async def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are(tmp_path: Path) -> None:
+async def test_a_load_request_that_cannot_begin_leaves_readiness_and_index_as_they_are(
+    tmp_path: Path, harness: Harness
+) -> None:
     write_model(tmp_path)
     write_model(tmp_path, "garbled", config="max_batch_size: banana")
-    harness = Harness(tmp_path)
     harness.engine.started()
     await harness.engine.load_model("m")
 
@@ -772,9 +773,8 @@ def without(found: Scan, name: str, reason: str) -> Scan:
 
 
 @pytest.mark.parametrize("name", ["m", "unknown", ""])
-async def test_a_model_that_is_not_loaded_is_not_ready(tmp_path: Path, name: str) -> None:
+async def test_a_model_that_is_not_loaded_is_not_ready(tmp_path: Path, name: str, harness: Harness) -> None:
     write_model(tmp_path)
-    harness = Harness(tmp_path)
 
     assert not await harness.engine.model_ready(name)
     assert not await harness.engine.model_ready(name, "1")
@@ -782,9 +782,8 @@ async def test_a_model_that_is_not_loaded_is_not_ready(tmp_path: Path, name: str
         await harness.engine.model_ready(name, "x")
 
 
-async def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Path) -> None:
+async def test_an_override_of_configuration_and_files_replaces_the_folder(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, v1=1)
-    harness = Harness(tmp_path)
     config = {
         "backend": "fake",
         "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
@@ -868,9 +867,8 @@ async def test_loads_are_tried_again_as_often_as_asked(tmp_path: Path) -> None:
     assert await harness.value() == 1
 
 
-async def test_an_instance_that_cannot_be_made_takes_its_siblings_down_again(tmp_path: Path) -> None:
+async def test_an_instance_that_cannot_be_made_takes_its_siblings_down_again(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path, config=CONFIG + "instance_group { count: 3 kind: KIND_CPU }")
-    harness = Harness(tmp_path)
     harness.backend.instance_error = invalid("no memory for a second one")
     with pytest.raises(ServingError, match="no memory for a second one"):
         await harness.engine.load_model("m")
@@ -896,9 +894,8 @@ async def test_polling_follows_added_changed_and_removed_models_once_they_have_s
     assert [entry.name for entry in harness.engine.index()] == ["m"]
 
 
-async def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path) -> None:
+async def test_nothing_is_taken_in_from_the_moment_the_server_exits(tmp_path: Path, harness: Harness) -> None:
     write_model(tmp_path)
-    harness = Harness(tmp_path)
     await harness.engine.load_model("m")
     harness.engine.started()
     assert harness.engine.is_ready()
@@ -986,13 +983,12 @@ async def test_at_the_start_a_version_that_cannot_be_loaded_does_not_keep_the_ot
 
 @BREAKAGES
 async def test_a_model_whose_only_version_cannot_be_loaded_is_shown_with_its_version(
-    tmp_path: Path, breakage: str
+    tmp_path: Path, breakage: str, harness: Harness
 ) -> None:
     folder = write_model(tmp_path, config=COMPLETED)
     (folder / "1" / "value.txt").unlink()
     (folder / "1").rmdir()
     reason = break_version(folder, 1, breakage)
-    harness = Harness(tmp_path)
     with pytest.raises(ServingError, match="load failed for model 'm'"):
         await harness.engine.load_model("m")
     harness.engine.started()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.closing import close_later
+from tests.support.closing import InLoop, close_later
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -172,10 +172,12 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness(tmp_path, patch)
+@pytest.fixture
+def harness(tmp_path: Path, patch: pytest.MonkeyPatch) -> InLoop:
+    return InLoop(lambda: Harness(tmp_path, patch))
+
+
+async def test_the_first_request_loads_its_model_and_all_that_come_meanwhile_wait(harness: Harness) -> None:
     harness.model("m")
     await harness.start()
     assert harness.ready() == set()
@@ -310,10 +312,7 @@ async def test_pinned_models_are_loaded_at_start_and_stay(tmp_path: Path, patch:
     assert harness.ready() == {"a", "b"}
 
 
-async def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_once(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_a_model_that_fails_tells_all_who_wait_and_is_not_tried_again_at_once(harness: Harness) -> None:
     harness.model("m")
     harness.backend.failing.add("m")
     await harness.start()
@@ -354,8 +353,7 @@ async def test_the_queue_has_a_limit_and_a_deadline_is_kept(tmp_path: Path, patc
     assert isinstance(await patient, InferResponse)
 
 
-async def test_who_leaves_while_waiting_is_forgotten(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_who_leaves_while_waiting_is_forgotten(harness: Harness) -> None:
     harness.model("m")
     harness.backend.opened.clear()
     await harness.start()
@@ -436,8 +434,7 @@ async def test_a_model_that_calls_another_stays_while_that_is_loaded(tmp_path: P
     assert harness.ready() == {"caller"}
 
 
-async def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_who_asks_about_a_model_waits_until_it_is_loaded(harness: Harness) -> None:
     harness.model("m")
     harness.model("bad")
     harness.backend.failing.add("bad")
@@ -457,8 +454,7 @@ async def test_who_asks_about_a_model_waits_until_it_is_loaded(tmp_path: Path, p
             await failing
 
 
-async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_unknown_models_and_versions_are_refused_as_ever(harness: Harness) -> None:
     harness.model("m")
     await harness.start()
 
@@ -468,10 +464,7 @@ async def test_unknown_models_and_versions_are_refused_as_ever(tmp_path: Path, p
     assert harness.backend.loads == ["m"]
 
 
-async def test_a_request_for_a_version_that_is_still_being_loaded_waits(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_a_request_for_a_version_that_is_still_being_loaded_waits(tmp_path: Path, harness: Harness) -> None:
     harness.model("m", config=MODEL + "version_policy { all { } }")
     (tmp_path / "m" / "2").mkdir()
     (tmp_path / "m" / "2" / "weights").write_bytes(b"x")
@@ -488,10 +481,7 @@ async def test_a_request_for_a_version_that_is_still_being_loaded_waits(
     assert [outcome.model_version for outcome in outcomes if isinstance(outcome, InferResponse)] == ["2", "1"]
 
 
-async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(tmp_path: Path, harness: Harness) -> None:
     for name in ("loaded", "other"):
         harness.model(name)
     await harness.start()
@@ -515,8 +505,7 @@ async def test_only_loaded_models_follow_changes_and_all_that_go_are_gone(
     assert (await harness.refusal("loaded")).code is Code.NOT_FOUND
 
 
-async def test_what_waits_when_the_server_stops_is_answered(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    harness = Harness(tmp_path, patch)
+async def test_what_waits_when_the_server_stops_is_answered(harness: Harness) -> None:
     harness.model("m")
     harness.backend.opened.clear()
     await harness.start()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.support.closing import InLoop
 from tests.support.idle_time import IdleTimeLoop
 
 from charonia.config.kinds import TimeoutAction
@@ -181,8 +182,12 @@ class Bench:
 new_loop = IdleTimeLoop
 
 
-async def test_the_second_equal_request_gets_the_response_of_the_first_with_its_own_id() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> InLoop:
+    return InLoop(Bench)
+
+
+async def test_the_second_equal_request_gets_the_response_of_the_first_with_its_own_id(bench: Bench) -> None:
     bench.send("a")
     bench.inner.answer()
 
@@ -198,8 +203,7 @@ async def test_the_second_equal_request_gets_the_response_of_the_first_with_its_
     assert bench.runner.metrics.is_cached
 
 
-async def test_other_requests_and_errors_are_not_answered_from_the_cache() -> None:
-    bench = Bench()
+async def test_other_requests_and_errors_are_not_answered_from_the_cache(bench: Bench) -> None:
     bench.send("a")
     bench.inner.answer(internal("no"))
     bench.send("b", 2)
@@ -223,8 +227,7 @@ async def test_parameters_matter_where_a_model_sees_them(backend: str, runs: int
     assert len(bench.inner.seen) == runs
 
 
-async def test_equal_requests_in_flight_run_once() -> None:
-    bench = Bench()
+async def test_equal_requests_in_flight_run_once(bench: Bench) -> None:
     for name in "abc":
         bench.send(name)
     assert len(bench.inner.waiting) == 1
@@ -247,8 +250,7 @@ async def test_requests_of_another_priority_do_not_wait_for_one_another() -> Non
     assert len(bench.inner.waiting) == 2
 
 
-async def test_when_the_one_that_runs_is_cancelled_the_next_one_runs() -> None:
-    bench = Bench()
+async def test_when_the_one_that_runs_is_cancelled_the_next_one_runs(bench: Bench) -> None:
     leader = bench.send("a")
     bench.send("b")
     bench.send("c")
@@ -262,8 +264,7 @@ async def test_when_the_one_that_runs_is_cancelled_the_next_one_runs() -> None:
     assert (bench.value("b"), bench.value("c")) == (2, 2)
 
 
-async def test_one_that_waits_for_another_can_leave() -> None:
-    bench = Bench()
+async def test_one_that_waits_for_another_can_leave(bench: Bench) -> None:
     bench.send("a")
     follower = bench.send("b")
 
@@ -276,8 +277,7 @@ async def test_one_that_waits_for_another_can_leave() -> None:
     assert bench.counts() == (0, 1)
 
 
-async def test_after_a_failure_the_next_one_runs_and_after_two_all_others_do() -> None:
-    bench = Bench()
+async def test_after_a_failure_the_next_one_runs_and_after_two_all_others_do(bench: Bench) -> None:
     for name in "abcd":
         bench.send(name)
 
@@ -294,8 +294,7 @@ async def test_after_a_failure_the_next_one_runs_and_after_two_all_others_do() -
     assert bench.value("e") == 2
 
 
-async def test_a_runner_that_answers_at_once_is_fine() -> None:
-    bench = Bench()
+async def test_a_runner_that_answers_at_once_is_fine(bench: Bench) -> None:
     bench.inner.is_at_once = True
 
     bench.send("a")
@@ -305,8 +304,7 @@ async def test_a_runner_that_answers_at_once_is_fine() -> None:
     assert len(bench.inner.seen) == 1
 
 
-async def test_a_request_of_a_model_that_occupies_an_instance_waits_for_no_other_one() -> None:
-    bench = Bench()
+async def test_a_request_of_a_model_that_occupies_an_instance_waits_for_no_other_one(bench: Bench) -> None:
     bench.send("a")
     bench.send("b", caller=CallFrame("other", "1", "other_0_0"))
     bench.send("c", caller=CallFrame("ensemble", "1"))
@@ -392,8 +390,7 @@ async def test_a_large_request_is_hashed_elsewhere_and_found_again() -> None:
     assert len(bench.inner.seen) == 1
 
 
-async def test_memory_that_others_may_change_is_copied_before_it_is_looked_at() -> None:
-    bench = Bench()
+async def test_memory_that_others_may_change_is_copied_before_it_is_looked_at(bench: Bench) -> None:
     array = np.ones(2, "<f4")
     request = InferRequest("m", {"IN": Tensor("IN", DataType.FP32, array)}, id="a")
 
@@ -457,8 +454,7 @@ async def test_what_was_kept_for_a_model_is_given_up_when_its_version_goes() -> 
     assert bench.inner.is_closed
 
 
-async def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept() -> None:
-    bench = Bench()
+async def test_a_response_that_was_computed_with_models_that_have_changed_is_not_kept(bench: Bench) -> None:
     bench.send("a")
 
     bench.runner.renew(b"new namespace")
@@ -472,8 +468,7 @@ async def test_a_response_that_was_computed_with_models_that_have_changed_is_not
     assert bench.value("c") == 2
 
 
-async def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_the_error() -> None:
-    bench = Bench()
+async def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_the_error(bench: Bench) -> None:
     bench.send("a")
     bench.send("b")
 
@@ -483,8 +478,7 @@ async def test_when_the_time_limit_of_the_shutdown_has_passed_every_caller_gets_
     assert bench.runner.in_flight == 0
 
 
-async def test_a_reply_may_cancel_another_request_that_waits_for_the_same_response() -> None:
-    bench = Bench()
+async def test_a_reply_may_cancel_another_request_that_waits_for_the_same_response(bench: Bench) -> None:
     replies: list[Outcome] = []
 
     def reply(outcome: Outcome, final: bool) -> None:
@@ -503,9 +497,7 @@ async def test_a_reply_may_cancel_another_request_that_waits_for_the_same_respon
     assert bench.runner.in_flight == 0
 
 
-async def test_a_reply_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-
+async def test_a_reply_that_fails_leaves_the_others_alone(caplog: pytest.LogCaptureFixture, bench: Bench) -> None:
     def broken(outcome: Outcome, final: bool) -> None:
         raise ValueError("broken")
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, write_model
+from tests.support.closing import InLoop
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -87,151 +88,147 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_without_traffic_the_route_is_the_runner_of_the_newest_version(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        routes = served.lifecycle.table.routes
-        assert routes["m", ""] is routes["m", "3"]
-        assert [(await served.version(number))["share"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
-        assert served.traffic.words("m") == []
-
-        await served.change(weights={"1": 1})
-        assert routes["m", ""] is not routes["m", "1"]
-        assert served.engine.find("m") is routes["m", "1"]
-
-        await served.traffic.reset("m")
-        assert routes["m", ""] is routes["m", "3"]
+@pytest.fixture
+def served(tmp_path: Path) -> InLoop:
+    return InLoop(lambda: serving(tmp_path))
 
 
-async def test_weights_split_requests_that_name_no_version(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 70, "2": 30})
+async def test_without_traffic_the_route_is_the_runner_of_the_newest_version(served: Served) -> None:
+    routes = served.lifecycle.table.routes
+    assert routes["m", ""] is routes["m", "3"]
+    assert [(await served.version(number))["share"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert served.traffic.words("m") == []
 
-        assert await served.counts() == pytest.approx({1: 70, 2: 30}, abs=2)
-        assert await served.counts(10, model_version="3") == {3: 10}
-        one = await served.version(1)
-        assert (one["errors"], one["in_flight"], one["share"]) == (0, 0, 0.7)
-        assert one["requests"] + (await served.version(2))["requests"] == 100
-        assert one["latency_us"]["p50"] > 0
-        assert (await served.version(3))["requests"] == 0
-        assert (await served.engine.model_statistics("m", "3"))[0].inference_count == 10
+    await served.change(weights={"1": 1})
+    assert routes["m", ""] is not routes["m", "1"]
+    assert served.engine.find("m") is routes["m", "1"]
 
-
-async def test_a_client_stays_on_its_version(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 50, "2": 50}, sticky="header:x-user")
-        first = [await served.send(affinity=f"user-{number}") for number in range(40)]
-
-        assert set(first) == {1, 2}
-        assert [await served.send(affinity=f"user-{number}") for number in range(40)] == first
-        await served.change(weights={"1": 20, "2": 80})
-        later = [await served.send(affinity=f"user-{number}") for number in range(40)]
-        assert {(a, b) for a, b in zip(first, later, strict=True)} == {(1, 1), (1, 2), (2, 2)}
-
-        await served.change(sticky="correlation_id")
-        by_id = [await served.send(correlation_id=number) for number in range(1, 41)]
-        assert [await served.send(correlation_id=number) for number in range(1, 41)] == by_id
-        assert set(by_id) == {1, 2}
+    await served.traffic.reset("m")
+    assert routes["m", ""] is routes["m", "3"]
 
 
-async def test_the_headers_that_front_ends_look_at_follow_the_settings(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        assert served.traffic.sticky == {}
-        await served.change(sticky="header:X-User")
-        assert served.traffic.sticky == {"m": (b"x-user",)}
-        await served.change(sticky="key")
-        assert served.traffic.sticky == {"m": (b"authorization", b"x-api-key")}
-        await served.change(sticky="correlation_id")
-        assert served.traffic.sticky == {}
+async def test_weights_split_requests_that_name_no_version(served: Served) -> None:
+    await served.change(weights={"1": 70, "2": 30})
+
+    assert await served.counts() == pytest.approx({1: 70, 2: 30}, abs=2)
+    assert await served.counts(10, model_version="3") == {3: 10}
+    one = await served.version(1)
+    assert (one["errors"], one["in_flight"], one["share"]) == (0, 0, 0.7)
+    assert one["requests"] + (await served.version(2))["requests"] == 100
+    assert one["latency_us"]["p50"] > 0
+    assert (await served.version(3))["requests"] == 0
+    assert (await served.engine.model_statistics("m", "3"))[0].inference_count == 10
 
 
-async def test_the_share_of_a_version_that_is_not_ready_goes_to_the_others(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 50, "2": 25, "3": 25})
-        write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
+async def test_a_client_stays_on_its_version(served: Served) -> None:
+    await served.change(weights={"1": 50, "2": 50}, sticky="header:x-user")
+    first = [await served.send(affinity=f"user-{number}") for number in range(40)]
+
+    assert set(first) == {1, 2}
+    assert [await served.send(affinity=f"user-{number}") for number in range(40)] == first
+    await served.change(weights={"1": 20, "2": 80})
+    later = [await served.send(affinity=f"user-{number}") for number in range(40)]
+    assert {(a, b) for a, b in zip(first, later, strict=True)} == {(1, 1), (1, 2), (2, 2)}
+
+    await served.change(sticky="correlation_id")
+    by_id = [await served.send(correlation_id=number) for number in range(1, 41)]
+    assert [await served.send(correlation_id=number) for number in range(1, 41)] == by_id
+    assert set(by_id) == {1, 2}
+
+
+async def test_the_headers_that_front_ends_look_at_follow_the_settings(served: Served) -> None:
+    assert served.traffic.sticky == {}
+    await served.change(sticky="header:X-User")
+    assert served.traffic.sticky == {"m": (b"x-user",)}
+    await served.change(sticky="key")
+    assert served.traffic.sticky == {"m": (b"authorization", b"x-api-key")}
+    await served.change(sticky="correlation_id")
+    assert served.traffic.sticky == {}
+
+
+async def test_the_share_of_a_version_that_is_not_ready_goes_to_the_others(tmp_path: Path, served: Served) -> None:
+    await served.change(weights={"1": 50, "2": 25, "3": 25})
+    write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
+    await served.engine.load_model("m")
+
+    assert await served.counts(90) == pytest.approx({1: 60, 3: 30}, abs=3)
+    assert (await served.version(2))["is_ready"] is False
+    assert "Version 2 has a weight and is not ready: the others get its share" in served.traffic.words("m")
+
+    write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 2 ] } }")
+    await served.engine.load_model("m")
+    assert await served.counts(10) == {2: 10}
+    write_model(tmp_path, config=ALL)
+    await served.engine.load_model("m")
+    assert set(await served.counts(100)) == {1, 2, 3}
+
+
+async def test_without_any_weighted_version_the_newest_that_is_ready_answers(tmp_path: Path, served: Served) -> None:
+    await served.change(weights={"1": 1})
+    write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 2, 3 ] } }")
+    await served.engine.load_model("m")
+
+    assert await served.counts(10) == {3: 10}
+
+
+async def test_settings_outlast_a_model_that_is_unloaded_and_comes_back(served: Served) -> None:
+    await served.change(weights={"1": 1})
+    await served.engine.unload_model("m")
+    with pytest.raises(ServingError, match="has no available versions"):
+        await served.send()
+    await served.engine.load_model("m")
+
+    assert await served.counts(10) == {1: 10}
+
+
+async def test_no_request_is_lost_while_weights_and_versions_change(tmp_path: Path, served: Served) -> None:
+    answers: Counter[float] = Counter()
+    is_over = False
+
+    async def client() -> None:
+        while not is_over:
+            answers[await served.send()] += 1
+            await asyncio.sleep(0.001)  # a loop that is never idle leaves the threads that load next to nothing
+
+    clients = [asyncio.create_task(client()) for _ in range(8)]
+    for round_ in range(12):
+        await served.change(weights={"1": round_ % 3, "2": 1, "3": round_ % 2})
+        versions = (1, 2) if round_ % 2 else (2, 3)
+        policy = f"version_policy: {{ specific {{ versions: {list(versions)} }} }}"
+        write_model(tmp_path, config=CONFIG + policy)
         await served.engine.load_model("m")
-
-        assert await served.counts(90) == pytest.approx({1: 60, 3: 30}, abs=3)
-        assert (await served.version(2))["is_ready"] is False
-        assert "Version 2 has a weight and is not ready: the others get its share" in served.traffic.words("m")
-
-        write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 2 ] } }")
-        await served.engine.load_model("m")
-        assert await served.counts(10) == {2: 10}
         write_model(tmp_path, config=ALL)
         await served.engine.load_model("m")
-        assert set(await served.counts(100)) == {1, 2, 3}
+    is_over = True
+    await asyncio.gather(*clients)
+
+    assert min(answers[version] for version in (1, 2, 3)) > 0
+    shown = await served.shown()
+    assert sum(each["requests"] for each in shown["versions"]) == sum(answers.values())
+    assert [each["in_flight"] for each in shown["versions"]] == [0, 0, 0]
 
 
-async def test_without_any_weighted_version_the_newest_that_is_ready_answers(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 1})
-        write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 2, 3 ] } }")
-        await served.engine.load_model("m")
+async def test_errors_are_counted_and_requests_that_clients_give_up_are_not(served: Served) -> None:
+    await served.change(weights={"2": 1})
+    wrong = InferRequest("m", {"OTHER": Tensor("OTHER", DataType.FP32, np.zeros(1, "<f4"))})
+    with pytest.raises(ServingError) as refused:
+        await served.sent(wrong)
+    assert refused.value.code is Code.INVALID_ARG
 
-        assert await served.counts(10) == {3: 10}
+    gate = asyncio.Event()
+    served.backend.gate = lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(10)
+    loop = asyncio.get_running_loop()
+    outcomes: list[object] = []
+    tensor = Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))
+    ticket = served.engine.infer(InferRequest("m", {"IN": tensor}), lambda outcome, final: outcomes.append(outcome))
+    await asyncio.sleep(0.05)
+    assert (await served.version(2))["in_flight"] == 1
+    ticket.cancel()
+    gate.set()
+    await until(lambda: bool(outcomes))
 
-
-async def test_settings_outlast_a_model_that_is_unloaded_and_comes_back(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 1})
-        await served.engine.unload_model("m")
-        with pytest.raises(ServingError, match="has no available versions"):
-            await served.send()
-        await served.engine.load_model("m")
-
-        assert await served.counts(10) == {1: 10}
-
-
-async def test_no_request_is_lost_while_weights_and_versions_change(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        answers: Counter[float] = Counter()
-        is_over = False
-
-        async def client() -> None:
-            while not is_over:
-                answers[await served.send()] += 1
-                await asyncio.sleep(0.001)  # a loop that is never idle leaves the threads that load next to nothing
-
-        clients = [asyncio.create_task(client()) for _ in range(8)]
-        for round_ in range(12):
-            await served.change(weights={"1": round_ % 3, "2": 1, "3": round_ % 2})
-            versions = (1, 2) if round_ % 2 else (2, 3)
-            policy = f"version_policy: {{ specific {{ versions: {list(versions)} }} }}"
-            write_model(tmp_path, config=CONFIG + policy)
-            await served.engine.load_model("m")
-            write_model(tmp_path, config=ALL)
-            await served.engine.load_model("m")
-        is_over = True
-        await asyncio.gather(*clients)
-
-        assert min(answers[version] for version in (1, 2, 3)) > 0
-        shown = await served.shown()
-        assert sum(each["requests"] for each in shown["versions"]) == sum(answers.values())
-        assert [each["in_flight"] for each in shown["versions"]] == [0, 0, 0]
-
-
-async def test_errors_are_counted_and_requests_that_clients_give_up_are_not(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"2": 1})
-        wrong = InferRequest("m", {"OTHER": Tensor("OTHER", DataType.FP32, np.zeros(1, "<f4"))})
-        with pytest.raises(ServingError) as refused:
-            await served.sent(wrong)
-        assert refused.value.code is Code.INVALID_ARG
-
-        gate = asyncio.Event()
-        served.backend.gate = lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(10)
-        loop = asyncio.get_running_loop()
-        outcomes: list[object] = []
-        tensor = Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))
-        ticket = served.engine.infer(InferRequest("m", {"IN": tensor}), lambda outcome, final: outcomes.append(outcome))
-        await asyncio.sleep(0.05)
-        assert (await served.version(2))["in_flight"] == 1
-        ticket.cancel()
-        gate.set()
-        await until(lambda: bool(outcomes))
-
-        two = await served.version(2)
-        assert (two["requests"], two["errors"], two["in_flight"], two["latency_us"]) == (2, 1, 0, {})
+    two = await served.version(2)
+    assert (two["requests"], two["errors"], two["in_flight"], two["latency_us"]) == (2, 1, 0, {})
 
 
 async def test_an_open_sequence_stays_on_its_version(tmp_path: Path) -> None:
@@ -267,21 +264,20 @@ async def test_a_version_that_is_unloaded_finishes_its_open_sequences(tmp_path: 
         assert await served.send(correlation_id=1, flags=SEQUENCE_START | SEQUENCE_END) == 2
 
 
-async def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        step = 'step { model_name: "m" model_version: %d input_map { key: "IN" value: "IN" } '
-        steps = (step + 'output_map { key: "OUT" value: "OUT" } }') % -1
-        folder = tmp_path / "e"
-        (folder / "1").mkdir(parents=True)
-        tensors = ALL.replace('backend: "fake"', 'platform: "ensemble"')
-        (folder / "config.pbtxt").write_text(f"{tensors} ensemble_scheduling {{ {steps} }}")
-        await served.engine.load_model("e")
-        await served.change(weights={"1": 25, "2": 75})
+async def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path, served: Served) -> None:
+    step = 'step { model_name: "m" model_version: %d input_map { key: "IN" value: "IN" } '
+    steps = (step + 'output_map { key: "OUT" value: "OUT" } }') % -1
+    folder = tmp_path / "e"
+    (folder / "1").mkdir(parents=True)
+    tensors = ALL.replace('backend: "fake"', 'platform: "ensemble"')
+    (folder / "config.pbtxt").write_text(f"{tensors} ensemble_scheduling {{ {steps} }}")
+    await served.engine.load_model("e")
+    await served.change(weights={"1": 25, "2": 75})
 
-        assert Counter([await served.send("e") for _ in range(40)]) == pytest.approx({1: 10, 2: 30}, abs=2)
-        users = [await served.send("e", affinity=f"user-{number}") for number in range(20)]
-        assert [await served.send("e", affinity=f"user-{number}") for number in range(20)] == users
-        assert "its requests without a version are split" in served.engine.offers.reason(served.engine.find("e"))
+    assert Counter([await served.send("e") for _ in range(40)]) == pytest.approx({1: 10, 2: 30}, abs=2)
+    users = [await served.send("e", affinity=f"user-{number}") for number in range(20)]
+    assert [await served.send("e", affinity=f"user-{number}") for number in range(20)] == users
+    assert "its requests without a version are split" in served.engine.offers.reason(served.engine.find("e"))
 
 
 async def test_a_shadow_gets_copies_that_are_compared_and_dropped(
@@ -326,18 +322,17 @@ async def test_a_shadow_that_fails_or_hangs_does_no_harm(tmp_path: Path, monkeyp
         assert (await served.version(2))["shadow"]["compared"] == 5
 
 
-async def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        loaded = served.lifecycle.table.models["m"].versions[2].loaded
-        assert loaded is not None
-        loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
-        for _ in range(2):
-            await served.change(weights={"1": 1}, shadow={"2": 1})
-            assert await served.counts(4) == {1: 4}
-            await until(lambda: served.traffic._models["m"].shadows[2].failed == 4)
-            shadow = (await served.version(2))["shadow"]
-            assert (shadow["compared"], shadow["different"], shadow["difference_rate"]) == (4, 0, 1.0)
-            await served.traffic.reset("m")
+async def test_copies_that_fail_count_as_failed_and_figures_begin_again_after_a_reset(served: Served) -> None:
+    loaded = served.lifecycle.table.models["m"].versions[2].loaded
+    assert loaded is not None
+    loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
+    for _ in range(2):
+        await served.change(weights={"1": 1}, shadow={"2": 1})
+        assert await served.counts(4) == {1: 4}
+        await until(lambda: served.traffic._models["m"].shadows[2].failed == 4)
+        shadow = (await served.version(2))["shadow"]
+        assert (shadow["compared"], shadow["different"], shadow["difference_rate"]) == (4, 0, 1.0)
+        await served.traffic.reset("m")
 
 
 def submit_of(instead: Callable[[InferRequest, Any], Any], runner: object) -> Any:
@@ -369,14 +364,13 @@ async def test_answers_are_part_of_the_bytes_that_copies_may_take(
         assert served.traffic._shadowings["m"].count == served.traffic._shadowings["m"].size_bytes == 0
 
 
-async def test_copies_of_requests_that_fail_are_not_sent(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 1}, shadow={"2": 1})
-        with pytest.raises(ServingError):
-            await served.sent(InferRequest("m", {}))
+async def test_copies_of_requests_that_fail_are_not_sent(served: Served) -> None:
+    await served.change(weights={"1": 1}, shadow={"2": 1})
+    with pytest.raises(ServingError):
+        await served.sent(InferRequest("m", {}))
 
-        assert (await served.version(2))["shadow"]["sent"] == 0
-        assert served.traffic._shadowings["m"].count == 0
+    assert (await served.version(2))["shadow"]["sent"] == 0
+    assert served.traffic._shadowings["m"].count == 0
 
 
 @pytest.mark.parametrize(
@@ -414,11 +408,10 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(
         assert await served.shown() == before
 
 
-async def test_an_unknown_model_has_no_traffic(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        with pytest.raises(ServingError, match="'n' is not ready") as unknown:
-            await served.traffic.show("n")
-        assert unknown.value.code is Code.NOT_FOUND
+async def test_an_unknown_model_has_no_traffic(served: Served) -> None:
+    with pytest.raises(ServingError, match="'n' is not ready") as unknown:
+        await served.traffic.show("n")
+    assert unknown.value.code is Code.NOT_FOUND
 
 
 async def test_settings_of_the_configuration_hold_until_a_request_replaces_them(tmp_path: Path) -> None:
@@ -449,45 +442,43 @@ PLAN = {"version": 2, "step_seconds": 0, "samples_min": 20, "p99_ratio_max": Non
 
 
 @pytest.mark.usefixtures("fast_looks")
-async def test_a_canary_plan_finishes_and_pins_its_version(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
+async def test_a_canary_plan_finishes_and_pins_its_version(served: Served) -> None:
+    await served.change(weights={"1": 1})
+    shown = await served.change(canary={**PLAN, "steps": [20, 50, 100]})
+    assert (shown["canary"]["plan"]["stable"], shown["weights"]) == (1, {"1": 80.0, "2": 20.0})
+    with pytest.raises(ServingError, match="weights: the canary plan of version 2 sets them"):
         await served.change(weights={"1": 1})
-        shown = await served.change(canary={**PLAN, "steps": [20, 50, 100]})
-        assert (shown["canary"]["plan"]["stable"], shown["weights"]) == (1, {"1": 80.0, "2": 20.0})
-        with pytest.raises(ServingError, match="weights: the canary plan of version 2 sets them"):
-            await served.change(weights={"1": 1})
-        with pytest.raises(ServingError, match="canary: one of version 2 is under way"):
-            await served.change(canary={"version": 3})
+    with pytest.raises(ServingError, match="canary: one of version 2 is under way"):
+        await served.change(canary={"version": 3})
 
-        await under_load(served, lambda: served.traffic._models["m"].running is None)
+    await under_load(served, lambda: served.traffic._models["m"].running is None)
 
-        shown = await served.shown()
-        assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})
-        assert await served.counts(20) == {2: 20}
-        texts = [each["text"] for each in shown["history"]]
-        assert [text.partition(":")[0] for text in texts] == [
-            *("changed by request", "version 2 gets 20 % of the requests, version 1 the rest"),
-            *("20 % went well", "50 % went well"),
-        ]
-        assert served.traffic._models["m"].figures[2].is_watched is False
+    shown = await served.shown()
+    assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})
+    assert await served.counts(20) == {2: 20}
+    texts = [each["text"] for each in shown["history"]]
+    assert [text.partition(":")[0] for text in texts] == [
+        *("changed by request", "version 2 gets 20 % of the requests, version 1 the rest"),
+        *("20 % went well", "50 % went well"),
+    ]
+    assert served.traffic._models["m"].figures[2].is_watched is False
 
 
 @pytest.mark.usefixtures("fast_looks")
-async def test_a_canary_that_fails_is_rolled_back(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        loaded = served.lifecycle.table.models["m"].versions[2].loaded
-        assert loaded is not None
-        loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
-        await served.change(weights={"1": 1})
-        await served.change(canary={**PLAN, "steps": [10, 100]})
+async def test_a_canary_that_fails_is_rolled_back(served: Served) -> None:
+    loaded = served.lifecycle.table.models["m"].versions[2].loaded
+    assert loaded is not None
+    loaded.runner._executors[0]._instance.execute = fail  # type: ignore[attr-defined]
+    await served.change(weights={"1": 1})
+    await served.change(canary={**PLAN, "steps": [10, 100]})
 
-        await under_load(served, lambda: served.traffic._models["m"].running is None)
+    await under_load(served, lambda: served.traffic._models["m"].running is None)
 
-        shown = await served.shown()
-        assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
-        assert "requests failed with version 2, 0 of" in shown["canary"]["reason"]
-        assert await served.counts(20) == {1: 20}
-        assert any("Canary of version 2, rolled back" in line for line in served.traffic.words("m"))
+    shown = await served.shown()
+    assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
+    assert "requests failed with version 2, 0 of" in shown["canary"]["reason"]
+    assert await served.counts(20) == {1: 20}
+    assert any("Canary of version 2, rolled back" in line for line in served.traffic.words("m"))
 
 
 def fail(requests: object) -> Any:
@@ -495,48 +486,45 @@ def fail(requests: object) -> Any:
 
 
 @pytest.mark.usefixtures("fast_looks")
-async def test_an_operator_pauses_resumes_promotes_and_aborts(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 1})
-        await served.change(canary={**PLAN, "steps": [20, 100], "samples_min": 10**6})
-        assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
-        assert served.traffic.words("m") == [
-            "Requests without a version go 80.0% to version 1, 20.0% to version 2; by API key",
-            "Canary of version 2, paused: paused at 20 % by an operator; "
-            "it waits for an operator, who resumes, promotes or aborts it",
-        ]
-        assert (await served.change(action="resume"))["canary"]["state"] == "running"
-        shown = await served.change(action="promote")
-        assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})
-        await served.change(canary={**PLAN, "version": 3})
-        shown = await served.change(action="abort")
-        assert (shown["canary"]["state"], shown["weights"]) == ("aborted", {"2": 100.0})
+async def test_an_operator_pauses_resumes_promotes_and_aborts(served: Served) -> None:
+    await served.change(weights={"1": 1})
+    await served.change(canary={**PLAN, "steps": [20, 100], "samples_min": 10**6})
+    assert (await served.change(action="pause", sticky="key"))["canary"]["state"] == "paused"
+    assert served.traffic.words("m") == [
+        "Requests without a version go 80.0% to version 1, 20.0% to version 2; by API key",
+        "Canary of version 2, paused: paused at 20 % by an operator; "
+        "it waits for an operator, who resumes, promotes or aborts it",
+    ]
+    assert (await served.change(action="resume"))["canary"]["state"] == "running"
+    shown = await served.change(action="promote")
+    assert (shown["canary"]["state"], shown["weights"]) == ("finished", {"2": 100.0})
+    await served.change(canary={**PLAN, "version": 3})
+    shown = await served.change(action="abort")
+    assert (shown["canary"]["state"], shown["weights"]) == ("aborted", {"2": 100.0})
 
 
-async def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(canary={**PLAN, "stable": 1})
-        write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
-        await served.engine.load_model("m")
+async def test_a_canary_whose_version_is_unloaded_is_rolled_back(tmp_path: Path, served: Served) -> None:
+    await served.change(canary={**PLAN, "stable": 1})
+    write_model(tmp_path, config=CONFIG + "version_policy: { specific { versions: [ 1, 3 ] } }")
+    await served.engine.load_model("m")
 
-        shown = await served.shown()
-        assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
+    shown = await served.shown()
+    assert (shown["canary"]["state"], shown["weights"]) == ("rolled_back", {"1": 100.0})
 
 
-async def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(canary={**PLAN, "stable": 1})
-        (tmp_path / "m" / "3" / "value.txt").write_text("3.5")
-        await served.engine.load_model("m")
-        assert len((await served.shown())["history"]) == 1
+async def test_a_step_begins_again_when_the_files_of_its_canary_change(tmp_path: Path, served: Served) -> None:
+    await served.change(canary={**PLAN, "stable": 1})
+    (tmp_path / "m" / "3" / "value.txt").write_text("3.5")
+    await served.engine.load_model("m")
+    assert len((await served.shown())["history"]) == 1
 
-        (tmp_path / "m" / "2" / "value.txt").write_text("2.5")
-        await served.engine.load_model("m")
-        shown = await served.shown()
-        assert [each["text"] for each in shown["history"]][1:] == [
-            "version 2 was loaded again: the step of 1 % begins again"
-        ]
-        assert shown["canary"]["state"] == "running"
+    (tmp_path / "m" / "2" / "value.txt").write_text("2.5")
+    await served.engine.load_model("m")
+    shown = await served.shown()
+    assert [each["text"] for each in shown["history"]][1:] == [
+        "version 2 was loaded again: the step of 1 % begins again"
+    ]
+    assert shown["canary"]["state"] == "running"
 
 
 async def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do(
@@ -568,16 +556,15 @@ async def test_a_model_that_comes_back_answers_when_the_versions_with_weights_do
 
 
 async def test_a_model_that_comes_back_without_a_version_that_has_a_weight_answers_with_the_others(
-    tmp_path: Path,
+    tmp_path: Path, served: Served
 ) -> None:
-    async with serving(tmp_path) as served:
-        await served.change(weights={"1": 90, "2": 10})
-        await served.engine.unload_model("m")
-        (tmp_path / "m" / "1" / "value.txt").unlink()
-        with pytest.raises(ServingError, match="there is no value"):
-            await served.engine.load_model("m")
+    await served.change(weights={"1": 90, "2": 10})
+    await served.engine.unload_model("m")
+    (tmp_path / "m" / "1" / "value.txt").unlink()
+    with pytest.raises(ServingError, match="there is no value"):
+        await served.engine.load_model("m")
 
-        assert await served.counts(10) == {2: 10}
+    assert await served.counts(10) == {2: 10}
 
 
 async def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_path: Path) -> None:
@@ -610,24 +597,23 @@ async def test_what_is_kept_makes_the_traffic_of_the_engine_that_follows(tmp_pat
         assert await served.counts(10) == {3: 10}
 
 
-async def test_metrics_show_models_with_traffic_only(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        assert served.traffic.families() == []
-        await served.change(weights={"1": 3, "2": 1}, shadow={"3": 1})
-        await served.counts(8)
-        await until(lambda: served.traffic._models["m"].shadows[3].compared == 8)
+async def test_metrics_show_models_with_traffic_only(served: Served) -> None:
+    assert served.traffic.families() == []
+    await served.change(weights={"1": 3, "2": 1}, shadow={"3": 1})
+    await served.counts(8)
+    await until(lambda: served.traffic._models["m"].shadows[3].compared == 8)
 
-        found = {
-            (family.name, *sample.labels.values()): sample.value
-            for family in served.traffic.families()
-            for sample in family.samples
-        }
-        assert found["charonia_traffic_requests_total", "m", "1"] == pytest.approx(6, abs=1)
-        assert found["charonia_traffic_share", "m", "2"] == 0.25
-        assert found["charonia_traffic_shadow_total", "m", "3", "different"] == 8
-        await served.change(canary={"version": 2, "steps": [30]})
-        (percent,) = [f.samples for f in served.traffic.families() if f.name == "charonia_traffic_canary_percent"]
-        assert [sample.value for sample in percent] == [30]
+    found = {
+        (family.name, *sample.labels.values()): sample.value
+        for family in served.traffic.families()
+        for sample in family.samples
+    }
+    assert found["charonia_traffic_requests_total", "m", "1"] == pytest.approx(6, abs=1)
+    assert found["charonia_traffic_share", "m", "2"] == 0.25
+    assert found["charonia_traffic_shadow_total", "m", "3", "different"] == 8
+    await served.change(canary={"version": 2, "steps": [30]})
+    (percent,) = [f.samples for f in served.traffic.families() if f.name == "charonia_traffic_canary_percent"]
+    assert [sample.value for sample in percent] == [30]
 
 
 async def test_a_model_of_two_repositories_is_named_with_its_own() -> None:
