@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.server.execution.test_runner import Answers, ScriptedInstance, config, request
+from tests.server.execution.test_runner import Answers, config, request
 from tests.support.recorded import RecordedScheduler
+from tests.support.scripted import ScriptedInstance
 
 from charonia.clock import now_ns
 from charonia.config.kinds import InstanceKind
