@@ -53,14 +53,11 @@ def test_front_ends_get_sockets_of_both_families() -> None:
     assert asyncio.run(scenario()) >= {family for _, family in FAMILIES}
 
 
-def test_an_address_belongs_to_the_first_server_before_it_listens() -> None:
-    async def scenario() -> None:
-        port = free_port()
-        with ExitStack() as first, ExitStack() as second:
-            await bound_sockets("127.0.0.1", port, 2, first)
-            with pytest.raises(ServingError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-                await bound_sockets("127.0.0.1", port, 2, second)
-            first.close()
+async def test_an_address_belongs_to_the_first_server_before_it_listens() -> None:
+    port = free_port()
+    with ExitStack() as first, ExitStack() as second:
+        await bound_sockets("127.0.0.1", port, 2, first)
+        with pytest.raises(ServingError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             await bound_sockets("127.0.0.1", port, 2, second)
-
-    asyncio.run(scenario())
+        first.close()
+        await bound_sockets("127.0.0.1", port, 2, second)

@@ -151,27 +151,24 @@ async def test_a_scheduler_that_raises_fails_a_request_that_would_run_at_once(mo
 
 
 @pytest.mark.usefixtures("scheduler_fails")
-def test_a_scheduler_that_raises_fails_what_is_in_flight_and_what_comes(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        bench = Bench(config())
-        bench.submit()
-        bench.submit()
-        bench.scheduler.fails_on = Submit
-        bench.submit()
-        assert bench.codes() == [Code.INTERNAL] * 3
+async def test_a_scheduler_that_raises_fails_what_is_in_flight_and_what_comes(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(config())
+    bench.submit()
+    bench.submit()
+    bench.scheduler.fails_on = Submit
+    bench.submit()
+    assert bench.codes() == [Code.INTERNAL] * 3
 
-        bench.submit()
-        assert bench.codes() == [Code.INTERNAL] * 4
-        [outcome] = bench.outcomes[3]
-        assert "the scheduler of model 'm' failed" in str(outcome)
+    bench.submit()
+    assert bench.codes() == [Code.INTERNAL] * 4
+    [outcome] = bench.outcomes[3]
+    assert "the scheduler of model 'm' failed" in str(outcome)
 
-        _, sink = bench.instance.batches[0]
-        sink.respond(0, out(), True)
-        sink.finish(0, 0)
-        assert bench.codes() == [Code.INTERNAL] * 4
-        await bench.end()
-
-    asyncio.run(scenario())
+    _, sink = bench.instance.batches[0]
+    sink.respond(0, out(), True)
+    sink.finish(0, 0)
+    assert bench.codes() == [Code.INTERNAL] * 4
+    await bench.end()
     [record] = [each for each in caplog.records if each.name == "charonia.server.execution.runner"]
     assert "<Fragile>" in record.getMessage()
     assert record.exc_info is not None

@@ -206,13 +206,10 @@ def test_a_front_end_asks_the_others_for_a_result() -> None:
     assert engine.tickets[1].cancelled
 
 
-def test_what_one_front_end_gets_from_another_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_one_front_end_gets_from_another_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "RELAYED_BYTES_MAX", 10)
 
-    async def main() -> None:
-        endpoint = HttpFrontend(FakeEngine(), HttpLimits())
-        (accepted,) = MemoryClient(endpoint).send(request(INFER, method="POST", body=BODY, headers=LATER))
-        with pytest.raises(ServingError, match="front ends pass on at most 10"):
-            endpoint.results.relayed("GET", accepted.headers["location"].rpartition("/")[2], "")
-
-    asyncio.run(main())
+    endpoint = HttpFrontend(FakeEngine(), HttpLimits())
+    (accepted,) = MemoryClient(endpoint).send(request(INFER, method="POST", body=BODY, headers=LATER))
+    with pytest.raises(ServingError, match="front ends pass on at most 10"):
+        endpoint.results.relayed("GET", accepted.headers["location"].rpartition("/")[2], "")

@@ -1,7 +1,6 @@
 """Ensembles follow the models of their steps through loads, reloads and unloads."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +64,6 @@ class Harness:
     async def close(self) -> None:
         await self.lifecycle.drain()
         await self.backends.aclose()
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 def step(

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,10 +59,6 @@ async def keep(cache: RedisCache, kept: CachedResponse, key: CacheKey = KEY) -> 
 
 def values(cache: RedisCache) -> dict[str, float]:
     return {family.name: sample.value for family in cache.families() for sample in family.samples}
-
-
-def run(scenario: Callable[[], Coroutine[object, object, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
 async def test_a_response_is_found_again_also_by_another_server_and_not_under_another_key(tmp_path: Path) -> None:
@@ -130,32 +126,29 @@ async def test_what_cannot_be_kept_is_not_sent(tmp_path: Path, monkeypatch: pyte
             assert await look_up(cache) is None
 
 
-def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
+async def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S", 0.05)
     monkeypatch.setattr("charonia.server.response_cache.redis.PAUSE_S_MAX", 0.1)
     port = free_port()
 
-    async def scenario() -> None:
-        async with connected(options(port)) as cache:
-            assert await look_up(cache) is None
-            await keep(cache, response())
-            assert len(await cache.namespace("m", "1", b"content")) == 16
-            assert values(cache)["charonia_cache_up"] == 0
-            assert values(cache)["charonia_cache_skipped_total"] == 2
-            while values(cache)["charonia_cache_errors_total"] < 3:
-                await asyncio.sleep(0.02)
-            assert caplog.text.count("cannot be reached, requests run without it") == 1  # not at every try
-
-            with RedisProcess(tmp_path, port=port):
-                while not values(cache)["charonia_cache_up"]:
-                    await asyncio.sleep(0.02)
-                await keep(cache, response())
-                assert await look_up(cache) is not None
-
     caplog.set_level("INFO")
-    run(scenario)
+    async with connected(options(port)) as cache:
+        assert await look_up(cache) is None
+        await keep(cache, response())
+        assert len(await cache.namespace("m", "1", b"content")) == 16
+        assert values(cache)["charonia_cache_up"] == 0
+        assert values(cache)["charonia_cache_skipped_total"] == 2
+        while values(cache)["charonia_cache_errors_total"] < 3:
+            await asyncio.sleep(0.02)
+        assert caplog.text.count("cannot be reached, requests run without it") == 1  # not at every try
+
+        with RedisProcess(tmp_path, port=port):
+            while not values(cache)["charonia_cache_up"]:
+                await asyncio.sleep(0.02)
+            await keep(cache, response())
+            assert await look_up(cache) is not None
     assert "responds again" in caplog.text
 
 
