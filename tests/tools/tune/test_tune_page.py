@@ -23,8 +23,7 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Decision
-from charonia.tools.tune.report.html import ROWS_MAX, render
-from charonia.tools.tune.report.view import goal_text, settings_of, value_text
+from charonia.tools.tune.report.html import ROWS_MAX, goal_text, render, settings_of, value_text
 from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun, VariantRecord
 
 
