@@ -15,8 +15,7 @@ from charonia.client.errors import ClientError, error_of, failed
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport
 from charonia.client.requests import Ask, InferResult, MetadataCache, SequencePart
-from charonia.client.traffic import AsyncTraffic
-from charonia.core.errors import Code, ServingError, unsupported
+from charonia.core.errors import Code, ServingError, invalid, unsupported
 from charonia.core.metadata import ModelIndexEntry, ModelMetadata, ServerMetadata
 from charonia.core.request import ParameterValue
 from charonia.wire.answer import Answer, Failure, Handle, OnAnswer
@@ -27,6 +26,28 @@ from charonia.wire.http_dialect import HttpDialect
 from charonia.wire.python_values import Inputs, Outputs, needs_metadata
 from charonia.wire.query import Dialect, Json, Query, SharedMemoryRegion, T, TraceChange
 from charonia.wire.transport import WireOptions
+
+
+class AsyncTraffic:
+    """The traffic of models. All methods raise `ClientError`, and return the traffic as the server documents it."""
+
+    def __init__(self, servers: "Servers") -> None:
+        self._servers = servers
+
+    async def get(self, model: str) -> Json:
+        """Return the settings, with the figures of each version, the canary plan and the history."""
+        return await self._servers.ask(self._servers.dialect.traffic(model, {}))
+
+    async def update(self, model: str, change: Mapping[str, object]) -> Json:
+        """Change the settings: any of `weights`, `sticky`, `shadow`, and `canary` or `action`."""
+        if not change:
+            raise invalid("traffic: expected a change, got none", hint="reset() goes back to the configuration")
+        return await self._servers.change(self._servers.dialect.traffic(model, change))
+
+    async def reset(self, model: str) -> Json:
+        """Forget what requests have changed."""
+        return await self._servers.change(self._servers.dialect.reset_traffic(model))
+
 
 _NO = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE, Code.INVALID_ARG))
 """Errors that mean "not ready"."""
@@ -208,7 +229,7 @@ class AsyncClient:
         self._servers = servers = Servers(url, timeout_s, options, balancing)
         self._dialect = servers.dialect
         self._metadata = MetadataCache()
-        self.traffic = AsyncTraffic(self._dialect, servers.ask, servers.change)
+        self.traffic = AsyncTraffic(servers)
 
     async def __aenter__(self) -> Self:
         """Do nothing: connections are opened on demand."""

@@ -10,11 +10,10 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from charonia.client.async_client import TIMEOUT_S, AsyncClient
+from charonia.client.async_client import TIMEOUT_S, AsyncClient, AsyncTraffic
 from charonia.client.balancing.options import DEFAULT, Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
-from charonia.client.traffic import AsyncTraffic
 from charonia.core.errors import Code
 from charonia.wire.answer import Failure
 from charonia.wire.query import Json
