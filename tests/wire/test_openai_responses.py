@@ -67,7 +67,7 @@ def test_items_become_messages() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
         {"type": "reasoning", "id": "rs_1", "summary": []},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "c"}]},
         {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "1", "output": "five"},
@@ -77,7 +77,7 @@ def test_items_become_messages() -> None:
     messages = chat_request({"input": items}, [])["messages"]
 
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
-    assert messages[0]["content"] == "ab"
+    assert [message["content"] for message in messages[:2]] == ["ab", "c"]
     assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["f", "g"]
     assert messages[2] == {"role": "tool", "tool_call_id": "1", "content": "five"}
     assert messages[3]["content"][1] == {"type": "image_url", "image_url": {"url": image["image_url"]}}

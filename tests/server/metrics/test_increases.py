@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from charonia.core.statistics import TokenUsage
 from charonia.server.front_ends.messages import plain, record
 from charonia.server.metrics.model_metrics import SUMMARIES, FailureReason, Increase, ModelMetrics
 from charonia.server.scheduling.api import CloseReason
@@ -113,3 +114,48 @@ def test_the_memory_of_a_model_is_not_counted_twice() -> None:
 
     assert engine.statistics.memory == front_end.statistics.memory == memory
     assert np.sum(engine.request_ns.counts) == 1
+
+
+def test_an_answer_after_its_batch_counts_as_computing_until_then() -> None:
+    metrics = counters()
+    metrics.request_done(arrival_ns=100, inferences=3, start_ns=150, marks_ns=(160, 170), end_ns=200)
+
+    counted = metrics.statistics
+    phases = counted.success, counted.queue, counted.compute_input, counted.compute_infer, counted.compute_output
+    assert counted.inference_count == 3
+    assert [(each.count, each.ns) for each in phases] == [(1, 100), (1, 50), (1, 10), (1, 40), (1, 0)]
+    assert (metrics.request_ns.total, metrics.queue_ns.total, metrics.compute_ns.total) == (100, 50, 50)
+    summaries = metrics.summaries
+    assert summaries is not None
+    shown_us = [next(summaries.lines(name, "", (0.5,), 200)).split()[-1] for name in SUMMARIES]
+    assert shown_us == ["0.1", "0.05", "0.01", "0.04", "0"]
+
+
+def test_tokens_that_the_model_does_not_report_are_counted() -> None:
+    metrics = counters()
+    metrics.count_tokens(TokenUsage(3, 2, 1))
+    metrics.count_tokens(TokenUsage(4))
+
+    assert metrics.tokens is not None
+    assert (metrics.tokens.prompt, metrics.tokens.completion, metrics.tokens.cached) == (7, 2, 1)
+
+
+def test_batches_count_together_as_they_do_one_by_one() -> None:
+    marks_ns = (START_NS, START_NS + 10, START_NS + 30, START_NS + 60)
+    waiting, one = [START_NS - 7, START_NS - 9], [START_NS]
+    together, alone = counters(), counters()
+
+    together.batches_done([(waiting, 2, 2, CloseReason.FULL, marks_ns), (one, 1, 4, CloseReason.FULL, marks_ns)], 5)
+    for arrivals_ns, inferences, size in ((waiting, 2, 2), (one, 1, 4)):
+        alone.batch_done(
+            arrivals_ns=arrivals_ns,
+            inferences=inferences,
+            batch_size=size,
+            reason=CloseReason.FULL,
+            marks_ns=marks_ns,
+            wall_ms=5,
+        )
+
+    assert shown(together) == shown(alone)
+    assert together.statistics.success.count == 3
+    assert (together.collapsed, together.load_seconds) == (0, 0.0)

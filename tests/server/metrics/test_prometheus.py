@@ -212,3 +212,4 @@ def test_the_load_of_small_batches_is_the_time_of_their_elements_in_full_ones() 
     assert loads(8, [(1, 12), (8, took(8))]) == pytest.approx(9 / 8 * took(8) / (12 + took(8)), rel=1e-6)
     assert loads(8, [(1, 10), (4, 40)]) == 1.0  # batches save nothing
     assert loads(8, [(2, 10), (4, 10)]) == pytest.approx(6 / 8 / 2)  # elements cost nothing
+    assert loads(8, [(2, 20), (4, 10)]) == 6 / 8 / 2  # nor do they save anything

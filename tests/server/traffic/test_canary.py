@@ -106,9 +106,17 @@ def test_a_step_waits_for_enough_requests() -> None:
     simulated.run(30)
 
     assert simulated.share == 1
-    assert "50 requests of version 2 (has " in simulated.canary.waits_for(simulated.now_ns)
+    assert simulated.canary.waits_for(simulated.now_ns).startswith("50 requests of version 2 (has ")
     simulated.run(60)
     assert simulated.share > 1
+
+
+def test_as_many_requests_as_are_wanted_are_enough() -> None:
+    simulated = Simulated(PLAN)
+    fifty = RequestWindow(50, 0, np.full(50, 1_000_000))
+    simulated.do(Looked(fifty, fifty, 0, 0))
+
+    assert "(has " not in simulated.canary.missing()
 
 
 def test_a_step_waits_until_there_is_enough_to_compare_p99() -> None:

@@ -5,7 +5,19 @@ from math import comb, inf
 import numpy as np
 import pytest
 
-from charonia.server.traffic.canary import ODDS, ErrorTest, LatencyTest, RateTest, RequestWindow, rank_above, rank_below
+from charonia.server.traffic import canary as judged
+from charonia.server.traffic.canary import (
+    EXPECTED_MIN,
+    LATENCIES_MIN,
+    ODDS,
+    ErrorTest,
+    LatencyTest,
+    RateTest,
+    RequestWindow,
+    VersionFigures,
+    rank_above,
+    rank_below,
+)
 
 
 def window(requests: int, errors: int = 0, latencies: object = ()) -> RequestWindow:
@@ -29,6 +41,27 @@ def test_the_bet_on_errors_is_binomial(canary: tuple[int, int], stable: tuple[in
 
     expected = np.mean([bet(canary[0], stable[0], errors, canary[1], odds) for odds in ODDS])
     assert test.evidence == pytest.approx(0.5 + 0.5 * expected)  # half of the stake is bet
+
+
+def test_each_window_is_a_bet_of_its_own() -> None:
+    test = ErrorTest()
+    for _ in range(3):
+        test.add(window(10, 3), window(90, 2))
+
+    expected = np.mean([bet(10, 90, 5, 3, odds) ** 3 for odds in ODDS])
+    assert test.evidence == pytest.approx(0.5 + 0.5 * expected)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_windows_are_joined_until_enough_is_expected_of_both_versions(share: float) -> None:
+    test = ErrorTest()
+    test.begin(share)
+    total = round(EXPECTED_MIN / 0.1)
+
+    test.add(window(total - 2, 5), window(1))
+    assert test.evidence == 1.0
+    test.add(window(0), window(2))
+    assert test.evidence > 1.0
 
 
 def test_a_bet_has_a_mean_of_one_at_most_if_the_canary_is_as_good() -> None:
@@ -234,3 +267,30 @@ def test_too_few_samples_are_no_verdict() -> None:
 
     assert test.add(window(0), window(900, 0, [1_000_000] * 900))
     assert test.is_judged
+
+
+def test_samples_double_from_look_to_look_and_each_has_a_smaller_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances: list[float] = []
+
+    def noting(count: int, chance: float) -> int | None:
+        chances.append(chance)
+        return rank_above(count, chance)
+
+    monkeypatch.setattr(judged, "rank_above", noting)
+    test = LatencyTest(1.5, 0.01)
+    rising = [1_000_000 + 1_000 * number for number in range(LATENCIES_MIN)]
+    for _ in range(9):
+        test.add(window(LATENCIES_MIN, 0, rising), window(2000, 0, [10**6] * 2000))
+
+    assert chances == pytest.approx([0.005 / 2, 0.005 / 6, 0.005 / 12, 0.005 / 20])
+    assert test.ratio_min == pytest.approx(1.046527)
+
+
+def test_figures_of_a_version_begin_with_nothing_and_show_rounded_percentiles() -> None:
+    figures = VersionFigures()
+    assert (figures.take().requests, figures.latency_us()) == (0, {})
+    for number in range(1, 101):
+        figures.sent()
+        figures.answered(number * 10_012)
+
+    assert figures.latency_us() == {"p50": 511.0, "p90": 899.1, "p99": 989.2}
