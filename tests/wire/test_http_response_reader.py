@@ -65,6 +65,16 @@ def test_a_response_is_read_as_http_says(data: bytes, expected: tuple[object, ..
     assert outcome([data]) == expected
 
 
+@pytest.mark.parametrize(("line", "is_unexecuted"), [(b"", False), (b"Charonia-Executed: no\r\n", True)])
+def test_a_server_may_say_that_no_model_has_seen_the_request(line: bytes, is_unexecuted: bool) -> None:
+    reader = ResponseReader({}, LIMIT)
+    reader.begin(keep_body=True)
+
+    assert reader.feed(ERROR.replace(b"Content", line + b"Content"))
+    assert reader.head is not None
+    assert reader.head.is_unexecuted is is_unexecuted
+
+
 @given(st.sampled_from(ALL), st.data(), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_the_outcome_does_not_depend_on_how_the_bytes_are_split(data: bytes, draw: st.DataObject, seen: bool) -> None:

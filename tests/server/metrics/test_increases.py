@@ -131,6 +131,13 @@ def test_an_answer_after_its_batch_counts_as_computing_until_then() -> None:
     assert shown_us == ["0.1", "0.05", "0.01", "0.04", "0"]
 
 
+def test_the_time_of_the_latest_composed_request_is_known() -> None:
+    metrics = counters()
+    composed(10)(metrics, START_NS)
+
+    assert metrics.statistics.last_inference_ms == START_NS // 10**6
+
+
 def test_tokens_that_the_model_does_not_report_are_counted() -> None:
     metrics = counters()
     metrics.count_tokens(TokenUsage(3, 2, 1))
