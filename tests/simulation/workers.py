@@ -61,6 +61,7 @@ class Worker:
         if self.returncode is None:
             self.returncode = status
             self._loop.kill(f"worker {self.pid}")
+            self._batches.clear()  # with what they map
             self._end.close()
             os.close(self._output)
             os.close(self._exit)
