@@ -7,7 +7,7 @@ Each scenario has its own process, forked from this one, and depends on its seed
 import sys
 
 from tests.simulation import faults
-from tests.simulation.machine import SCHEDULERS, SECOND_NS, START_NS, adapt_server, install
+from tests.simulation.machine import MACHINE, SCHEDULERS, SECOND_NS, START_NS, adapt_server, install
 
 if "--fault" in sys.argv:
     faults.put_back(sys.argv[sys.argv.index("--fault") + 1])
@@ -16,6 +16,7 @@ if IS_SIMULATED:
     install()
 
 import argparse
+import gc
 import itertools
 import json
 import os
@@ -36,25 +37,16 @@ if IS_SIMULATED:
 RUNS_MAX = 60
 """Runs in which a failing scenario is made smaller."""
 
-INJECTED = ("cut", "harm_worker", "disk", "shutdown", "kill_engine", "kill_front_end", "upgrade")
+INJECTED = ("cut", "harm_worker", "disk", "shutdown", "kill_engine", "kill_front_end", "upgrade", "error")
 """Operations that `--every-step` injects."""
 
 EVENTS = 25
 """Events shown of a failure."""
 
-
 NOTHING: dict[str, Any] = {
     "problems": [], "recent": [], "schedulers": {}, "history": "", "simulated_s": 0, "steps": 0, "requests": 0,
 }  # fmt: skip
 """What is known of a run whose process has failed."""
-
-
-def scheduled() -> dict[str, list[str]]:
-    """Return the last events of each scheduler, as text."""
-    return {
-        name: [f"{(now_ns - START_NS) / SECOND_NS:.6f} {happened}" for now_ns, happened in log]
-        for name, log in SCHEDULERS.items()
-    }
 
 
 def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
@@ -63,16 +55,20 @@ def run(scenario: Scenario, folder: Path) -> dict[str, Any]:
     pid = os.fork()
     if not pid:
         os.close(reading)
+        gc.freeze()  # what all scenarios have in common is not looked through
         try:
             world = World(scenario, folder)
             world.run()
             found = {
                 "problems": world.problems,
                 "recent": list(world.recent),
-                "schedulers": scheduled(),
+                "schedulers": {
+                    name: [f"{(now_ns - START_NS) / SECOND_NS:.6f} {happened}" for now_ns, happened in log]
+                    for name, log in SCHEDULERS.items()
+                },
                 "history": "\n".join(world.history) + "\n",
                 "simulated_s": world.now_s(),
-                "steps": world.steps,
+                "steps": MACHINE.calls + 1 if MACHINE.calls else world.steps,
                 "requests": len(world.requests),
             }
         except BaseException:

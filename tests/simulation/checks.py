@@ -222,7 +222,7 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         if is_http and _overlaps(world.outages, request) and request.end_s - request.begin_s < CROSSING_S:
             return ""  # it crossed the end of a connection that was idle
         return "ended with its connection"
-    if is_leaving or is_engine_away:
+    if is_leaving or is_engine_away or _overlaps(world.failures, request):
         return ""
     if values.get("fault") and ("a fault of the model" in text or REFUSED in text):
         return ""
@@ -266,9 +266,9 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
     if values.get("region") and _overlaps(world.changes, request, "clients") and "shared memory region" in text:
         return ""
     if is_on_demand:
-        if _overlaps(world.changes, request, "disk") or (world.changes and "is tried again in" in text):
-            return ""
-        if re.search("no room for model|does not fit|could not be loaded within", text):
+        is_tried_again = (world.changes or world.failures) and "is tried again in" in text
+        is_full = re.search("no room for model|does not fit|could not be loaded within", text)
+        if _overlaps(world.changes, request, "disk") or is_tried_again or is_full:
             return ""
     if request.sums is not None and ("sequence" in text.lower()):
         is_idle = _is_idle(values)
@@ -323,7 +323,7 @@ def check_quiet(world: "World") -> None:
             world.problem(f"without clients, {loaded.runner} computes responses for its cache")
     instances = sum(loaded.instances for loaded in lifecycle.table.loaded())
     if instances != sum(world.record.open.values()):
-        world.problem(f"the models have {instances} instances, open are {world.record.open}")
+        world.problem(f"the models have {instances} instances, open are {+world.record.open}")
     for end in world.endpoints():
         if end.http.open_count or end.grpc.open_count:
             world.problem(f"without clients, {end.http.open_count} and {end.grpc.open_count} connections are open")
@@ -337,7 +337,8 @@ def check_quiet(world: "World") -> None:
     if any(not end.is_gone for end in world.network.ends):
         world.problem("without clients, a connection is open")
     world.network.ends.clear()
-    gc.collect()
+    while gc.collect():
+        pass  # what finalizers let go is garbage, too
     ended = left.of_ended(world.loop, world.living())
     found = left.kept(ended)
     more = left.by_role(world.left(ended)) - left.by_role(world.calm)

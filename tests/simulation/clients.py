@@ -34,7 +34,21 @@ class Outcome(NamedTuple):
 BROKEN = Outcome("broken")
 
 
-class HttpClient(asyncio.Protocol):
+class _Client(asyncio.Protocol):
+    end: End | None
+    is_open: bool
+
+    def leave(self) -> None:
+        """Close in the middle of the calls."""
+        self.is_open = False
+        if self.end is not None:
+            self.end.abort()
+
+    def eof_received(self) -> None:
+        self.connection_lost(None)
+
+
+class HttpClient(_Client):
     """A connection whose calls are answered in their order.
 
     Attributes:
@@ -47,7 +61,7 @@ class HttpClient(asyncio.Protocol):
         self._futures: deque[asyncio.Future[Outcome]] = deque()
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self.end: End | None = network.connect(port, self)
+        self.end = network.connect(port, self)
         self.is_open = self.end is not None
 
     async def call(self, method: str, path: str, body: bytes = b"", headers: str = "") -> Outcome:
@@ -62,11 +76,8 @@ class HttpClient(asyncio.Protocol):
         return await future
 
     def leave(self) -> None:
-        """Close in the middle of the calls."""
         self._settle(Outcome("left"))
-        self.is_open = False
-        if self.end is not None:
-            self.end.abort()
+        super().leave()
 
     def _settle(self, outcome: Outcome, count: int | None = None) -> None:
         """Give the next calls an outcome, all that are left unless a count is given."""
@@ -75,14 +86,7 @@ class HttpClient(asyncio.Protocol):
             if not future.done():
                 future.set_result(outcome)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
-
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = False
-        self._settle(BROKEN)
-
-    def eof_received(self) -> None:
         self.is_open = False
         self._settle(BROKEN)
 
@@ -127,14 +131,14 @@ class _Call:
         return messages
 
 
-class GrpcClient(asyncio.Protocol):
+class GrpcClient(_Client):
     """A connection with any number of calls."""
 
     def __init__(self, network: Network, port: int) -> None:
         self._http2 = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=True))
         self._calls: dict[int, _Call] = {}
         self._open = -1  # the stream that stays open for further requests
-        self.end: End | None = network.connect(port, self)
+        self.end = network.connect(port, self)
         self.is_open = self.end is not None
         if self.is_open:
             self._http2.initiate_connection(None)
@@ -169,21 +173,10 @@ class GrpcClient(asyncio.Protocol):
         self._flush()
         return await future
 
-    def leave(self) -> None:
-        self.is_open = False
-        if self.end is not None:
-            self.end.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
-
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
         for stream in list(self._calls):
             self._settle(stream, BROKEN)
-
-    def eof_received(self) -> None:
-        self.connection_lost(None)
 
     def data_received(self, data: bytes) -> None:
         with suppress(ngh2.ConnectionStateError):  # nothing can follow the last GOAWAY

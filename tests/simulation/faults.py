@@ -177,32 +177,34 @@ FAULTS = (
           "                        (target.remove if is_gone else target.stop)(key)\n", ""),
 )
 LEFTOVERS = (
-    Fault("the timers of a connection stay", "grpc/connection.py",
-          "            handle.cancel()\n        self._handles.clear()", "            pass\n        self._handles.clear()"),
-    Fault("the bytes of a copy stay counted", "traffic/split.py",
-          "        self._owner.size_bytes -= self._size\n", ""),
-    Fault("a request's files stay", "lifecycle/provision.py",
-          "            await asyncio.to_thread(self.override.remove)\n", "            pass\n"),
-    Fault("a closed connection is kept", "http/connection.py", "        self._transport = None\n",
-          "        self._transport = None\n        globals().setdefault('kept', []).append(self)\n"),
-    Fault("shared memory of a response stays in use", "channel/end.py", "        self._released.append(region)\n",
-          "        pass\n"),
-    Fault("the reports of ended processes stay", "guard/supervisor.py",
-          "                self._loop.call_later(REPORT_S, self._remove_files, name)\n", ""),
-    Fault("the socket of a new engine that was killed stays", "front_ends/upgrades.py",
-          ", folder / _socket_of(name)):\n", "):\n"),
-    Fault("an engine keeps the front ends that have gone", "front_ends/engine_port.py",
-          "        self._peers.discard(peer)\n", ""),
-    Fault("the instances of a load stay at shutdown", "lifecycle/lifecycle.py",
-          "            await asyncio.wait(list(self._loads.values()), timeout=LOADS_S_MAX)\n", "            pass\n"),
+    (Fault("the timers of a connection stay", "grpc/connection.py",
+          "            handle.cancel()\n        self._handles.clear()", "            pass\n        self._handles.clear()"), "--seed 1", "timer "),
+    (Fault("the bytes of a copy stay counted", "traffic/split.py",
+          "        self._owner.size_bytes -= self._size\n", ""), "--seed 9 --theme canaries", "Shadowing has size_bytes"),
+    (Fault("a request's files stay", "lifecycle/provision.py",
+          "            await asyncio.to_thread(self.override.remove)\n", "            pass\n"), "--seed 1", "charonia-files-"),
+    (Fault("a closed connection is kept", "http/connection.py", "        self._transport = None\n",
+          "        self._transport = None\n        globals().setdefault('kept', []).append(self)\n"), "--seed 1", "HttpConnection"),
+    (Fault("shared memory of a response stays in use", "channel/end.py", "        self._released.append(region)\n",
+          "        pass\n"), "--seed 18", "references to shared memory"),
+    (Fault("memory that a killed worker used stays", "channel/regions.py",
+          "        for region in self._used.values():\n            region.close()\n", ""), "--seed 338 --theme timers", "/memfd:charonia"),
+    (Fault("the reports of ended processes stay", "guard/supervisor.py",
+          "                self._loop.call_later(REPORT_S, self._remove_files, name)\n", ""), "--seed 6 --theme restarts", ".report"),
+    (Fault("the socket of a new engine that was killed stays", "front_ends/upgrades.py",
+          ", folder / _socket_of(name)):\n", "):\n"), "--seed 34 --theme restarts", "private/engine.sock"),
+    (Fault("an engine keeps the front ends that have gone", "front_ends/engine_port.py",
+          "        self._peers.discard(peer)\n", ""), "--seed 2 --theme restarts", "end of a link"),
+    (Fault("the instances of a load stay at shutdown", "lifecycle/lifecycle.py",
+          "            await asyncio.wait(list(self._loads.values()), timeout=LOADS_S_MAX)\n", "            pass\n"), "--seed 19 --theme demand", "after the shutdown, there is still"),
 )
-"""What each check of leftovers must find."""
+"""What each check of leftovers must find, the scenario that shows it, and a part of the problem."""
 # fmt: on
 
 
 def put_back(name: str) -> None:
     """Load the module of a fault with it, when it is imported."""
-    fault = next(each for each in (*FAULTS, *LEFTOVERS) if each.name == name)
+    fault = next(each for each in (*FAULTS, *(left for left, *_ in LEFTOVERS)) if each.name == name)
     path = SOURCES / fault.path
     module = "charonia." + fault.path.removesuffix(".py").replace("/", ".")
 

@@ -66,7 +66,6 @@ RECORDS = ("changes", "hand_over", "requests")
 STAGED = "charonia-files-"
 """Beginning of the names of folders with files that came with a load request; each is open, too."""
 
-
 KEPT = "files-"
 """Beginning of the names of folders with such files for the next engine."""
 

@@ -40,11 +40,10 @@ START_NS = 1_000 * SECOND_NS
 EPOCH_NS = 1_800_000_000 * SECOND_NS
 """Wall-clock time at the monotonic time 0."""
 
-real_cpu_s = time.process_time
+_real_pair = socket.socketpair
 
 PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("process", default="world")
 """The simulated process that the running code belongs to."""
-
 
 ROUNDS_MAX = 20_000
 """Rounds of the event loop in which no time passes; with more, something spins."""
@@ -64,7 +63,6 @@ SIGNALS: dict[tuple[str, int], tuple[contextvars.Context, Callable[..., object],
 DISK: dict[str, int] = {}
 """Errors of folders of the server: their paths, and numbers of the errors."""
 
-
 SCHEDULED = 12
 """Events and commands of a scheduler that a failure shows."""
 
@@ -83,7 +81,12 @@ class Machine:
         chance: Delays of threads and sockets.
         dead: Names of killed processes.
         unchecked: Events of schedulers until their state is checked again.
+        calls: Calls of the server's processes so far that may fail, which are counted once `fails_at` is set.
+        fails_at: Number of the one that does.
+        failed: Called with what it was.
     """
+
+    failed: Callable[[str], None]
 
     def __init__(self) -> None:
         self.reset(0)
@@ -96,27 +99,69 @@ class Machine:
         self.dead: set[str] = set()
         self.graveyard: list[object] = []
         self.unchecked: dict[object, int] = {}
+        self.calls, self.fails_at = 0, -1
         SIGNALS.clear()
         SCHEDULERS.clear()
         DISK.clear()
-        self.cpu_start_s = real_cpu_s()
 
     def delay_s(self, least: float, most: float) -> float:
         """Return a random time; most are near the least."""
         return least + (most - least) * self.chance.random() ** 4
 
+    def may_fail(self, what: str, *errors: Exception) -> None:
+        """Raise one of these errors if it is the turn of this call, which another machine makes fail at any time."""
+        if self.fails_at < 0 or PROCESS.get().startswith(("world", "clients", "worker")):
+            return
+        self.calls += 1
+        if self.calls == self.fails_at:
+            error = errors[self.calls % len(errors)]
+            vars(error)["is_intended"] = True
+            self.failed(f"{what}: {error!r}")
+            raise error
+
 
 MACHINE = Machine()
 
 
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
 _READING = ("os.scandir", "os.listdir")
+
+_ERRORS: dict[str, tuple[int, ...]] = {
+    "mmap.__new__": (errno.ENOMEM,), "socket.sendmsg": (errno.ENOBUFS,),
+    "recvmsg": (errno.ECONNRESET,), "listen": (errno.EADDRINUSE,), "fork": (errno.EAGAIN,),
+    **dict.fromkeys(("socketpair", "memfd_create", "dup"), (errno.EMFILE,)),
+}  # fmt: skip
+"""Errors of calls of the system."""
+
+
+def may_fail(what: str) -> None:
+    """Let a call of the system fail if it is its turn."""
+    MACHINE.may_fail(what, *map(_error, _ERRORS[what]))
+
+
+def _may_fail(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **options: Any) -> Any:
+        may_fail(what)
+        return call(*args, **options)
+
+    return called
+
+
+_NO_THREAD = "can't start new thread"
 
 
 def _disk(event: str, arguments: tuple[Any, ...]) -> None:
     """Let calls of the server's processes fail."""
-    if not DISK or event not in ("open", "os.rename", "os.mkdir", *_READING) or PROCESS.get() in ("world", "clients"):
+    if event in _ERRORS:
+        may_fail(event)
+    if event not in ("open", "os.rename", "os.mkdir", *_READING) or PROCESS.get() in ("world", "clients"):
         return
     path = str(arguments[0])
+    if "/simulation-" in path:
+        MACHINE.may_fail(f"{event} {path}", _error(errno.EIO), _error(errno.EMFILE))
     is_writing = event not in _READING and (event != "open" or bool(arguments[2] & (os.O_WRONLY | os.O_RDWR)))
     for folder, number in DISK.items():
         if path.startswith(folder) and (is_writing or number != errno.ENOSPC):
@@ -130,19 +175,6 @@ def _late_s() -> float:
 
 _EVENTS = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
 """What is reported of a descriptor that has something to read, and of one that has more."""
-
-
-class _Timer(asyncio.TimerHandle):
-    """A timer; of those for the same time, the first one ends first, whatever others there are."""
-
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int, *given: Any) -> None:
-        super().__init__(*given)
-        self._number = number
-
-    def __lt__(self, other: Any) -> bool:
-        return (self._when, self._number) < (other._when, other._number)  # type: ignore[attr-defined]
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -260,6 +292,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> Any:
         """Run in a thread of its own, which starts a little later."""
+        MACHINE.may_fail("thread", RuntimeError(_NO_THREAD))
         future = self.create_future()
 
         def work() -> None:
@@ -272,12 +305,13 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             self.call_soon(lambda: None if future.done() else settle(outcome))
 
         thread = Thread(target=work)
-        self.call_later(MACHINE.delay_s(2e-5, 5e-3), thread.start)
+        self.call_later(MACHINE.delay_s(2e-5, 5e-3), self.call_soon, _switch, thread)
         return future
 
     async def create_server(  # type: ignore[override] # what the server uses
         self, factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
+        may_fail("listen")
         return self.network.listen(factory, port, **options)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
@@ -308,7 +342,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 def close_under(fd: int) -> None:
     """Close what a descriptor refers to; the number stays taken by its owner."""
-    nothing, other = socket.socketpair()
+    nothing, other = _real_pair()
     os.dup2(nothing.fileno(), fd)
     nothing.close()
     other.close()
@@ -331,30 +365,20 @@ class Thread:
     ) -> None:  # fmt: skip
         self.name, self.daemon, self.is_over = name, daemon, False
         self.process = PROCESS.get()
-        self._joining: list[Thread] = []
 
         def run() -> None:
             try:
                 target(*args, **(kwargs or {}))
             finally:
                 self.is_over = True
-                for each in self._joining:
-                    asyncio.get_running_loop().call_soon(_switch, each)
 
         self.greenlet = greenlet(run, parent=_HUB)
         self.greenlet.gr_context = contextvars.copy_context()
         self.greenlet.thread = self
 
     def start(self) -> None:
+        MACHINE.may_fail("thread", RuntimeError(_NO_THREAD))
         asyncio.get_running_loop().call_soon(_switch, self)
-
-    def is_alive(self) -> bool:
-        return not self.is_over
-
-    def join(self, timeout: float | None = None) -> None:
-        while not self.is_over:
-            self._joining.append(_this_thread("join"))
-            _HUB.switch()
 
 
 def _this_thread(why: str) -> Thread:
@@ -478,6 +502,8 @@ def install() -> None:
             "sleep": _sleep,
         },
         asyncio: {"wait_for": _wait_for},
+        socket: {"socketpair": _may_fail("socketpair", socket.socketpair)},
+        os: {name: _may_fail(name, getattr(os, name)) for name in ("memfd_create", "dup")},
         threading: {"Thread": Thread},
         queue: {"SimpleQueue": SimpleQueue},
         random: {"uniform": lambda least, most: least + (most - least) * machine.entropy.random()},
@@ -495,6 +521,7 @@ def install() -> None:
 def adapt_server() -> None:
     """Replace what the server reads from the real machine, after it has been imported."""
     from charonia.server import app, engine
+    from charonia.server.channel import end
     from charonia.server.execution.runner import ModelRunner
     from charonia.server.lifecycle import on_demand
 
@@ -503,6 +530,7 @@ def adapt_server() -> None:
         ctypes: {"CDLL": lambda *_, **__: libc},
         app: dict.fromkeys(("available_memory", "usable_memory"), lambda: 8 << 30),
         on_demand: {"tree_bytes": lambda pid=None: 1 << 30},
+        end: {"receive": _may_fail("recvmsg", vars(end)["receive"])},
     }
     _replace(values)
     infer: Callable[..., Any] = engine.ModelEngine.infer
@@ -563,7 +591,9 @@ class Faults(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{(MACHINE.now_ns - START_NS) / SECOND_NS:.6f} {PROCESS.get()} log: {record.getMessage()}"
         self.recent.append(text)
-        is_disk = DISK and isinstance(record.exc_info and record.exc_info[1], OSError)  # as of an upgrade's order
-        if record.exc_info and record.exc_info[0] is not None and not is_disk:
-            frames = "".join(traceback.format_exception(*record.exc_info))
+        error = record.exc_info[1] if record.exc_info else None
+        is_disk = DISK and isinstance(error, OSError)  # as of an upgrade's order
+        causes = (error, error.__cause__, error.__context__) if error is not None else ()
+        if error is not None and not is_disk and not any(hasattr(each, "is_intended") for each in causes):
+            frames = "".join(traceback.format_exception(error))
             self.found.append(f"the server logged an exception: {text}\n{frames}")

@@ -36,6 +36,7 @@ from charonia.server.backends.workers.process import WorkerProcess
 
 GENERATION = "generation.txt"
 FAILS, RAISES = -1, -2
+FAULT = "a fault of the library"
 REFUSED = "the model refuses this request"
 
 
@@ -54,15 +55,7 @@ class Record:
         self.executed: Counter[int] = Counter()
         self.started_ns: dict[int, int] = {}
         self.problems: list[str] = []
-        self.open: dict[str, int] = {}
-
-    def opened(self, instance: str) -> None:
-        self.open[instance] = self.open.get(instance, 0) + 1
-
-    def closed(self, instance: str) -> None:
-        self.open[instance] -= 1
-        if not self.open[instance]:
-            del self.open[instance]
+        self.open: Counter[str] = Counter()
 
 
 RECORD = Record(0)
@@ -138,7 +131,7 @@ class _Instance:
         self._name = f"{PROCESS.get()} {work.name} version {work.version} generation {work.generation} {name}"
         self._is_busy = self._is_closed = False
         self._sums: dict[object, int] = {}
-        RECORD.opened(self._name)
+        RECORD.open[self._name] += 1
 
     def _enter(self) -> None:
         if self._is_busy or self._is_closed:
@@ -149,7 +142,8 @@ class _Instance:
         if self._is_closed or self._is_busy:
             RECORD.problems.append(f"{self._name}: closed while {'busy' if self._is_busy else 'closed'}")
         self._is_closed = True
-        RECORD.closed(self._name)
+        RECORD.open[self._name] -= 1
+        MACHINE.may_fail(f"close of {self._name}", RuntimeError(FAULT))
 
 
 class Blocking(_Instance):
@@ -160,6 +154,7 @@ class Blocking(_Instance):
         try:
             start = time.monotonic_ns()
             time.sleep(self._work.begin_batch(requests))
+            MACHINE.may_fail(f"execution of {self._name}", RuntimeError(FAULT), MemoryError(FAULT))
             results: list[Outputs | Exception] = []
             for request in requests:
                 try:
@@ -250,15 +245,17 @@ class Worked(PythonInstance):
             execute_s_max=5.0,
         )
         self._counted = f"{PROCESS.get()} {work.name} version {work.version} generation {work.generation} {name}"
-        RECORD.opened(self._counted)
+        RECORD.open[self._counted] += 1
 
     async def aclose(self) -> None:
         await super().aclose()
-        RECORD.closed(self._counted)
+        RECORD.open[self._counted] -= 1
+        MACHINE.may_fail(f"close of {self._counted}", RuntimeError(FAULT))
 
 
 async def _load_for(seconds: float, model: str) -> None:
     """Pass the time of a part of a load, which continues when who has asked for it has gone."""
+    MACHINE.may_fail(f"load of {model}", RuntimeError(FAULT), MemoryError(FAULT))
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:

@@ -14,6 +14,9 @@ from tests.simulation.machine import PROCESS, SimulatedLoop
 WINDOW_BYTES = 65536
 """Bytes that travel or wait at a receiver which does not read: the kernel's buffers."""
 
+SPLIT = 0.02
+"""Share of writes that arrive in pieces."""
+
 
 class End(asyncio.Transport):
     """One end of a connection."""
@@ -23,7 +26,7 @@ class End(asyncio.Transport):
         self.process = PROCESS.get()
         self.peer: End
         self.context = contextvars.copy_context()
-        self._loop, self._chance, self._link = network.loop, network.chance, network.link
+        self._loop, self._chance = network.loop, network.chance
         self._protocol, self._peername = protocol, peername
         self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._unsent = bytearray()
@@ -108,13 +111,13 @@ class End(asyncio.Transport):
         return self._is_gone
 
     def _travel(self, callback: Callable[..., None], *args: Any) -> None:
-        self._last_s = max(self._last_s, self._loop.time() + self._link.delay_s(self._chance)) + 1e-9
+        self._last_s = max(self._last_s, self._loop.time() + (5e-5 + (5e-3 - 5e-5) * self._chance.random() ** 6)) + 1e-9
         self._loop.call_at(self._last_s, callback, *args, context=self.peer.context)
 
     def _pump(self) -> None:
         while self._unsent and self._in_flight < WINDOW_BYTES:
             size = min(len(self._unsent), WINDOW_BYTES - self._in_flight)
-            if size > 1 and self._chance.random() < self._link.split:
+            if size > 1 and self._chance.random() < SPLIT:
                 size = self._chance.randint(1, size)
             piece = bytes(self._unsent[:size])
             del self._unsent[:size]
@@ -164,16 +167,6 @@ class End(asyncio.Transport):
             self._pump()
 
 
-class Link:
-    """How the network behaves: delays, and the share of writes that arrive in pieces."""
-
-    def __init__(self, least_s: float = 5e-5, most_s: float = 5e-3, split: float = 0.02) -> None:
-        self.least_s, self.most_s, self.split = least_s, most_s, split
-
-    def delay_s(self, chance: random.Random) -> float:
-        return self.least_s + (self.most_s - self.least_s) * chance.random() ** 6
-
-
 class Listener:
     """What `create_server` returns."""
 
@@ -193,7 +186,7 @@ class Network:
     """All ports and connections."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
-        self.loop, self.link = loop, Link()
+        self.loop = loop
         self.chance = random.Random(f"network {seed}")
         self.listeners: list[Listener] = []
         self.ends: list[End] = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation.machine import MACHINE, PROCESS, SIGNALS
+from tests.simulation.machine import MACHINE, PROCESS, SIGNALS, may_fail
 from tests.simulation.workers import kill_workers
 
 from charonia.cli import logs, serve_process
@@ -110,6 +110,7 @@ class Process:
 
 
 async def _create(*command: str, env: dict[str, str], **_: object) -> Process:
+    may_fail("fork")
     index = command.index(PROGRAM) + 1
     return Process(command[index], Path(command[index + 1]), list(command[index + 2 :]), env["NOTIFY_SOCKET"])
 

@@ -74,7 +74,6 @@ _CONTROLS = """
   control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY bool_false_true: [false, true] } }
 """
 
-
 THEMES = {
     "": ("plain", "plain", "cached", "sequence", "decoupled"),
     "slow": ("plain", "plain", "cached", "sequence", "decoupled"),

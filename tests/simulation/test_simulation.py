@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.simulation.control_plane import simulate
-from tests.simulation.faults import FAULTS, LEFTOVERS
+from tests.simulation.faults import FAULTS, LEFTOVERS, Fault
 
 
 def test_every_fault_can_be_put_back() -> None:
-    for fault in (*FAULTS, *LEFTOVERS):
+    for fault in (*FAULTS, *(left for left, *_ in LEFTOVERS)):
         compile(fault.text(), fault.file, "exec")
 
 
@@ -33,33 +33,24 @@ def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("shape", "injected"), [("one", "cut"), ("one", "shutdown"), ("apart", "kill_engine"), ("apart", "kill_front_end")]
-)
-def test_a_short_scenario_holds_at_every_step(shape: str, injected: str) -> None:
-    scenario = ["--seed", "3", "--length", "0.2", "--rate", "30", "--shape", shape, "--theme", ""]
-    command = ["-m", "tests.simulation", *scenario, "--every-step", injected, "--stride", "25"]
+    "injected",
+    [
+        "one --every-step cut", "one --every-step shutdown", "apart --every-step kill_engine",
+        "apart --every-step kill_front_end", "one --every-step error --stride 2", "apart --every-step error",
+    ],
+)  # fmt: skip
+def test_a_short_scenario_holds_at_every_step(injected: str) -> None:
+    scenario = "--seed 3 --length 0.2 --rate 30 --theme  --stride 25 --shape " + injected
+    command = ["-m", "tests.simulation", *scenario.split(" ")]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("fault", "scenario", "left"),
-    [
-        ("the timers of a connection stay", "--seed 1", "timer "),
-        ("the bytes of a copy stay counted", "--seed 9 --theme canaries", "Shadowing has size_bytes"),
-        ("a request's files stay", "--seed 1", "charonia-files-"),
-        ("a closed connection is kept", "--seed 1", "HttpConnection"),
-        ("shared memory of a response stays in use", "--seed 18", "references to shared memory"),
-        ("the reports of ended processes stay", "--seed 6 --theme restarts", ".report"),
-        ("the socket of a new engine that was killed stays", "--seed 34 --theme restarts", "private/engine.sock"),
-        ("an engine keeps the front ends that have gone", "--seed 2 --theme restarts", "end of a link"),
-        ("the instances of a load stay at shutdown", "--seed 19 --theme demand", "after the shutdown, there is still"),
-    ],
-)
-def test_what_is_left_over_is_found(fault: str, scenario: str, left: str) -> None:
+@pytest.mark.parametrize(("fault", "scenario", "left"), LEFTOVERS)
+def test_what_is_left_over_is_found(fault: Fault, scenario: str, left: str) -> None:
     command = ["-m", "tests.simulation", "--theme", "", *scenario.split(), "--scenarios", "1", "--quick"]
-    done = subprocess.run([sys.executable, *command, "--fault", fault], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *command, "--fault", fault.name], capture_output=True, text=True)
 
     assert done.returncode == 1
     assert left in done.stdout

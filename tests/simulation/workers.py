@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tests.simulation.machine import MACHINE, PROCESS
+from tests.simulation.machine import MACHINE, PROCESS, may_fail
 
 from charonia.core.errors import ServingError
 from charonia.server.backends.workers import process as process_module
@@ -136,17 +136,14 @@ class Worker:
             self.exit(-9)
 
 
-class _Template:
-    def __init__(self, compute: Compute, chance: random.Random) -> None:
-        self._compute, self._chance = compute, chance
-
-    def fork(self, receiving: socket.socket, sending: socket.socket, *_: object) -> Worker:
-        return Worker(receiving, sending, self._compute, self._chance)
-
-
 def environment(compute: Compute, chance: random.Random) -> Any:
     """Return what starts workers that compute so."""
-    return SimpleNamespace(template=_Template(compute, chance), variables=lambda inherited: {})
+
+    def fork(receiving: socket.socket, sending: socket.socket, *_: object) -> Worker:
+        may_fail("fork")
+        return Worker(receiving, sending, compute, chance)
+
+    return SimpleNamespace(template=SimpleNamespace(fork=fork), variables=lambda inherited: {})
 
 
 def kill_workers(parent: str) -> None:

@@ -73,7 +73,6 @@ LATE_NS = 500_000_000
 CALM_S = 20.0
 """Time without requests after which nothing may be left."""
 
-
 NONE = Outcome("none")
 
 
@@ -138,6 +137,7 @@ class World:
         harmed: Times in which a worker may be down.
         away: Times in which a model was unloaded.
         brought: Models that were loaded from the files of a request.
+        failures: Times in which a call of the server has failed on purpose.
     """
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
@@ -149,6 +149,7 @@ class World:
         self.outages: list[Change] = []
         self.harmed: list[Change] = []
         self.away: list[Change] = []
+        self.failures: list[Change] = []
         self.problems: list[str] = []
         self.history: list[str] = []
         self.recent: deque[str] = deque(maxlen=60)
@@ -166,7 +167,6 @@ class World:
         self._idle: dict[str, deque[Any]] = {"http": deque(), "grpc": deque()}
         self._busy: dict[int, Any] = {}  # by the number of the request
         self._shared: dict[int, Any] = {}
-        self._sequences = 0
         self._server: InferenceServer | None = None  # of one process
         self._guard: Supervisor | None = None
         self._upgrades: Any = None
@@ -253,7 +253,9 @@ class World:
                 begin(operation)
 
         operating = self.spawn("clients", operate())
-        if (injected := self.scenario.injected) is not None:
+        if (injected := self.scenario.injected) is not None and injected.kind == "error":
+            MACHINE.fails_at, MACHINE.failed = injected.number, self._failed
+        elif injected is not None:
             self.loop.at_step(
                 injected.number, operating.cancel if injected.kind == "shutdown" else lambda: begin(injected)
             )
@@ -418,10 +420,11 @@ class World:
             self.problem("after the shutdown, a connection is still open")
         self.network.ends.clear()
         self._server = None
-        gc.collect()
+        while gc.collect():
+            pass
         more = left.tasks(self.loop) + left.timers(self.loop)
         if self._is_clean:
-            more += left.files() - self.before + Counter(left.threads()) + Counter(self.record.open)
+            more += left.files() - self.before + Counter(left.threads()) + self.record.open
             more += left.paths(self._folder)
         if more:
             self.problem(f"after the shutdown, there is still: {more}")
@@ -523,7 +526,6 @@ class World:
         if model.role != "sequence":
             await self._ask(operation, model, 7 + values.get("repeat", operation.number % 1000), {})
             return
-        self._sequences += 1
         key, total = operation.number + 1, 0
         length = min(values["length"], values.get("stops_after", 99))
         asked = []
@@ -561,7 +563,7 @@ class World:
         array = array if is_batched else array[:1]
         version = str(values.get("version", ""))
         if values.get("region"):
-            self._write_slot(number, array.tobytes())
+            os.pwrite(self._slots.fileno(), array.tobytes(), number * SLOT_BYTES)
         shared = operation.number if values.get("pipelined") else values.get("shared")
         client = self._busy[number] = self._client(protocol, shared)
         if values.get("reads_slowly") and client.end is not None:
@@ -656,11 +658,10 @@ class World:
         is_placed = bool(request.operation.values.get("region"))
         if is_placed:
             rows = request.operation.values.get("rows", 1)
-            request.output = self._read_slot(request.number, 16 * rows)
+            data = os.pread(self._slots.fileno(), 16 * rows, request.number * SLOT_BYTES + SLOT_BYTES // 2)
+            request.output = np.frombuffer(data, "<i4").tolist()
         if protocol in ("json", "binary"):
-            end = outcome.body.rfind(b"}") + 1 if protocol == "binary" else len(outcome.body)
-            end = _json_end(outcome.body) if protocol == "binary" else end
-            document = json.loads(outcome.body[:end])
+            document, end = json.JSONDecoder().raw_decode(outcome.body.decode("latin-1"))
             request.version = int(document["model_version"])
             data = outcome.body[end:]
             if not is_placed:
@@ -682,13 +683,6 @@ class World:
             request.version = int(responses[0].model_version)
             if not is_placed:
                 request.output = np.frombuffer(responses[0].raw_output_contents[0], "<i4").tolist()
-
-    def _write_slot(self, number: int, data: bytes) -> None:
-        os.pwrite(self._slots.fileno(), data, number * SLOT_BYTES)
-
-    def _read_slot(self, number: int, size: int) -> list[int]:
-        data = os.pread(self._slots.fileno(), size, number * SLOT_BYTES + SLOT_BYTES // 2)
-        return np.frombuffer(data, "<i4").tolist()  # type: ignore[no-any-return]
 
     # Control.
 
@@ -841,6 +835,15 @@ class World:
                 client.was_cut = True
                 self.network.cut(client.end)
 
+    def _failed(self, what: str) -> None:
+        """Note that a call of the server fails on purpose: what needs it may fail, too."""
+        now_s = self.now_s()
+        self.event(f"error of {PROCESS.get()}: {what}")
+        self.failures.append(Change("error", now_s, now_s))
+        if what.startswith(("socket", "recvmsg", "mmap")):  # a channel is given up, as if its other end had gone
+            self.harmed.append(Change("worker", now_s, now_s + 40.0))
+            self.outages += [Change("engine", now_s, now_s + 1.0)] if self._guard is not None else []
+
     async def wall_clock(self, operation: Operation) -> None:
         MACHINE.wall_ns += (operation.values["pick"] - 500) * SECOND_NS
 
@@ -907,7 +910,7 @@ class World:
 
         await self.spawn("guard", follow())
         await asyncio.gather(*killing)
-        is_alone = all(each is upgrade or each.end_s < upgrade.begin_s for each in self.outages)
+        is_alone = not self.failures and all(each is upgrade or each.end_s < upgrade.begin_s for each in self.outages)
         if "error" in last and is_alone and not any(each.end_s > upgrade.begin_s for each in self.changes):
             self.problem(f"the upgrade has failed: {last}")
         await self._recover(upgrade)
@@ -954,12 +957,3 @@ def _place(number: int, size: int, *, is_output: bool = False) -> dict[str, Any]
     """Return the parameters of a tensor in the clients' region."""
     offset = number * SLOT_BYTES + (SLOT_BYTES // 2 if is_output else 0)
     return {"shared_memory_region": REGION, "shared_memory_offset": offset, "shared_memory_byte_size": size}
-
-
-def _json_end(body: bytes) -> int:
-    depth = 0
-    for position, each in enumerate(body):
-        depth += (each == 0x7B) - (each == 0x7D)
-        if not depth and position:
-            return position + 1
-    return len(body)

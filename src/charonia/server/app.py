@@ -19,6 +19,7 @@ from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
 from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
+from charonia.server.execution.executor import close_safely
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer, explanation_json
 from charonia.server.explain.load_reports import EngineLoad
@@ -278,11 +279,11 @@ class InferenceServer:
         # The last answers have to be written, too, even after the exit timeout.
         left_s = max(end_s - time.monotonic(), GRACE_S)
         taken = await self.front_ends.drain(left_s)
-        await self.front_ends.close()
+        await close_safely(self.front_ends.close(), "the endpoints")
         if self.metrics is not None:
-            await self.metrics.close()
+            await close_safely(self.metrics.close(), "the endpoint of metrics")
         if self._tracing is not None:
-            await self._tracing.aclose()
+            await close_safely(self._tracing.aclose(), "tracing")
         if finished:
             await self._backends.aclose()
         return finished and taken

@@ -12,6 +12,7 @@ from charonia.core.errors import invalid
 from charonia.server.access.key_file import LOOK_S, KeyFile
 from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
 from charonia.server.access_log import AccessLog, LogStream
+from charonia.server.execution.executor import close_safely
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.clouds import SageMaker, VertexAi
@@ -210,7 +211,7 @@ class Endpoints:
     async def close(self) -> None:
         self.stop_accepting()
         for front_end in self._front_ends():
-            await front_end.close()
+            await close_safely(front_end.close(), f"the endpoint on port {front_end.port}")
         self._files.close()
         if self._request_log is not None:
             await asyncio.to_thread(self._request_log.close)

@@ -14,9 +14,11 @@ from charonia.server.guard.notify import (
     READY,
     WATCHDOG,
     Notifier,
+    read_finish,
     socket_address,
     status,
     watchdog_s,
+    write_finish,
 )
 
 
@@ -76,6 +78,14 @@ def test_a_manager_that_is_gone_or_does_not_read_costs_nothing(tmp_path: Path) -
 
 def test_without_a_manager_nothing_is_sent() -> None:
     Notifier.taken_from({}).send(READY)
+
+
+def test_a_front_end_stops_if_the_time_for_its_connections_cannot_be_read(tmp_path: Path) -> None:
+    write_finish(tmp_path, "front_end_1", 2.5)
+    (tmp_path / "front_end_2.finish").write_text("")  # the disk was full
+    (tmp_path / "front_end_3.finish").mkdir()
+
+    assert [read_finish(tmp_path, f"front_end_{number}") for number in range(1, 5)] == [2.5, None, None, None]
 
 
 async def pings(notifier: Notifier, heard: socket.socket) -> list[bytes]:

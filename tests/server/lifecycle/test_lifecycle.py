@@ -64,6 +64,8 @@ class FakeInstance:
 
     def close(self) -> None:
         self.model.backend.open_instances -= 1
+        if self.model.backend.close_error is not None:
+            raise self.model.backend.close_error
 
 
 class FakeModel:
@@ -89,6 +91,8 @@ class FakeModel:
 
     async def aclose(self) -> None:
         self.backend.open_models -= 1
+        if self.backend.close_error is not None:
+            raise self.backend.close_error
 
 
 class FakeBackend:
@@ -103,6 +107,7 @@ class FakeBackend:
         self.created: list[str] = []  # names of instances, in the order in which they were created
         self.loaded: list[str] = []  # numbers of the versions, in the order of their loads
         self.instance_error: ServingError | None = None
+        self.close_error: Exception | None = None  # of instances and models
         self.is_failing = False  # whether the workers of its models cannot be started again
         self.gate: Callable[[], object] = lambda: None
 
@@ -290,6 +295,42 @@ SCHEDULERS = {
     "direct": "max_batch_size: 4 sequence_batching { direct { } }",
     "oldest": "max_batch_size: 4 sequence_batching { oldest { max_candidate_sequences: 4 } }",
 }
+
+
+async def test_a_failure_to_close_an_instance_does_not_keep_the_others_and_the_model_from_being_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, config=with_instances(3))
+    harness = Harness(tmp_path)
+    await harness.lifecycle.load_at_start(("m",))
+
+    harness.backend.close_error = RuntimeError("the library is stuck")
+    await harness.engine.unload_model("m")
+    await harness.lifecycle.table.retired()
+
+    assert (harness.backend.open_instances, harness.backend.open_models) == (0, 0)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "closing instance 'g0_0'", "closing instance 'g0_1'", "closing instance 'g0_2'", "closing model 'm'",
+    ]  # fmt: skip
+
+
+async def test_a_load_that_gets_too_few_threads_fails_and_closes_what_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, config=with_instances(3))
+    harness = Harness(tmp_path)
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "g0_1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(ServingError, match="can't start new thread"):
+        await harness.engine.load_model("m")
+
+    assert (harness.backend.open_instances, harness.backend.open_models) == (0, 0)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -7,10 +7,11 @@ executions stay short (`server.scheduling.in_place`).
 """
 
 import asyncio
+import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
 from typing import ClassVar, Protocol
 
@@ -23,6 +24,8 @@ from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInsta
 from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule, ShortRequests
 from charonia.server.scheduling.slots import CAPACITY_MAX
+
+_log = logging.getLogger(__name__)
 
 Usage = tuple[int, int, int]
 """CPU time of a thread in ns, and the numbers of its voluntary and involuntary context switches."""
@@ -70,14 +73,24 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
     return execution
 
 
+async def close_safely(closing: Awaitable[None], what: str) -> None:
+    """Close something and log a failure, which must not keep the server from closing the rest."""
+    try:
+        await closing
+    except Exception:
+        _log.exception("closing %s", what)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SharedExecutor:
     """Base of executors: runners may share one, while the next replaces the first.
 
     Attributes:
+        placement: Placement of the instance.
         users: Runners that have it.
     """
 
+    placement: Placement
     users = 1
 
     def share(self) -> None:
@@ -85,10 +98,10 @@ class SharedExecutor:
         self.users += 1
 
     async def aclose(self) -> None:
-        """A runner needs it no longer; the last one closes the instance."""
+        """A runner needs it no longer; the last one closes the instance. A failure of that is logged."""
         self.users -= 1
         if not self.users:
-            await self._end()
+            await close_safely(self._end(), f"instance '{self.placement.name}'")
 
     async def _end(self) -> None:
         raise NotImplementedError
@@ -102,7 +115,6 @@ class BlockingExecutor(SharedExecutor):
     run in the thread, one after the other.
 
     Attributes:
-        placement: Placement of the instance.
         rule: Decides whether the next batch runs in place.
         requests: Measurements of requests in the thread.
     """
@@ -123,8 +135,12 @@ class BlockingExecutor(SharedExecutor):
         self.rule = InPlaceRule(is_bound=bool(placement.cores))
         self.requests = ShortRequests()
         self._queue: SimpleQueue[ExecutableBatch | None] = SimpleQueue()
-        self._worker = threading.Thread(target=self._work, name=placement.name, daemon=True)
-        self._worker.start()
+        self._closed: asyncio.Future[None] = loop.create_future()
+        try:
+            threading.Thread(target=self._work, name=placement.name, daemon=True).start()
+        except RuntimeError:  # the limit of threads is reached
+            instance.close()
+            raise
 
     def __repr__(self) -> str:
         where = "on the event loop" if self.rule.in_place else "in its thread"
@@ -176,9 +192,8 @@ class BlockingExecutor(SharedExecutor):
             self.rule = InPlaceRule(is_bound=bool(self.placement.cores))
 
     async def _end(self) -> None:
-        self._queue.put(None)
-        await asyncio.to_thread(self._worker.join)
-        await asyncio.to_thread(self._instance.close)
+        self._queue.put(None)  # its thread closes the instance: another one cannot always be started
+        await self._closed
 
     def _work(self) -> None:
         if self.placement.cores:
@@ -192,6 +207,20 @@ class BlockingExecutor(SharedExecutor):
             if not self._report(self._done, batch, execution, start, end, cpu_end - cpu_start, passed_on_ns):
                 return
             del batch, execution
+        failure: Exception | None = None
+        try:
+            self._instance.close()
+        except Exception as fault:
+            failure = fault
+        self._report(self._has_closed, failure)
+
+    def _has_closed(self, failure: Exception | None) -> None:
+        if self._closed.done():  # nothing waits for it any more
+            return
+        if failure is None:
+            self._closed.set_result(None)
+        else:
+            self._closed.set_exception(failure)
 
     def _done(
         self,

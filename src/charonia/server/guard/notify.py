@@ -120,8 +120,8 @@ def write_finish(folder: Path, name: str, finish_s: float) -> None:
 
 
 def read_finish(folder: Path, name: str) -> float | None:
-    """Return what `write_finish` wrote; None if another program stops the front end."""
+    """Return what `write_finish` wrote; None if another program stops the front end, or it cannot be read."""
     try:
         return float((folder / f"{name}.finish").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):  # the front end must stop in any case
         return None

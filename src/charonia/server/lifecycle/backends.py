@@ -7,6 +7,7 @@ from charonia.busy_poll import BusyPoll
 from charonia.core.errors import invalid
 from charonia.server.backends.api import Backend, BackendSettings, Models
 from charonia.server.execution.deadlock import DeadlockDetector
+from charonia.server.execution.executor import close_safely
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory, device_metric_names
 from charonia.server.metrics.processes import traffic_metric_names
@@ -111,7 +112,7 @@ class Backends:
     async def aclose(self) -> None:
         """Close every backend that was made, and the cache."""
         if self.cache is not None:
-            await self.cache.aclose()
-        for backend in self._made.values():
-            await backend.aclose()
+            await close_safely(self.cache.aclose(), "the response cache")
+        for name, backend in self._made.items():
+            await close_safely(backend.aclose(), f"backend '{name}'")
         self._made.clear()

@@ -26,7 +26,7 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import WorkerState
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
-from charonia.server.execution.executor import Executor, make_executor
+from charonia.server.execution.executor import Executor, close_safely, make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
@@ -109,15 +109,16 @@ def _shapes(inputs: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
 class SharedModel:
     """A model in memory, which successive versions may share that differ in their instances only."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, name: str) -> None:
         self.model = model
         self.users = 1
+        self._name = name
 
     async def aclose(self) -> None:
-        """A version needs it no longer; the last one closes it."""
+        """A version needs it no longer; the last one closes it. A failure of that is logged."""
         self.users -= 1
         if not self.users:
-            await self.model.aclose()
+            await close_safely(self.model.aclose(), f"model '{self._name}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +291,8 @@ async def load_version(
             shared.users += 1
         else:
             files = model_files(folder, version)
-            shared = SharedModel(await backend.load(files, as_padded(config), backends.settings(config.backend)))
+            loaded = await backend.load(files, as_padded(config), backends.settings(config.backend))
+            shared = SharedModel(loaded, config.name)
         model = shared.model
         executors, new = await _executors_for(model, placed, kept or {}, backends, config)
         await warm(config, str(version), new, warmup)
@@ -433,15 +435,20 @@ async def _make_executors(
     loop, padding = asyncio.get_running_loop(), padding_plan(config)
     executors: list[Executor] = []
     made = await asyncio.gather(*(model.create_instance(p) for p in placed), return_exceptions=True)
+    failures: list[BaseException] = []
     for instance, placement in zip(made, placed, strict=True):
-        if not isinstance(instance, BaseException):
-            padded = instance if padding is None else pad_instance(instance, padding)
-            executors.append(make_executor(padded, placement, loop, backends.busy_poll))
-    for instance in made:
         if isinstance(instance, BaseException):
-            for executor in executors:
-                await executor.aclose()
-            raise instance
+            failures.append(instance)
+            continue
+        padded = instance if padding is None else pad_instance(instance, padding)
+        try:
+            executors.append(make_executor(padded, placement, loop, backends.busy_poll))
+        except RuntimeError as error:  # there is no thread for it
+            failures.append(error)
+    if failures:
+        for executor in executors:
+            await executor.aclose()
+        raise failures[0]
     return executors
 
 

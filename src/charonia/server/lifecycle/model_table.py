@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState, name_of
+from charonia.server.execution.executor import close_safely
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import AMBIGUOUS, UNLOADED, ModelEntry
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -160,9 +161,7 @@ class ModelTable:
 
     async def _retire(self, loaded: LoadedVersion, of: tuple[ModelEntry, int] | None) -> None:
         try:
-            await loaded.retire()
-        except Exception:  # a backend that cannot clean up must not keep the server from going on
-            _log.exception("closing '%s' version %s", loaded.runner.config.name, loaded.runner.version)
+            await close_safely(loaded.retire(), f"'{loaded.runner.config.name}' version {loaded.runner.version}")
         finally:
             self._retiring.discard(loaded.runner)
         if of is None:

@@ -121,15 +121,9 @@ class ScaledInstances:
             return
         self.rule.closed(now_ns())
         _log.info("'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.story(now_ns()))
-        task = asyncio.create_task(self._aclose(executor))
+        task = asyncio.create_task(executor.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    async def _aclose(self, executor: Executor) -> None:
-        try:
-            await executor.aclose()
-        except Exception:  # a backend that cannot clean up must not keep the server from going on
-            _log.exception("closing instance '%s'", executor.placement.name)
 
 
 MEASURE_NS = 1_000_000_000
