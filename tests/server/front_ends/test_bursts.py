@@ -1,5 +1,6 @@
 """Plain requests and responses come out of a message as they went in, each with its number; all others are left out."""
 
+import itertools
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -120,8 +121,23 @@ def test_requests_arrive_as_they_were_sent(messages: list[list[InferRequest]]) -
         got = {number - 2**40: request for group in groups for number, request in zip(*group, strict=True)}
         assert sorted(got) == list(range(len(sent)))
         assert [request_values(got[n]) for n in range(len(sent))] == [request_values(request) for request in sent]
-        assert all(numbers == sorted(numbers) for numbers, _ in groups)
-        assert len(groups) == len({form_of(request) for request in sent})
+        assert all(len({form_of(request) for request in requests}) == 1 for _, requests in groups)
+        for model in {request.model_name for request in sent}:
+            of_model = [(numbers, form_of(each[0])) for numbers, each in groups if each[0].model_name == model]
+            numbers = [number for numbers, _ in of_model for number in numbers]
+            assert numbers == sorted(numbers)
+            assert all(form != following for (_, form), (_, following) in itertools.pairwise(of_model))
+
+
+def test_requests_of_a_model_stay_in_order_whatever_their_forms_and_those_of_others_are_grouped() -> None:
+    writer = RequestWriter()
+    sizes_and_models = [(1, "a"), (1, "b"), (2, "a"), (1, "b"), (1, "a"), (1, "a")]
+    for number, (size, model) in enumerate(sizes_and_models):
+        assert writer.add(number, floats(size, model))
+
+    groups = RequestReader().read(taken(writer))
+
+    assert [numbers for numbers, _ in groups] == [[0], [1, 3], [2], [4, 5]]
 
 
 @given(st.lists(st.lists(responses(), max_size=4), max_size=3))

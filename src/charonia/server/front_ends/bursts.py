@@ -224,7 +224,7 @@ class RequestReader:
         self._forms: dict[int, _Form[tuple[str, str, tuple[RequestedOutput, ...]]]] = {}
 
     def read(self, message: Incoming) -> Iterable[tuple[list[int], list[InferRequest]]]:
-        """Return the numbers and the requests, grouped by form.
+        """Return the numbers and the requests, grouped by form; those of a model stay in their order.
 
         Raises:
             ChannelError: The message is not as a `RequestWriter` makes it.
@@ -234,7 +234,8 @@ class RequestReader:
         for form_id, (model, version, outputs, *inputs) in announced:
             forms[form_id] = _Form((model, version, tuple(RequestedOutput(*each) for each in outputs)), inputs)
         block = _Block(message.find(place), sizes)
-        groups: dict[int, tuple[list[int], list[InferRequest]]] = {}
+        groups: list[tuple[list[int], list[InferRequest]]] = []
+        last: dict[str, tuple[int, list[int], list[InferRequest]]] = {}  # form and group of each model's last request
         fields, flow = iter(records), NO_FLOW
         try:
             for form_id, number, request_id, deadline_ns, other in zip(*[fields] * 5, strict=True):
@@ -242,9 +243,12 @@ class RequestReader:
                 model, version, outputs = form.head
                 if other is not None:
                     flow = Flow(*other)
-                numbers, requests = groups.setdefault(form_id, ([], []))
-                numbers.append(number)
-                requests.append(
+                group = last.get(model)
+                if group is None or group[0] != form_id:
+                    group = last[model] = (form_id, [], [])
+                    groups.append(group[1:])
+                group[1].append(number)
+                group[2].append(
                     InferRequest(
                         model, block.tensors(form), model_version=version, id=request_id, outputs=outputs,
                         deadline_ns=deadline_ns, flow=flow,
@@ -252,7 +256,7 @@ class RequestReader:
                 )  # fmt: skip
         except (KeyError, TypeError, ValueError, StopIteration) as error:
             raise ChannelError(f"a message of requests is malformed: {error!r}") from error
-        return groups.values()
+        return groups
 
 
 class BurstReader:
