@@ -87,6 +87,7 @@ INTERNAL = {
         "server.scheduling",
         "server.metrics",
         "server.machine.cores",
+        "server.closing",
     }
     | {"server.backends.api", "server.rate_limiter.limiter", "server.ragged", "server.sequences.api"},
     "server.scaling": {"clock", "core", "config", "server.execution", "server.machine.gauges"}
@@ -137,7 +138,7 @@ INTERNAL = {
     }
     | {"server.execution", "server.sequences", "server.ensembles", "server.ragged", "server.rate_limiter"}
     | {"server.response_cache", "server.model_options", "server.directory", "server.log_file", "wire.example_inputs"}
-    | {"wire.plain_values"}
+    | {"wire.plain_values", "server.closing"}
     | {"stores", "server.scaling", "server.traffic"},
     "server.shared_memory": {"core", "wire", "server.channel.cuda_driver"},
     "server.http": {"core", "config", "wire", "server", "server.access", "server.metrics", "server.tracing"}

@@ -17,9 +17,9 @@ from charonia.core.request import Flow
 from charonia.core.statistics import TokenUsage
 from charonia.server.backends.api import Models
 from charonia.server.backends.registry import installed_backends
+from charonia.server.closing import close_safely
 from charonia.server.endpoints import Endpoints, allowed_hosts
 from charonia.server.engine import ModelEngine
-from charonia.server.execution.executor import close_safely
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.explainer import Explainer, explanation_json
 from charonia.server.explain.load_reports import EngineLoad

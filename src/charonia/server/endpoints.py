@@ -12,7 +12,7 @@ from charonia.core.errors import invalid
 from charonia.server.access.key_file import LOOK_S, KeyFile
 from charonia.server.access.options import forwarded_headers, grpc_gate, http_gate
 from charonia.server.access_log import AccessLog, LogStream
-from charonia.server.execution.executor import close_safely
+from charonia.server.closing import close_safely
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.clouds import SageMaker, VertexAi

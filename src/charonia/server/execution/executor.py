@@ -7,11 +7,10 @@ executions stay short (`server.scheduling.in_place`).
 """
 
 import asyncio
-import logging
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import ClassVar, Protocol
 
@@ -21,11 +20,10 @@ from charonia.core.errors import ServingError, internal
 from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
+from charonia.server.closing import close_safely
 from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule, ShortRequests
 from charonia.server.scheduling.slots import CAPACITY_MAX
-
-_log = logging.getLogger(__name__)
 
 Usage = tuple[int, int, int]
 """CPU time of a thread in ns, and the numbers of its voluntary and involuntary context switches."""
@@ -71,14 +69,6 @@ def execute(instance: BlockingInstance, requests: Sequence[InferRequest]) -> Exe
     if len(execution.results) != len(requests):
         return internal(f"the backend answered {len(execution.results)} of {len(requests)} requests of a batch")
     return execution
-
-
-async def close_safely(closing: Awaitable[None], what: str) -> None:
-    """Close something and log a failure, which must not keep the server from closing the rest."""
-    try:
-        await closing
-    except Exception:
-        _log.exception("closing %s", what)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Set
 from charonia.busy_poll import BusyPoll
 from charonia.core.errors import invalid
 from charonia.server.backends.api import Backend, BackendSettings, Models
+from charonia.server.closing import close_safely
 from charonia.server.execution.deadlock import DeadlockDetector
-from charonia.server.execution.executor import close_safely
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory, device_metric_names
 from charonia.server.metrics.processes import traffic_metric_names

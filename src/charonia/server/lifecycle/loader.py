@@ -26,7 +26,8 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import WorkerState
 from charonia.core.tensor import Array, Tensor
 from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
-from charonia.server.execution.executor import Executor, close_safely, make_executor
+from charonia.server.closing import close_safely
+from charonia.server.execution.executor import Executor, make_executor
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.backends import Backends
@@ -290,9 +291,8 @@ async def load_version(
             shared = before.shared
             shared.users += 1
         else:
-            files = model_files(folder, version)
-            loaded = await backend.load(files, as_padded(config), backends.settings(config.backend))
-            shared = SharedModel(loaded, config.name)
+            padded, settings = as_padded(config), backends.settings(config.backend)
+            shared = SharedModel(await backend.load(model_files(folder, version), padded, settings), config.name)
         model = shared.model
         executors, new = await _executors_for(model, placed, kept or {}, backends, config)
         await warm(config, str(version), new, warmup)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState, name_of
-from charonia.server.execution.executor import close_safely
+from charonia.server.closing import close_safely
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import AMBIGUOUS, UNLOADED, ModelEntry
 from charonia.server.lifecycle.loader import LoadedVersion
