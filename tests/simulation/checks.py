@@ -113,7 +113,8 @@ def _check_times(world: "World", request: "Request") -> None:
     is_seen = request.model.role not in ("cached", "ensemble") and not values.get("reads_slowly")
     cost = re.search(r'"cost_us" value { string_value: "(\d+)', request.model.pbtxt)
     batch_s = 40 * int(cost[1]) / 1e6 if cost else 0.0  # it may be in a batch that waits behind another one
-    is_waiting = '"worker"' in request.model.pbtxt and _overlaps(world.harmed, request)  # for a new process
+    is_lost = any(each.begin_s <= start_s and each.end_s >= request.begin_s for each in world.harmed)
+    is_waiting = '"worker"' in request.model.pbtxt and is_lost  # its batch, for a new process
     is_late = request.end_s + LATE_S + batch_s < start_s < world.stopped_s  # then all exits
     if is_seen and status != "ok" and is_late and not is_waiting:
         world.problems.append(f"request {request.number} started at {start_s:.3f} s, after its end: {request.outcome}")
@@ -298,7 +299,8 @@ def _has_busy_models(world: "World", request: "Request") -> bool:
 
 def _is_idle(values: dict[str, Any]) -> bool:
     """Whether a sequence pauses for so long that it may be over: its requests are late, too."""
-    return bool(values["gap_ms"] + (500 if values.get("reads_slowly") else 0) > 900)
+    is_late = values.get("reads_slowly") or "shared" in values  # with one that reads slowly
+    return bool(values["gap_ms"] + (500 if is_late else 0) > 900)
 
 
 def _parts(model: object) -> list[str]:
@@ -366,7 +368,7 @@ def _check_counts(world: "World") -> None:
         if found is None or int(found[1]) != success:
             world.problem(f"metrics and statistics of {name} disagree: {found and found[1]}, {success}")
         is_steady = world.scenario.options["control"] in ("explicit", "poll") and not world.shadowed
-        if name in changed or world.outages or model.role == "decoupled" or not is_steady:
+        if changed & {*_parts(model)} or world.outages or model.role == "decoupled" or not is_steady:
             continue
         of_model = [each for each in world.requests if each.model.name == name]
         parts = [each for each in world.requests if name != each.model.name and name in _parts(each.model)]
