@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from charonia.busy_poll import AWAKE_NS, Neighbours
 from charonia.clock import now_ns
 from charonia.config.model import SequenceBatching
 from charonia.core.dtypes import DataType
-from charonia.core.errors import Code, ServingError, invalid
+from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.core.request import SEQUENCE_START, InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.statistics import Duration, ModelStatistics
@@ -27,6 +27,7 @@ from charonia.server.channel.end import ChannelEnd
 from charonia.server.facade import Services
 from charonia.server.front_ends import engine_port, link, reconnect, remote_engine
 from charonia.server.front_ends.engine_port import EnginePort
+from charonia.server.front_ends.front_end import Engines
 from charonia.server.front_ends.link import LOAD_AGE_NS, LOAD_WANTED_NS
 from charonia.server.front_ends.messages import plain
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of, size_of
@@ -705,3 +706,16 @@ async def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is
         clock[0] += LOAD_WANTED_NS
         await bench.answered(request())
         assert load.latest() == {"count": 2}
+
+
+async def test_an_engine_that_ends_while_a_front_end_connects_to_it_is_not_the_next_one() -> None:
+    class Ending:
+        async def connect(self, sock: socket.socket) -> frozenset[str]:
+            raise unavailable("it has ended")
+
+    engines = Engines(lambda gone: cast(RemoteEngine, Ending()), lambda reason: None)
+    with pytest.raises(ServingError, match="it has ended"), socket.socket() as sock:
+        await engines.meet(sock)
+
+    with pytest.raises(ServingError, match="the next engine has gone"):
+        engines.move(())

@@ -103,8 +103,12 @@ class Engines(RemoteCalls):
 
     async def meet(self, sock: socket.socket) -> None:
         """Meet the engine that comes next. Raises as `connect`."""
-        self._next = self._new()
-        await self._next.connect(sock)
+        engine = self._next = self._new()
+        try:
+            await engine.connect(sock)
+        except BaseException:
+            self._next = None
+            raise
 
     def move(self, staying: Collection[int | str]) -> None:
         """Send new requests to the next engine.
