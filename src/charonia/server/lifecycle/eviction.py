@@ -137,7 +137,7 @@ def _users(key: str, residents: Mapping[str, Resident]) -> list[str]:
 
 @dataclass(slots=True)
 class _Failure:
-    reason: Exception
+    reason: str
     state: object
     count: int
     until_ns: int
@@ -149,12 +149,12 @@ class BackOff:
     def __init__(self) -> None:
         self._failures: dict[str, _Failure] = {}
 
-    def failed(self, key: str, reason: Exception, state: object, now_ns: int) -> None:
+    def failed(self, key: str, reason: str, state: object, now_ns: int) -> None:
         """Record a failure.
 
         Args:
             key: The model.
-            reason: Why.
+            reason: Why; its text, since an exception keeps the requests that it has passed.
             state: The fingerprint of its files: when it changes, the model may be tried again immediately.
             now_ns: Now.
         """
@@ -166,7 +166,7 @@ class BackOff:
     def loaded(self, key: str) -> None:
         self._failures.pop(key, None)
 
-    def reason(self, key: str, state: object, now_ns: int) -> tuple[Exception, int] | None:
+    def reason(self, key: str, state: object, now_ns: int) -> tuple[str, int] | None:
         """Return why a model must not be tried now and for how many ns; None when it may be."""
         failure = self._failures.get(key)
         if failure is None or failure.state != state or now_ns >= failure.until_ns:

@@ -405,7 +405,7 @@ class OnDemandLoader:
             self.counts.failures[key] += 1
             failure = ServingError(Code.UNAVAILABLE, error.message, hint=error.hint)
             self._back_off.keep(self._lifecycle.found.models.keys())
-            self._back_off.failed(key, failure, self._state(key), now_ns())
+            self._back_off.failed(key, str(failure), self._state(key), now_ns())
             raise failure from error
         self.counts.loads[key] += 1
         self._unloaded.discard(key)
