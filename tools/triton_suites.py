@@ -122,7 +122,6 @@ KNOWN: dict[str, str] = {
     "L0_model_queue ModelQueueTest.test_timeout_override": "`max_queue_delay_microseconds`",
     "L0_model_queue ModelQueueTest.test_priority_with_policy": "`max_queue_delay_microseconds`",
     "L0_sequence_batcher SequenceBatcherTest.test_queue_delay_full_min_util": "`max_queue_delay_microseconds`",
-    "L0_sequence_batcher SequenceBatcherTest.test_ragged_batch": "strategy `direct`: requests of different shapes",
     "L0_iterative_sequence IterativeSequenceTest.test_reschedule_error": "iterative sequences: idle time",
     "L0_request_cancellation GrpcCancellationTest.*_infer_cancellation_*": "environment variables that delay",
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.simulation.machine import MACHINE, PROCESS, SimulatedLoop, Thread
 from tests.simulation.network import End
+from tests.simulation.processes import LOCKED
 from tests.simulation.workers import WORKERS
 
 from charonia.core.request import InferRequest
@@ -165,18 +166,19 @@ def files(ended: Objects | None = None) -> Counter[str]:
     """
     found: Counter[str] = Counter()
     left_out = descriptors(ended or {})
+    locked = {each for process, folders in LOCKED.items() if process in MACHINE.dead for each in folders}
     maps = Counter(_size(each) for each in (ended or {}).values() if isinstance(each, mmap.mmap))
     mapped = dict(maps)
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}").partition("[")[0]
-            size = os.stat(int(descriptor)).st_size
+            status = os.stat(int(descriptor))
         except OSError:  # the one of the list
             continue
-        if int(descriptor) in left_out:
+        if int(descriptor) in left_out or (int(descriptor), status.st_ino) in locked:
             continue
-        if target.startswith("/") and maps[size] > 0:  # a map has its own descriptor
-            maps[size] -= 1
+        if target.startswith("/") and maps[status.st_size] > 0:  # a map has its own descriptor
+            maps[status.st_size] -= 1
             continue
         found[STAGED if STAGED in target else target] += 1
     for line in Path("/proc/self/maps").read_text().splitlines():

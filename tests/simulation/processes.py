@@ -84,7 +84,7 @@ class Process:
             del Process.all[self.name]
         for key in [key for key in SIGNALS if key[0] == self.process]:
             del SIGNALS[key]
-        for fd, inode in _LOCKED.pop(self.process, ()):
+        for fd, inode in LOCKED.get(self.process, ()):
             with suppress(OSError):
                 if os.stat(fd).st_ino == inode:  # or it has been closed
                     fcntl.flock(fd, fcntl.LOCK_UN)
@@ -126,14 +126,14 @@ def _kept(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-_LOCKED: dict[str, list[tuple[int, int]]] = {}
-"""Descriptors and inodes that processes have locked: their ends release them."""
+LOCKED: dict[str, list[tuple[int, int]]] = {}
+"""Descriptors and inodes of folders that processes have locked: their ends release them."""
 
 
 def _flock(fd: int, operation: int) -> None:
     fcntl.flock(fd, operation)
     if operation == fcntl.LOCK_EX:
-        _LOCKED.setdefault(PROCESS.get(), []).append((fd, os.stat(fd).st_ino))
+        LOCKED.setdefault(PROCESS.get(), []).append((fd, os.stat(fd).st_ino))
 
 
 async def _idle() -> None:

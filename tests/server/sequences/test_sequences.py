@@ -426,15 +426,15 @@ def test_the_oldest_requests_run_first_and_as_many_as_fit() -> None:
 
 
 def test_requests_of_other_shapes_wait_for_the_next_batch() -> None:
-    for policy, first, second in (
-        (OLDEST, (2, 4), (3,)),
-        (DIRECT, (EMPTY_ROW, 2, EMPTY_ROW, 4), (EMPTY_ROW, EMPTY_ROW, 3)),
+    for policy, shapes, first, second in (
+        (OLDEST, (1, 2, 1), (2, 4), (3,)),
+        (DIRECT, (1, 2, 1), (EMPTY_ROW, 2, EMPTY_ROW, 4), (EMPTY_ROW, EMPTY_ROW, 3)),
+        (DIRECT, (1, 2, 2), (EMPTY_ROW, 2, EMPTY_ROW, EMPTY_ROW), (EMPTY_ROW, EMPTY_ROW, 3, 4)),
     ):
         driver = Driver(policy)
         driver.send(0, start=True)
-        driver.send("a", start=True, shape=(1,))
-        driver.send("b", start=True, shape=(2,))
-        driver.send("c", start=True, shape=(1,))
+        for key, shape in zip("abc", shapes, strict=True):
+            driver.send(key, start=True, shape=(shape,))
         assert driver.idle()[0][:2] == (0, first)
         assert driver.idle()[0][:2] == (0, second)
 
@@ -641,7 +641,11 @@ class Shadow:
             assert command.slot not in self.running, "a busy instance got a batch"
             ids = tuple(i for i in command.ids if i != EMPTY_ROW)
             assert ids, "a batch of padding only"
-            assert command.ids[-1] != EMPTY_ROW or not self.policy.keeps_rows
+            if self.policy.keeps_rows:
+                own = [row for row, i in enumerate(command.ids) if i != EMPTY_ROW]
+                placed = sequencer.view(0).instances[command.slot]
+                waiting = [each.row or 0 for each in placed if each.queued and not each.is_running]
+                assert len(command.ids) == 1 + max(own + waiting)
             assert len(command.ids) <= self.policy.size_max
             keys = [self.waiting[i] for i in ids]
             assert len(set(keys)) == len(keys), "two requests of a sequence in one batch"

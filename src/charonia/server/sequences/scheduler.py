@@ -19,9 +19,10 @@
 
 Two schedulers may share an instance, while one phases out; each row then belongs to one of them (`RowTaken`).
 
-Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request; rows without a
-request have the id `EMPTY_ROW`. Batches of the oldest strategy have the requests that were ready first. In both,
-sequences whose `batch_key` differs from that of the first wait for the next batch.
+Batches of the direct strategy (`keeps_rows`) have a row for each slot up to the highest with a request, even if that
+waits for the next batch; rows without a request have the id `EMPTY_ROW`. Batches of the oldest strategy have the
+requests that were ready first. In both, sequences whose `batch_key` differs from that of the first wait for the next
+batch.
 """
 
 from typing import assert_never
@@ -314,7 +315,7 @@ class Sequencer:
             if reason is None:
                 continue
             if self._policy.keeps_rows:
-                ids = [EMPTY_ROW] * (1 + max(sequence.row for sequence in chosen))
+                ids = [EMPTY_ROW] * (1 + max(sequence.row for sequence in instance.ready))
                 for sequence in chosen:
                     ids[sequence.row] = self._begin_run(sequence)
             else:
