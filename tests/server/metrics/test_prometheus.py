@@ -111,7 +111,7 @@ def test_values_carry_the_labels_of_the_model() -> None:
     assert f"nv_inference_request_success{{{labels}}} 2" in text
     assert f"nv_inference_count{{{labels}}} 3" in text
     assert f"nv_inference_queue_duration_us{{{labels}}} 300" in text
-    assert 'nv_inference_request_failure{_team="a\\"b\\\\c\\n",model="m",version="2",reason="BACKEND"} 1' in text
+    assert 'nv_inference_request_failure{_team="a\\"b\\\\c\\n",model="m",reason="BACKEND",version="2"} 1' in text
     assert f"nv_inference_pending_request_count{{{labels}}} 6" in text
     assert f'charonia_batches_closed_total{{{labels},reason="delay"}} 1' in text
     assert f'charonia_batch_size_bucket{{{labels},le="4"}} 1' in text

@@ -87,8 +87,8 @@ class ModelSample:
     instances: int = 0
 
 
-_Values = Iterable[tuple[str, float | Histogram]]
-"""Values with the text of the labels that they have beyond those of their model version."""
+_Values = Iterable[tuple[str | dict[str, str], float | Histogram]]
+"""Values with the labels that they have beyond those of their model version: text behind them, or in order of names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ _CACHE = tuple(
 _STATES = (
     _Row(
         "nv_inference_request_failure", "counter", "Requests that failed, by reason",
-        lambda sample: [(f'reason="{reason.value}"', count) for reason, count in sample.metrics.failures.items()],
+        lambda sample: [({"reason": reason.value}, count) for reason, count in sample.metrics.failures.items()],
     ),
     _Row(
         "nv_inference_pending_request_count", "gauge", "Requests that wait for an instance",
@@ -308,11 +308,15 @@ def render(
 def _rows(lines: list[str], rows: Iterable[_Row], labelled: Sequence[tuple[str, ModelSample]]) -> None:
     for row in rows:
         samples = (
-            (f"{labels},{own}" if own else labels, value)
-            for labels, sample in labelled
-            for own, value in row.read(sample)
+            (_with(own, labels, sample), value) for labels, sample in labelled for own, value in row.read(sample)
         )
         _family(lines, row.name, row.kind, row.help, samples, row.unit)
+
+
+def _with(own: str | dict[str, str], labels: str, sample: ModelSample) -> str:
+    if isinstance(own, dict):
+        return _labels(sample.metrics.labels(sample.tags) | own)
+    return f"{labels},{own}" if own else labels
 
 
 def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], view: PageView) -> None:
