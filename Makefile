@@ -123,8 +123,8 @@ test-compiled: $(READY)
 	mkdir .compiled
 	tar -c --exclude='./.*' --exclude=__pycache__ --exclude=_compiled . | tar -x -C .compiled
 	cd .compiled && ../$(BIN)/python hatch_build.py $(OPTIMISATION)
-	cd .compiled && PYTHONPATH=src ../$(BIN)/python -c 'import charonia.compiled as c; assert c.form == "compiled", c.problem'
-	cd .compiled && PYTHONPATH=src ../$(BIN)/pytest -o cache_dir=$(CURDIR)/.pytest_cache $(PYTEST_ARGS) $(COMPILED_TESTS)
+	cd .compiled && PYTHONPATH=$$PWD/src ../$(BIN)/python -c 'import charonia.compiled as c; assert c.form == "compiled", c.problem'
+	cd .compiled && PYTHONPATH=$$PWD/src ../$(BIN)/pytest -o cache_dir=$(CURDIR)/.pytest_cache $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 release: check test
 	$(BIN)/python tools/provenance.py

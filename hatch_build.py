@@ -33,7 +33,7 @@ _ROOMS = {
     "server.backends": "batch",
     "server.backends.workers": "codec",
     "server.channel": "channel end tensors",
-    "server.front_ends": "bursts engine_port",
+    "server.front_ends": "bursts",
     "server.execution": "admission deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
     "server": "engine",

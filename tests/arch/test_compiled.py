@@ -14,6 +14,8 @@ from charonia import compiled
 
 SOURCES = {name: hatch_build.ROOT / "src" / f"{name.replace('.', '/')}.py" for name in hatch_build.MODULES}
 
+WAITS = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
+
 
 def own_handlers(function: ast.AST) -> Iterator[ast.ExceptHandler]:
     for node in ast.iter_child_nodes(function):
@@ -32,6 +34,10 @@ def problems(tree: ast.AST) -> Iterator[str]:
                 if handler.name and handler.type:
                     caught.setdefault(handler.name, set()).add(ast.unparse(handler.type))
             yield from (f"{node.name}: '{name}' is of several types" for name in caught if len(caught[name]) > 1)
+        elif isinstance(node, ast.Try) and any(
+            isinstance(each, WAITS) for part in node.finalbody for each in ast.walk(part)
+        ):
+            yield "'await' in 'finally': the exception of the body may be lost"
         elif isinstance(node, ast.Name) and node.id == "runtime_checkable":
             yield "protocols with runtime_checkable belong into a module that is not compiled"
         elif isinstance(node, ast.Attribute) and node.attr == "_thread":
@@ -131,9 +137,12 @@ def f(self):
     try: del self.x, self._thread
     except A as error: ...
     except B as error: ...
+async def g():
+    try: ...
+    finally: await h()
 """
 
-    assert len(list(problems(ast.parse(source)))) == 6
+    assert len(list(problems(ast.parse(source)))) == 7
 
 
 def test_compiled_classes_permit_the_subclasses_that_are_not_compiled() -> None:

@@ -50,7 +50,9 @@ def test_a_short_scenario_holds_at_every_step(injected: str) -> None:
 @pytest.mark.parametrize(("fault", "scenario", "left"), LEFTOVERS)
 def test_what_is_left_over_is_found(fault: Fault, scenario: str, left: str) -> None:
     command = ["-m", "tests.simulation", "--theme", "", *scenario.split(), "--scenarios", "1", "--quick"]
-    done = subprocess.run([sys.executable, *command, "--fault", fault.name], capture_output=True, text=True)
+    environment = os.environ | {"CHARONIA_PURE": "1"}  # faults are put into source
+    command += ["--fault", fault.name]
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
 
     assert done.returncode == 1
     assert left in done.stdout
