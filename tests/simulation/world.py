@@ -383,7 +383,7 @@ class World:
         begin_s = self.leaving_s = self.now_s()
         self.event("shutdown")
         self._is_stopping = True
-        limit_s = self.scenario.options["exit_timeout_secs"] + 6.0
+        limit_s = self.scenario.options["exit_timeout_secs"] + 8.0  # 2 s of an execution whose client has gone
 
         async def stop() -> None:
             if self._guard is None:
