@@ -246,8 +246,10 @@ def _unexplained(world: "World", request: "Request", raised: dict[str, list["Req
         began_s = min(each.begin_s for each in world.outages if each.end_s + _SECONDS_AFTER >= request.begin_s)
         if re.search("the engine ended before|exit timeout expired|is shutting down", text):
             return "" if request.end_s - began_s >= FINISH_S else "was not finished"
-    if "was not loaded in time" in text and _has_busy_models(world, request):
-        return ""
+    if "was not loaded in time" in text:  # a worker that hangs takes 10 s to start, and 10 s to be killed
+        hangs = has_worker and any(each.begin_s <= request.end_s for each in world.harmed)
+        if hangs or _has_busy_models(world, request):
+            return ""
     if re.search(r"[Tt]imeout expired|deadline|Deadline", text):
         has_limit = values.get("timeout_us") or values.get("deadline_ms") or "default_timeout" in model.pbtxt
         return "" if has_limit else "timed out without a limit"
