@@ -4,8 +4,8 @@ The engine asks it about its own table; a front end in another process asks it a
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,6 +64,21 @@ class ModelRequests(Protocol):
 
     def model_unloaded(self, name: str, with_dependents: bool) -> None:
         """A model was unloaded, maybe with its dependents."""
+
+
+async def change_model(requests: ModelRequests | None, name: str, change: Callable[[], Awaitable[None]]) -> None:
+    """Change a model by request.
+
+    Args:
+        requests: Who observes such changes.
+        name: Name of the model.
+        change: Makes the change, and tells the observer of it.
+
+    Raises:
+        ServingError: As `ModelRequests.model_change` and `change`.
+    """
+    async with requests.model_change(name) if requests is not None else nullcontext():
+        await change()
 
 
 @dataclass(frozen=True, slots=True)

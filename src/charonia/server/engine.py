@@ -1,7 +1,6 @@
 """The implementation of `Engine` that front ends call, over the life cycle and its runners."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from charonia.clock import now_ns
@@ -17,6 +16,7 @@ from charonia.server.directory import (
     ModelView,
     VersionView,
     bad_version,
+    change_model,
     is_version,
     metadata_of,
     missing,
@@ -217,14 +217,18 @@ class ModelEngine:
 
     async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model."""
-        async with _change(self._requests, name):
+
+        async def load() -> None:
             await self._lifecycle.load(name, config, files)
             if self._requests is not None:
                 await self._requests.model_loaded(name, config, files, self._lifecycle.is_overridden(name))
 
+        await change_model(self._requests, name, load)
+
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Start to unload a model, with `unload_dependents` also the models loaded only for this ensemble."""
-        async with _change(self._requests, name):
+
+        async def unload() -> None:
             left = await self._lifecycle.unload(name, unload_dependents)
             if self.demand is not None:
                 self.demand.forget(name)
@@ -232,6 +236,8 @@ class ModelEngine:
                 self._requests.model_unloaded(name, unload_dependents)
                 for step in left:  # nothing else would load them in an engine that follows
                     await self._requests.model_loaded(step, None, None, False)
+
+        await change_model(self._requests, name, unload)
 
     def sequences(self, name: str, version: str = "") -> ModelSequences:
         """Return the slots and the backlog of a model that works on sequences.
@@ -276,10 +282,6 @@ class ModelEngine:
             },
             self._lifecycle.unread,
         )
-
-
-def _change(requests: ModelRequests | None, name: str) -> AbstractAsyncContextManager[None]:
-    return requests.model_change(name) if requests is not None else nullcontext()
 
 
 def _check_read(unread: str) -> None:
