@@ -6,6 +6,7 @@ import pytest
 
 from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
 from charonia.cli.perf import LINE, OLD_NAMES, REFUSED, described, parse
+from charonia.cli.platform_access import PlatformAccess, connect
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import Distribution, MeasurementMode, ServiceObjective, SharedMemory
 from charonia.tools.perf.options import CallStyle, PerfOptions, WireProtocol
@@ -481,9 +482,21 @@ def test_a_file_without_a_header_is_named_but_not_shown(content: str, tmp_path: 
 
 
 def test_the_key_of_the_environment_counts_where_no_other_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHARONIA_API_KEY", "secret")
+    monkeypatch.setenv("CHARONIA_API_KEY", "secret\n")
 
     assert parse(["-m", "resnet", "-H", "a:b"]).options.target.headers == (("a", "b"), ("x-api-key", "secret"))
     assert parse(["-m", "resnet", "-H", "X-Api-Key:k"]).options.target.headers == (("X-Api-Key", "k"),)
     assert parse(["-m", "resnet", "-H", "Authorization:k"]).options.target.headers == (("Authorization", "k"),)
     assert "secret" not in parse(["-m", "resnet"]).command
+
+
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARONIA_API_KEY", "secret\nx: y")
+
+    with pytest.raises(ServingError, match="CHARONIA_API_KEY: expected printable") as raised:
+        parse(["-m", "resnet"])
+    assert "secret" not in str(raised.value)
+    with pytest.raises(ServingError, match="the API key: expected printable"):
+        connect(PlatformAccess(server="http://localhost:1", key="é"), {})
+    with pytest.raises(ServingError, match="CHARONIA_PLATFORM_KEY: expected printable"):
+        connect(PlatformAccess(server="http://localhost:1"), {"CHARONIA_PLATFORM_KEY": "é"})

@@ -6,7 +6,6 @@ done, 1 the server does not respond or refuses, 2 misuse.
 
 import http.client
 import json
-import os
 import ssl
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.cli.terminal import Style, style_of
-from charonia.cli.values import KEY_VARIABLE, integer, number
+from charonia.cli.values import KEY_VARIABLE, api_key, integer, number
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_request import URL
@@ -171,7 +170,7 @@ def only_model(options: ChatOptions) -> str:
 def _response(options: ChatOptions, method: str, path: str, body: str | None) -> Iterator[http.client.HTTPResponse]:
     """Send a request, and yield its response. Raises as `events`."""
     endpoint = parse_url(options.url)
-    key = options.key or os.environ.get(KEY_VARIABLE, "")
+    key = api_key(options.key)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=options.timeout_s)
     if endpoint.tls:

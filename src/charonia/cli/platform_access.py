@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from charonia.cli.command_line import HELP_NAMES, CommandLine, Option, carry_out, unknown
-from charonia.cli.values import filled, path
+from charonia.cli.values import api_key, filled, path
 from charonia.core.errors import internal, invalid, unavailable
 from charonia.platform.api_client import KEY_HINT, PlatformClient, path_of
 from charonia.platform.data_folder import DEFAULT_FOLDER, local_access
@@ -116,7 +116,7 @@ class Resource:
 def connect(access: PlatformAccess, environment: Mapping[str, str] = os.environ) -> PlatformClient:
     """Return the API of the platform."""
     server = access.server or environment.get(SERVER_VARIABLE, "")
-    key = access.key or environment.get(KEY_VARIABLE, "")
+    key = api_key(access.key, KEY_VARIABLE, environment)
     if server and key:
         return PlatformClient(server, key)
     folder = access.data.expanduser()

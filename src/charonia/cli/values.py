@@ -201,9 +201,22 @@ def header(value: str) -> tuple[str, str]:
     return name.strip(), content.strip()
 
 
+def api_key(option: str, variable: str = KEY_VARIABLE, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the API key of an option, or else of the environment, without white space around it; "" for none.
+
+    Raises:
+        ServingError: INVALID_ARG for characters that a header cannot have; the message does not show the key.
+    """
+    key = (option or environment.get(variable, "")).strip()
+    if not (key.isascii() and key.isprintable()):
+        source = "the API key" if option else variable
+        raise invalid(f"{source}: expected printable ASCII characters, got others")
+    return key
+
+
 def with_key(headers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return headers with the API key of the environment, where they have none."""
-    key = os.environ.get(KEY_VARIABLE, "")
+    """Return headers with the API key of the environment, where they have none. Raises as `api_key`."""
+    key = api_key("")
     has_key = any(name.lower() in _KEY_HEADERS for name, _ in headers)
     return headers if has_key or not key else (*headers, ("x-api-key", key))
 
