@@ -19,7 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.wire.compression import compress
 from charonia.wire.endpoint import Endpoint
-from charonia.wire.json_text import dump, parse_object
+from charonia.wire.json_text import dump, is_literal, parse_object
 from charonia.wire.tensors import decode_tensor, encode_tensor
 from charonia.wire.transport import RequestForm, SharedTensor, WireOptions
 from charonia.wire.v2_data import decode_data, encode_data
@@ -105,7 +105,12 @@ class PreparedHttp(HttpRequest):
         self._tensors = tensors
         self._blobs = blobs
         document = {**fields, "parameters": parameters} if parameters else fields
-        text = dump(document)[:-1] + (b"," if document else b"") + tensors + b"}"
+        text = (
+            dump(document, literals=any(map(is_literal, parameters.values())))[:-1]
+            + (b"," if document else b"")
+            + tensors
+            + b"}"
+        )
         super().__init__(*encoder.infer_parts(path, text, blobs))
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedHttp":

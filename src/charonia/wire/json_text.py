@@ -8,6 +8,7 @@ does the parsing; only documents that it rejects or that contain one of the lite
 import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping
+from math import isfinite
 
 import orjson
 
@@ -69,6 +70,11 @@ def dump(document: object, *, literals: bool = False) -> bytes:
         except orjson.JSONEncodeError:  # text with a lone surrogate, or a number of more than 64 bits
             pass
     return json.dumps(document, separators=(",", ":"), default=lambda array: array.tolist()).encode()
+
+
+def is_literal(value: object) -> bool:
+    """Whether a value is a number that JSON has no text for."""
+    return isinstance(value, float) and not isfinite(value)
 
 
 def encode_error(error: ServingError) -> bytes:

@@ -30,7 +30,7 @@ from charonia.wire.plain_values import (
     with_missing,
 )
 from charonia.wire.tables import CSV, INPUTS, INSTANCES, KEYS, RECORDS, csv_columns, inputs_of, plain_inputs
-from charonia.wire.v2_data import decode_data, flat_and_nesting
+from charonia.wire.v2_data import decode_data, flat_and_nesting, has_literals
 
 
 def decode_predict(
@@ -87,7 +87,7 @@ def encode_predictions(response: InferResponse, is_rows: bool, config: ModelConf
     else:
         arrays = {each.name: json_array(each) for each in response.outputs}
         values = {name: _values(each) for name, each in arrays.items()}
-        literals = any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in arrays.values())
+        literals = any(map(has_literals, arrays.values()))
     predictions: object
     if len(values) == 1:
         predictions = next(iter(values.values()))

@@ -89,6 +89,11 @@ def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: objec
         raise impossible_shape(name, shape) from unfit
 
 
+def has_literals(array: Array) -> bool:
+    """Whether an array contains numbers that JSON has no text for."""
+    return array.dtype.kind == "f" and not np.isfinite(array).all()
+
+
 def encode_data(tensor: Tensor) -> Array | list[str]:
     """Return an output's `data` field: a flat array, or the strings of a BYTES tensor.
 

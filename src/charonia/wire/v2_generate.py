@@ -17,7 +17,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from itertools import chain
-from math import isfinite, prod
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
-from charonia.wire.json_text import Object, dump, kind_of, parse_object, string_at
+from charonia.wire.json_text import Object, dump, is_literal, kind_of, parse_object, string_at
 from charonia.wire.plain_values import (
     CONTENT,
     PlainValues,
@@ -40,7 +40,7 @@ from charonia.wire.plain_values import (
     with_missing,
 )
 from charonia.wire.tables import RECORDS, table_document
-from charonia.wire.v2_data import check_elements, decode_data, encode_data, flat_and_nesting
+from charonia.wire.v2_data import check_elements, decode_data, encode_data, flat_and_nesting, has_literals
 from charonia.wire.v2_request import apply_parameters
 
 NESTED = "parameters"
@@ -200,7 +200,7 @@ def encode_generated(response: InferResponse, call: GenerateCall | None = None) 
         document["model_name"] = response.model_name
         document["model_version"] = response.model_version
         document.update(response.parameters)
-        literals = any(isinstance(value, float) and not isfinite(value) for value in response.parameters.values())
+        literals = any(map(is_literal, response.parameters.values()))
     values = plain_values(call.config) if call is not None else None
     for tensor in response.outputs:
         if call is not None and values is not None:
@@ -209,7 +209,7 @@ def encode_generated(response: InferResponse, call: GenerateCall | None = None) 
             continue
         data = encode_data(tensor)
         if not isinstance(data, list):
-            literals = literals or (data.dtype.kind == "f" and not np.isfinite(data).all())
+            literals = literals or has_literals(data)
         document[tensor.name] = data if len(data) != 1 else data[0]
     return dump(document[BARE] if is_bare and document.keys() == {BARE} else document, literals=literals)
 

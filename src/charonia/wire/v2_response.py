@@ -5,16 +5,12 @@ Source: KServe v2 protocol and Triton's binary tensor data extension.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import isfinite
-
-import numpy as np
 
 from charonia.core.response import InferResponse, ParametersKey, parameters_key
-from charonia.core.tensor import Tensor
-from charonia.wire.json_text import dump
+from charonia.wire.json_text import dump, is_literal
 from charonia.wire.shared_memory import NO_PLACES, OutputLocation, write
 from charonia.wire.tensors import encode_tensor
-from charonia.wire.v2_data import encode_data
+from charonia.wire.v2_data import encode_data, has_literals
 
 CACHED_MAX = 512
 """Limit of cached JSON parts."""
@@ -56,14 +52,14 @@ def encode_response(
             blobs.append(blob)
         else:
             entry["data"] = encode_data(tensor)
-            literals = literals or _has_literals(tensor)
+            literals = literals or has_literals(tensor.array)
         outputs.append(entry)
     document: dict[str, object] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
     document["model_version"] = response.model_version
     if response.parameters:
         document["parameters"] = response.parameters
-        literals = literals or any(map(_is_literal, response.parameters.values()))
+        literals = literals or any(map(is_literal, response.parameters.values()))
     document["outputs"] = outputs
     return dump(document, literals=literals), blobs
 
@@ -95,11 +91,3 @@ def _binary_document(
         for name, datatype, shape, size in outputs
     ]
     return dump(document)
-
-
-def _has_literals(tensor: Tensor) -> bool:
-    return tensor.array.dtype.kind == "f" and not np.isfinite(tensor.array).all()
-
-
-def _is_literal(value: object) -> bool:
-    return isinstance(value, float) and not isfinite(value)
