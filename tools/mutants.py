@@ -9,9 +9,11 @@ A fault changes a comparison, a bound, an operator, a constant or a returned val
 statement. A process runs the tests of the files' folders one time under coverage, to learn which lines each of them
 reaches. Then it forks for each fault, puts it into the loaded function, and runs the tests that reach its line, fast
 ones first. A fault outside of functions is put into a copy of the sources, with which the tests of the folder are
-started. Files of tests that take long are left out. The sources themselves are never touched. An undetected fault is
-printed as `file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed
-and sources give the same sample.
+started. What the folders' fast files do not detect is tried a second time, with the other files of tests that import
+the changed module or a module that imports it: those of other folders, and those that take long. Tests that start
+servers in other processes are left out. The sources themselves are never touched. An undetected fault is printed as
+`file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed and
+sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -31,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -77,6 +79,20 @@ LARGE = 1000
 """From here on, a constant is a limit or a factor of units, for which 1 more is as good: it becomes twice or half."""
 LIMIT_S = 300.0
 """Seconds after which tests with a fault are taken to hang."""
+LEARNING_SHARE = 0.5
+"""Share of the seconds left in which a process learns what tests reach."""
+OTHER_PROCESSES = {
+    "bench",
+    "campaign",
+    "deploy",
+    "examples",
+    "gpu",
+    "interop",
+    "openai_clients",
+    "process",
+    "simulation",
+}
+"""Folders whose tests start servers in other processes, where a fault in this one is not seen."""
 
 
 @dataclass(frozen=True)
@@ -191,10 +207,54 @@ def tests_of(path: Path) -> Path:
     return next((tests for end in ends if (ROOT / (tests := Path("tests", *parts[:end]))).is_dir()), Path("tests"))
 
 
+@cache
+def slow_files() -> frozenset[str]:
+    """Return the names of the files of tests that tests/conftest.py lists because they take long."""
+    return frozenset(re.findall(r'"(test_\w+\.py)"', (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")))
+
+
 def files_of(tests: Path) -> list[str]:
-    """Return the files of tests in a folder, without those that tests/conftest.py lists because they take long."""
-    slow = set(re.findall(r'"(test_\w+\.py)"', (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")))
-    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py") if file.name not in slow)
+    """Return the files of tests in a folder, without those that take long."""
+    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py") if file.name not in slow_files())
+
+
+def other_files(changed: Path, tried: Collection[str]) -> list[str]:
+    """Return the other files of tests that import a module or one that imports it, the nearest and fastest first."""
+    name = module_name(changed)
+    importers = {module_name(path) for path in (ROOT / PACKAGE).rglob("*.py") if name in imports_of(path)}
+    found: list[tuple[bool, bool, str]] = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        file = str(path.relative_to(ROOT))
+        imported = _with_support(path)
+        is_other = file not in tried and path.relative_to(ROOT / "tests").parts[0] not in OTHER_PROCESSES
+        if is_other and (name in imported or importers & imported):
+            found.append((path.name in slow_files(), name not in imported, file))
+    return [file for _, _, file in sorted(found)]
+
+
+def module_name(path: Path) -> str:
+    """Return the name by which a file of the package is imported."""
+    parts = (ROOT / path).relative_to(ROOT / "src").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Return the names of modules that a file imports, and of what it imports from them."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+    return frozenset(names)
+
+
+@cache
+def _with_support(path: Path) -> frozenset[str]:
+    """Return what a file of tests imports, itself or by a file that tests share."""
+    shared = {ROOT / (name.replace(".", "/") + ".py") for name in imports_of(path) if name.startswith("tests.")}
+    return imports_of(path).union(*(_with_support(file) for file in shared if file.exists()))
 
 
 def pure_files() -> list[Path]:
@@ -253,6 +313,7 @@ class Forks:
 
     def __init__(self, faults: Sequence[Fault], end_s: float, output: TextIO) -> None:
         self._faults, self._end_s, self._output = faults, end_s, output
+        self._learned_s = time.monotonic() + LEARNING_SHARE * (end_s - time.monotonic())
         self.detected: list[bool] = []
 
     def pytest_collection(self) -> None:
@@ -276,6 +337,9 @@ class Forks:
         seconds: dict[pytest.Item, float] = {}
         with measuring.collect():
             for item in session.items:
+                if time.monotonic() > self._learned_s:
+                    self._tell(f"no time for tests from {item.nodeid}")
+                    break
                 for each in caches:  # what is in them would keep tests from reaching a fault
                     each.cache_clear()
                 start_s = time.perf_counter()
@@ -304,8 +368,6 @@ class Forks:
                 break
             limit_s = 20 + 5 * sum(map(seconds.__getitem__, tests))
             self.detected.append(bool(tests and loaded) and _fork_fails(tests, limit_s, loaded, after))
-            if not self.detected[-1]:
-                self._tell(str(fault))
         return True
 
     def _tell(self, line: str) -> None:
@@ -349,8 +411,10 @@ def try_in_forks(files: Sequence[str], faults: Sequence[Fault], end_s: float) ->
     return forks.detected
 
 
-def survives_outside(fault: Fault) -> bool:
-    """Whether the tests of its folder pass with a fault outside of functions in a copy of the sources."""
+def survives_outside(fault: Fault, files: Sequence[str]) -> bool:
+    """Whether files of tests pass with a fault outside of functions in a copy of the sources."""
+    if not files:
+        return True
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
         shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE), copy_function=os.link)
         changed = Path(folder, fault.path)
@@ -359,7 +423,7 @@ def survives_outside(fault: Fault) -> bool:
         paths = {"PYTHONPATH": str(Path(folder, "src")), "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "examples"))}
         command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
         process = subprocess.Popen(
-            [*command, *files_of(tests_of(fault.path))],
+            [*command, *files],
             cwd=ROOT,
             env={**os.environ, **paths},
             stdout=subprocess.DEVNULL,
@@ -375,6 +439,19 @@ def survives_outside(fault: Fault) -> bool:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def outcomes_of(sample: Sequence[Fault], tests: Mapping[Path, Sequence[str]], end_s: float) -> dict[Fault, bool]:
+    """Return which faults the files of tests for their modules detect; without those for which there is no time."""
+    in_functions = [fault for fault in sample if changed_function(fault)]
+    names = list(dict.fromkeys(name for fault in in_functions for name in tests[fault.path]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        detected = pool.submit(try_in_forks, names, in_functions, end_s).result() if names else []
+    outcomes = dict(zip(in_functions, detected, strict=False))
+    for fault in sample:
+        if fault not in in_functions and time.monotonic() < end_s:
+            outcomes[fault] = not survives_outside(fault, tests[fault.path])
+    return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -404,20 +481,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [fault for path in files for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
     end_s = time.monotonic() + options.budget
-    in_functions = [fault for fault in sample if changed_function(fault)]
-    folders = sorted({*map(tests_of, files), *options.also})
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        names = [name for folder in folders for name in files_of(folder)]
-        detected = pool.submit(try_in_forks, names, in_functions, end_s).result()
-    outcomes = dict(zip(in_functions, detected, strict=False))
-    for fault in sample:
-        if fault not in in_functions and time.monotonic() < end_s:
-            outcomes[fault] = not survives_outside(fault)
-            if not outcomes[fault]:
-                print(fault, flush=True)
+    own = [name for folder in sorted({*map(tests_of, files), *options.also}) for name in files_of(folder)]
+    outcomes = outcomes_of(sample, dict.fromkeys(files, own), end_s)
+    left = [fault for fault, is_detected in outcomes.items() if not is_detected]
+    outcomes |= outcomes_of(left, {path: other_files(path, own) for path in {fault.path for fault in left}}, end_s)
+    for fault, is_detected in outcomes.items():
+        if not is_detected:
+            print(fault)
     print(
         f"{len(outcomes)} of {len(faults)} possible faults tried with seed {options.seed}: "
-        f"{sum(outcomes.values())} detected"
+        f"{sum(outcomes.values())} detected, {len(left)} not by the fast tests of their folders"
     )
     return 0
 
