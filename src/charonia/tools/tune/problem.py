@@ -23,7 +23,7 @@ from charonia.tools.tune.api import (
     SearchSpace,
 )
 from charonia.tools.tune.options import GoalSettings, ModelRequest, SearchSettings, TuneOptions
-from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, doubling, manual_dimensions
+from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, manual_dimensions, powers_of_two
 from charonia.tools.tune.variants import BaseModel
 
 QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
@@ -126,8 +126,8 @@ def _dimensions(
     return automatic_dimensions(
         facts,
         instance_counts=range(settings.instances_min, settings.instances_max + 1),
-        batch_sizes=tuple(map(int, doubling(settings.batch_size_min, settings.batch_size_max))),
-        core_count=core_count or 1,
+        batch_sizes=powers_of_two(settings.batch_size_min, settings.batch_size_max),
+        core_count=core_count,
     )
 
 
