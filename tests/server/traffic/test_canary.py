@@ -284,12 +284,34 @@ def test_a_canary_that_only_hangs_is_rolled_back() -> None:
     assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
 
 
-def test_errors_of_both_versions_are_shown() -> None:
-    canary = Canary(PLAN, 0)
-    for second in (1, 2):
-        canary.handle(Looked(RequestWindow(50, 2), RequestWindow(200, 3)), second * S)
+def test_what_both_versions_did_is_shown_with_its_weight() -> None:
+    canary = Canary(CanaryPlan(2, 1, significance=0.3, difference_rate_max=0.01), 0)
+    assert canary.checks() == {
+        "errors": "0 of 0 requests failed with version 2, 0 of 0 with version 1; no evidence of a regression so far",
+        "p99": "p99: no data yet",
+        "differences": "0 of 0 answers differ from those given, 1.00% may; no evidence of a regression so far",
+    }
 
-    assert canary.checks()["errors"].startswith("4 of 100 requests failed with version 2, 6 of 400 with version 1")
+    ours, theirs = np.arange(1, 101) * 1_000_000, np.arange(1, 201) * 1_000_000
+    for second in (1, 2):
+        seen = Looked(RequestWindow(50, 2, ours), RequestWindow(200, 1, theirs), 20, second)
+        canary.handle(seen, second * S)
+
+    assert canary.checks() == {
+        "errors": "4 of 100 requests failed with version 2, 2 of 400 with version 1; evidence 4.47 of 10 to roll back",
+        "p99": (
+            "p99 is 98.8 ms with version 2, 198 ms with version 1: at least 0.49 times as long, 1.5 times is permitted"
+        ),
+        "differences": "3 of 40 answers differ from those given, 1.00% may; evidence 4.8 of 10 to roll back",
+    }
+
+
+@pytest.mark.parametrize(("ours", "few"), [(49, "49 of version 2"), (50, "60 of version 1")])
+def test_the_version_with_too_few_latencies_is_named(ours: int, few: str) -> None:
+    canary = Canary(PLAN, 0)
+    canary.handle(Looked(RequestWindow(50, 0, np.full(ours, S)), RequestWindow(60, 0, np.full(60, S))), S)
+
+    assert canary.missing() == f"more requests to compare p99: {few} without an error are too few"
 
 
 def test_a_version_that_is_loaded_again_is_judged_by_what_comes_then() -> None:

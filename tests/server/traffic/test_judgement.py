@@ -14,6 +14,7 @@ from charonia.server.traffic.canary import (
     LatencyTest,
     RateTest,
     RequestWindow,
+    ShadowFigures,
     VersionFigures,
     rank_above,
     rank_below,
@@ -294,3 +295,39 @@ def test_figures_of_a_version_begin_with_nothing_and_show_rounded_percentiles() 
         figures.answered(number * 10_012)
 
     assert figures.latency_us() == {"p50": 511.0, "p90": 899.1, "p99": 989.2}
+
+
+def test_requests_are_counted_by_how_they_end_and_latencies_kept_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judged, "WINDOW_MAX", 2)
+    figures = VersionFigures()
+    for _ in range(9):
+        figures.sent()
+    figures.answered(5)
+    assert shown(figures.take()) == (1, 0, [])
+
+    figures.is_watched = True
+    figures.answered(6)
+    figures.failed()
+    figures.given_up(7)
+    assert shown(figures.take()) == (2, 1, [6, 7])
+    for latency in (8, 9, 10):
+        figures.answered(latency)
+    assert shown(figures.take()) == (3, 0, [8, 9])
+    assert shown(figures.take()) == (0, 0, [])
+    assert (figures.requests, figures.errors, figures.in_flight) == (9, 1, 2)
+
+
+def shown(window: RequestWindow) -> tuple[int, int, list[int]]:
+    return window.requests, window.errors, window.latencies_ns.tolist()
+
+
+def test_copies_are_counted_by_their_outcome() -> None:
+    figures = ShadowFigures()
+    figures.answered(3_000, is_different=False)
+    figures.answered(3_000, is_different=True)
+    figures.failed += 1
+    assert (figures.take(), figures.take()) == ((3, 2), (0, 0))
+
+    figures.answered(3_000, is_different=True)
+    assert (figures.take(), figures.same, figures.different) == ((1, 1), 1, 2)
+    assert figures.latency_us() == {"p50": 3.0, "p90": 3.0, "p99": 3.0}
