@@ -8,12 +8,12 @@
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
 statement. A process runs the tests of the files' folders one time under coverage, to learn which lines each of them
 reaches. Then it forks for each fault, puts it into the loaded function, and runs the tests that reach its line, fast
-ones first. A fault outside of functions is put into a copy of the sources, with which the tests of the folder are
-started. What the folders' fast files do not detect is tried a second time, with the other files of tests that import
-the changed module or a module that imports it: those of other folders, and those that take long. Tests that start
-servers in other processes are left out. The sources themselves are never touched. An undetected fault is printed as
-`file:line`, the original code and the changed code: it needs a test, or makes no difference. The same seed and
-sources give the same sample.
+ones first. A fault outside of functions changes constants and defaults in such a fork. If that is not detected, it is
+put into a copy of the sources, with which the tests are started. What the folders' fast files do not detect is tried a
+second time, with the other files of tests that import the changed module or a module that imports it: those of other
+folders, and those that take long. Tests that start servers in other processes are left out. The sources themselves are
+never touched. An undetected fault is printed as `file:line`, the original code and the changed code: it needs a test,
+or makes no difference. The same seed and sources give the same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -33,15 +33,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from itertools import accumulate
+from functools import cache, partial
+from itertools import accumulate, chain
 from multiprocessing import get_context
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, TextIO
+from types import CodeType, FunctionType, ModuleType
+from typing import TextIO
 
 import coverage
 import pytest
@@ -78,7 +78,7 @@ UNTOUCHED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
 LARGE = 1000
 """From here on, a constant is a limit or a factor of units, for which 1 more is as good: it becomes twice or half."""
 LIMIT_S = 300.0
-"""Seconds after which tests with a fault are taken to hang."""
+"""Seconds after which tests with a copy of the sources are given up; a test that hangs fails before."""
 LEARNING_SHARE = 0.5
 """Share of the seconds left in which a process learns what tests reach."""
 OTHER_PROCESSES = {
@@ -251,6 +251,25 @@ def imports_of(path: Path) -> frozenset[str]:
 
 
 @cache
+def reaches(path: Path, module: str) -> bool:
+    """Whether a file imports a module, itself or by the files that it imports."""
+    seen, new = {path}, {path}
+    while new:
+        names = {name for file in new for name in imports_of(file)}
+        if module in names:
+            return True
+        new = {file for name in names for file in _file_of(name)} - seen
+        seen |= new
+    return False
+
+
+@cache
+def _file_of(name: str) -> tuple[Path, ...]:
+    base = (ROOT if name.startswith("tests.") else ROOT / "src") / name.replace(".", "/")
+    return tuple(file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file())
+
+
+@cache
 def _with_support(path: Path) -> frozenset[str]:
     """Return what a file of tests imports, itself or by a file that tests share."""
     shared = {ROOT / (name.replace(".", "/") + ".py") for name in imports_of(path) if name.startswith("tests.")}
@@ -353,9 +372,10 @@ class Forks:
         for each in caches:
             each.cache_clear()
         works: dict[pytest.Item, bool] = {}  # in a fork, without a fault
+        is_sound: dict[Path, bool] = {}  # whether tests pass with a module's own constants
         for fault in self._faults:
-            before, after = changed_function(fault) or (None, None)
-            names = set(lines[str(ROOT / fault.path)].get(fault.line, ()))
+            change, reached = changed_function(fault), lines[str(ROOT / fault.path)]
+            names = set(reached.get(fault.line, ()) if change else chain.from_iterable(reached.values()))
             tests = sorted((item for item in seconds if item.nodeid in names), key=seconds.__getitem__)
             for item in tests:
                 if item not in works:
@@ -363,11 +383,18 @@ class Forks:
                     if not works[item]:
                         self._tell(f"left out, as it fails in a fork without a fault: {item.nodeid}")
             tests = [item for item in tests if works[item]]
-            loaded = [each for each in functions if each.__code__ == before]
+            limit_s = 20 + 5 * sum(map(seconds.__getitem__, tests))
+            if change is None and fault.path not in is_sound:
+                own = partial(put_constants, fault.path, (ROOT / fault.path).read_text("utf-8"))
+                is_sound[fault.path] = not _fork_fails(tests, limit_s, own)
             if time.monotonic() > self._end_s:
                 break
-            limit_s = 20 + 5 * sum(map(seconds.__getitem__, tests))
-            self.detected.append(bool(tests and loaded) and _fork_fails(tests, limit_s, loaded, after))
+            if change is None:
+                put = partial(put_constants, fault.path, fault.source) if is_sound[fault.path] else None
+            else:
+                loaded = [each for each in functions if each.__code__ == change[0]]
+                put = partial(put_code, loaded, change[1]) if loaded else None
+            self.detected.append(bool(tests and put) and _fork_fails(tests, limit_s, put))
         return True
 
     def _tell(self, line: str) -> None:
@@ -378,17 +405,60 @@ def _fails(item: pytest.Item) -> bool:
     return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
-def _fork_fails(
-    tests: Sequence[pytest.Item], limit_s: float, functions: Sequence[FunctionType] = (), code: Any = None
-) -> bool:
-    """Whether one of the tests fails, or they take too long, in a fork in which functions have other code."""
+def put_code(functions: Sequence[FunctionType], code: CodeType) -> None:
+    for function in functions:
+        function.__code__ = code
+
+
+def put_constants(path: Path, source: str) -> None:
+    """Let a loaded module have the plain values and the defaults of arguments of a changed source.
+
+    What was computed from them elsewhere, and values of other types, stay.
+    """
+    module = sys.modules[module_name(path)]
+    changed = ModuleType(module.__name__)
+    vars(changed).update(__file__=module.__file__, __package__=module.__package__)
+    exec(compile(source, str(module.__file__), "exec"), vars(changed))
+    ours = [each for each in list(sys.modules.values()) if str(getattr(each, "__file__", "")).startswith(f"{ROOT}/")]
+    for name, value in vars(changed).items():
+        old = vars(module).get(name)
+        if isinstance(value, type) and isinstance(old, type) and value.__module__ == module.__name__:
+            for key, each in vars(value).items():
+                _put_defaults(vars(old).get(key), each)
+        elif _is_plain(value) and _is_plain(old) and repr(value) != repr(old):
+            setattr(module, name, value)
+            for each in ours:
+                if vars(each).get(name) is old and f"{module.__name__}.{name}" in imports_of(Path(str(each.__file__))):
+                    setattr(each, name, value)
+        else:
+            _put_defaults(old, value)
+
+
+def _put_defaults(old: object, new: object) -> None:
+    if isinstance(old, FunctionType) and isinstance(new, FunctionType):
+        if all(map(_is_plain, new.__defaults__ or ())):
+            old.__defaults__ = new.__defaults__
+        if all(map(_is_plain, (new.__kwdefaults__ or {}).values())):
+            old.__kwdefaults__ = new.__kwdefaults__
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, chain(value.keys(), value.values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    return type(value) in (bool, int, float, str, bytes, type(None))
+
+
+def _fork_fails(tests: Sequence[pytest.Item], limit_s: float, change: Callable[[], None] | None = None) -> bool:
+    """Whether one of the tests fails, or they take too long, in a fork that has been changed."""
     child = os.fork()
     if child == 0:
         failed = True
         try:
             os.setpgid(0, 0)
-            for function in functions:
-                function.__code__ = code
+            if change is not None:
+                change()
             failed = any(map(_fails, tests))
         finally:
             os._exit(failed)
@@ -411,8 +481,8 @@ def try_in_forks(files: Sequence[str], faults: Sequence[Fault], end_s: float) ->
     return forks.detected
 
 
-def survives_outside(fault: Fault, files: Sequence[str]) -> bool:
-    """Whether files of tests pass with a fault outside of functions in a copy of the sources."""
+def survives_outside(fault: Fault, files: Sequence[str]) -> bool | None:
+    """Whether files of tests pass with a fault outside of functions in a copy of the sources; None if time is up."""
     if not files:
         return True
     with tempfile.TemporaryDirectory(prefix="mutant") as folder:
@@ -433,7 +503,7 @@ def survives_outside(fault: Fault, files: Sequence[str]) -> bool:
         try:
             return process.wait(LIMIT_S) == 0
         except subprocess.TimeoutExpired:
-            return False
+            return None
         finally:
             # Its process group has the servers and workers that its tests started.
             if process.poll() is None:
@@ -443,14 +513,18 @@ def survives_outside(fault: Fault, files: Sequence[str]) -> bool:
 
 def outcomes_of(sample: Sequence[Fault], tests: Mapping[Path, Sequence[str]], end_s: float) -> dict[Fault, bool]:
     """Return which faults the files of tests for their modules detect; without those for which there is no time."""
-    in_functions = [fault for fault in sample if changed_function(fault)]
-    names = list(dict.fromkeys(name for fault in in_functions for name in tests[fault.path]))
+    names = list(dict.fromkeys(name for fault in sample for name in tests[fault.path]))
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        detected = pool.submit(try_in_forks, names, in_functions, end_s).result() if names else []
-    outcomes = dict(zip(in_functions, detected, strict=False))
-    for fault in sample:
-        if fault not in in_functions and time.monotonic() < end_s:
-            outcomes[fault] = not survives_outside(fault, tests[fault.path])
+        detected = pool.submit(try_in_forks, names, sample, end_s).result() if names else [False] * len(sample)
+    outcomes = dict(zip(sample, detected, strict=False))
+    for fault, is_detected in list(outcomes.items()):
+        if not is_detected and not changed_function(fault):
+            near = [name for name in tests[fault.path] if reaches(ROOT / name, module_name(fault.path))]
+            survives = survives_outside(fault, near) if time.monotonic() < end_s else None
+            if survives is None:
+                del outcomes[fault]
+            else:
+                outcomes[fault] = not survives
     return outcomes
 
 
