@@ -48,6 +48,11 @@ MODULES = [f"charonia.{room}.{name}".replace("..", ".") for room, names in _ROOM
 `sequences.runner` combine classes at run time, for which `super()` of compiled classes does not look."""
 
 
+_THROW = "PyObject_CallFunctionObjArgs(_m, type, value, traceback, NULL)"
+"""How mypyc's library raises an exception in a coroutine of source that compiled code awaits. Python 3.12 and later warn
+of the three arguments; where warnings are errors, a request would fail with the warning instead."""
+
+
 def generate(target: Path, level: str = "3") -> list[Any]:
     """Write the C code of the modules into a folder; return the extensions to build, with a level of optimisation."""
     from mypyc.build import mypycify
@@ -58,7 +63,13 @@ def generate(target: Path, level: str = "3") -> list[Any]:
     options = [*types, "--explicit-package-bases", f"--cache-dir={target / 'types'}", *paths]
     group: list[tuple[list[str], str | None]] = [(paths, "charonia")]
     how: dict[str, Any] = {"multi_file": True, "debug_level": "0", "opt_level": level}
-    return list(mypycify(options, separate=group, target_dir=str(target / "c"), **how))
+    extensions = list(mypycify(options, separate=group, target_dir=str(target / "c"), **how))
+    runtime = target / "c" / "misc_ops.c"
+    code = runtime.read_text(encoding="utf-8")
+    if code.count(_THROW) != 1:
+        raise RuntimeError(f"expected one '{_THROW}' in {runtime}, got {code.count(_THROW)}")
+    runtime.write_text(code.replace(_THROW, "PyObject_CallOneArg(_m, value)"), encoding="utf-8")
+    return extensions
 
 
 def compile_into(folder: Path, level: str = "3") -> None:
