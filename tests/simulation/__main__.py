@@ -102,10 +102,7 @@ def smaller(scenario: Scenario, folder: Path) -> Scenario:
     return scenario
 
 
-def show(scenario: Scenario, folder: Path, *, minimise: bool) -> None:
-    if minimise:
-        scenario = smaller(scenario, folder)
-    found = run(scenario, folder)
+def show(scenario: Scenario, found: dict[str, Any]) -> None:
     print(f"seed {scenario.seed}, shape {scenario.shape}, {len(scenario.operations)} operations, {scenario.options}:")
     used = {operation.model for operation in scenario.operations}
     for model in scenario.models if len(scenario.operations) < 30 else ():
@@ -124,21 +121,21 @@ def show_events(found: dict[str, Any]) -> None:
     print("last events:", *found["recent"][-EVENTS:], sep="\n  ")
 
 
-def every_step(scenario: Scenario, given: argparse.Namespace, folder: Path) -> int:
+def every_step(scenario: Scenario, kind: str, stride: int, folder: Path) -> int:
     """Repeat a scenario; inject an operation before a later callback each time."""
     step = runs = 0
     cpu_s, steps = 0.0, 1
     while step < steps:
         values = {"down_s": 0.5, "pick": step + 1}
-        found = run(replace(scenario, injected=Operation(step, 0.0, given.every_step, "", values)), folder)
+        found = run(replace(scenario, injected=Operation(step, 0.0, kind, "", values)), folder)
         steps, runs, cpu_s = steps if step else found["steps"], runs + 1, cpu_s + found["cpu_s"]
         if found["problems"]:
             print(*(f"  problem {text}" for text in found["problems"][:8]), sep="\n")
             show_events(found)
-            print(f"failed: seed {scenario.seed}, {given.every_step} before step {step} of {steps}")
+            print(f"failed: seed {scenario.seed}, {kind} before step {step} of {steps}")
             return 1
-        step += given.stride
-    print(f"seed {scenario.seed}: {given.every_step} before {runs} of {steps} steps, {cpu_s:.1f} s of CPU")
+        step += stride
+    print(f"seed {scenario.seed}: {kind} before {runs} of {steps} steps, {cpu_s:.1f} s of CPU")
     return 0
 
 
@@ -155,7 +152,10 @@ def main() -> int:
     parser.add_argument("--shape", default="", choices=("", "one", "apart"), help="processes of the server")
     parser.add_argument("--theme", choices=THEMES, help="what happens most; drawn unless given")
     parser.add_argument(
-        "--every-step", choices=INJECTED, help="inject this before each callback of the event loop in turn"
+        "--every-step",
+        choices=INJECTED,
+        nargs="+",
+        help="inject this before each callback of the event loop in turn; repeat it with the next kind",
     )
     parser.add_argument("--stride", type=int, default=1, help="leave out steps: every Nth only")
     parser.add_argument("--quick", action="store_true", help="show failures as they are, without making them smaller")
@@ -184,7 +184,8 @@ def main() -> int:
     count = requests = 0
     digest = sha256()
     if given.every_step:
-        return every_step(draw(given.seed, given.length, given.rate, given.shape, given.theme), given, folder)
+        drawn = draw(given.seed, given.length, given.rate, given.shape, given.theme)
+        return max(every_step(drawn, kind, given.stride, folder) for kind in given.every_step)
     while count < given.scenarios or (not given.scenarios and cpu_s < limit_s):
         scenario = draw(given.seed + count, given.length, given.rate, given.shape, given.theme)
         found = run(scenario, folder)
@@ -195,7 +196,10 @@ def main() -> int:
             with open(given.history, "a") as file:
                 file.write(found["history"])
         if found["problems"]:
-            show(scenario, folder, minimise=not given.quick)
+            if not given.quick:
+                scenario = smaller(scenario, folder)
+                found = run(scenario, folder)
+            show(scenario, found)
             print(f"failed: python -m tests.simulation --seed {scenario.seed} --scenarios 1 after {cpu_s:.1f} s of CPU")
             return 1
     print(

@@ -15,16 +15,18 @@ def test_every_fault_can_be_put_back() -> None:
         compile(fault.text(), fault.file, "exec")
 
 
+def simulation(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("shape", ["one", "apart"])
 def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_path: Path) -> None:
+    drawn = ("--seed", "3", "--scenarios", "2", "--length", "2", "--shape", shape)
     histories = []
     for hash_seed in ("1", "2"):
         file = tmp_path / hash_seed
-        command = ["-m", "tests.simulation", "--seed", "3", "--scenarios", "2", "--length", "4", "--shape", shape]
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, *command, "--history", str(file)], env=environment, capture_output=True, text=True
-        )
+        done = simulation(*drawn, "--history", str(file), PYTHONHASHSEED=hash_seed)
         assert done.returncode == 0, done.stdout + done.stderr
         histories.append(file.read_bytes())
 
@@ -35,24 +37,20 @@ def test_the_same_seed_gives_the_same_history_in_every_process(shape: str, tmp_p
 @pytest.mark.parametrize(
     "injected",
     [
-        "one --every-step cut", "one --every-step shutdown", "apart --every-step kill_engine",
-        "apart --every-step kill_front_end", "one --every-step error --stride 2", "apart --every-step error",
+        "one --stride 50 --every-step cut shutdown", "apart --stride 50 --every-step kill_engine kill_front_end error",
+        "one --stride 2 --every-step error",
     ],
 )  # fmt: skip
 def test_a_short_scenario_holds_at_every_step(injected: str) -> None:
-    scenario = "--seed 3 --length 0.2 --rate 30 --theme  --stride 25 --shape " + injected
-    command = ["-m", "tests.simulation", *scenario.split(" ")]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    done = simulation("--seed", "3", "--length", "0.2", "--rate", "30", "--theme", "", "--shape", *injected.split())
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("fault", "scenario", "left"), LEFTOVERS)
 def test_what_is_left_over_is_found(fault: Fault, scenario: str, left: str) -> None:
-    command = ["-m", "tests.simulation", "--theme", "", *scenario.split(), "--scenarios", "1", "--quick"]
-    environment = os.environ | {"CHARONIA_PURE": "1"}  # faults are put into source
-    command += ["--fault", fault.name]
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    shown = ("--theme", "", *scenario.split(), "--scenarios", "1", "--quick", "--fault", fault.name)
+    done = simulation(*shown, CHARONIA_PURE="1")  # faults are put into source
 
     assert done.returncode == 1
     assert left in done.stdout
