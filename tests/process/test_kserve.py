@@ -117,7 +117,10 @@ class QueueProxy:
     def close(self) -> None:
         self._http.shutdown()
         self._http.server_close()
+        self._tunnel.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._tunnel.close()
+        for connection in self._idle:
+            connection.close()
 
     def count(self, change: int) -> None:
         with self._lock:
@@ -167,10 +170,15 @@ class QueueProxy:
         with suppress(OSError):  # closed
             while True:
                 client, _ = self._tunnel.accept()
-                host, port = self._grpc_upstream.split(":")
-                upstream = socket.create_connection((host, int(port)))
-                for source, target in ((client, upstream), (upstream, client)):
-                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+                threading.Thread(target=self._join, args=(client,), daemon=True).start()
+
+    def _join(self, client: socket.socket) -> None:
+        host, port = self._grpc_upstream.split(":")
+        with client, socket.create_connection((host, int(port))) as upstream:
+            back = threading.Thread(target=self._pump, args=(upstream, client), daemon=True)
+            back.start()
+            self._pump(client, upstream)
+            back.join()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
