@@ -35,7 +35,7 @@ from charonia.server.front_ends.children import (
     write_options,
     write_report,
 )
-from charonia.server.front_ends.engine_process import EnginePlace, serve_engine
+from charonia.server.front_ends.engine_port import EnginePlace, serve_engine
 from charonia.server.front_ends.front_end import serve_front_end
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import encode_error
