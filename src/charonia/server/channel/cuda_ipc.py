@@ -159,8 +159,6 @@ _handles = _Handles()
 class ExportedMemory:
     """An exported tensor; other processes may use it as long as this object exists."""
 
-    __slots__ = ("_keep", "address", "shape", "size")
-
     def __init__(self, address: IpcAddress, size: int, shape: tuple[int, ...], *keep: object) -> None:
         self.address = address
         self.size = size
@@ -220,8 +218,6 @@ class ImportedMemory:
         exporter: The exports of the other direction of the channel that this came by.
         release: Called, from any thread, when nothing here refers to them any more.
     """
-
-    __slots__ = ("__weakref__", "_state", "address", "export_id", "exporter", "size")
 
     def __init__(
         self, export_id: int, size: int, address: IpcAddress, exporter: RegionPool | None, release: Callable[[], None]

@@ -41,8 +41,6 @@ class LoadSender:
         is_wanted: Whether to call `send` before a response.
     """
 
-    __slots__ = ("_load", "_send", "_sent_ns", "_until_ns", "is_wanted")
-
     def __init__(self, load: LoadReports | None, send: Callable[[tuple[object, ...]], None]) -> None:
         self.is_wanted = False
         self._load = load

@@ -86,28 +86,6 @@ class State(Enum):
 class Child:
     """A process: its state, and its times in ns."""
 
-    __slots__ = (
-        "again_ns",
-        "ends",
-        "heartbeat_ns",
-        "is_asked_to_stop",
-        "is_hung",
-        "is_leaving",
-        "is_too_large",
-        "kill_ns",
-        "last_exit",
-        "name",
-        "number",
-        "pid",
-        "ready_ns",
-        "restarts",
-        "role",
-        "slot",
-        "start_failures",
-        "started_ns",
-        "state",
-    )
-
     def __init__(self, name: str, role: ProcessRole, slot: str = "", number: int = 1) -> None:
         self.name = name
         self.role = role

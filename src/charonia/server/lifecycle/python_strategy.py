@@ -114,8 +114,6 @@ class PythonStrategy:
 class PythonGathering:
     """One batch. See `server.scheduling.dynamic.Gathering`."""
 
-    __slots__ = ("_batch", "_has_begun", "_strategy")
-
     def __init__(self, strategy: PythonStrategy) -> None:
         self._strategy = strategy
         self._batch: object = None

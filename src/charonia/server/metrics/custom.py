@@ -33,8 +33,6 @@ class CustomMetric:
         counts: Values in each bucket alone (not cumulative), one more than `bounds`; empty unless a histogram.
     """
 
-    __slots__ = ("bounds", "counts", "holders", "labels", "value")
-
     def __init__(self, labels: tuple[tuple[str, str], ...], bounds: tuple[float, ...] | None) -> None:
         self.labels = labels
         self.value = 0.0
@@ -52,8 +50,6 @@ class CustomFamily:
         kind: "counter", "gauge" or "histogram".
         metrics: Its metrics by labels.
     """
-
-    __slots__ = ("description", "holders", "kind", "metrics", "name")
 
     def __init__(self, name: str, description: str, kind: Kind) -> None:
         self.name = name

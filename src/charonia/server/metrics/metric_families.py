@@ -22,8 +22,6 @@ class Histogram:
         total: Sum of the values.
     """
 
-    __slots__ = ("_bounds", "bounds", "counts", "total")
-
     def __init__(self, bounds: Sequence[int]) -> None:
         if not bounds or list(bounds) != sorted(set(bounds)):
             raise ValueError(f"histogram bounds: expected at least one, ascending, got {list(bounds)}")

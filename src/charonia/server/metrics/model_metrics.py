@@ -58,8 +58,6 @@ class Summary:
         total: Their sum.
     """
 
-    __slots__ = ("_slots", "count", "total")
-
     def __init__(self) -> None:
         self.count = 0
         self.total = 0
@@ -129,8 +127,6 @@ CACHE_SUMMARIES = {
 
 class Summaries:
     """The summaries of one model version."""
-
-    __slots__ = ("_cached", "_summaries")
 
     def __init__(self) -> None:
         self._summaries = {name: Summary() for name in SUMMARIES}

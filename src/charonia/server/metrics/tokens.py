@@ -53,11 +53,6 @@ class TokenMetrics:
         completions: Histogram of the tokens of an answer.
     """
 
-    __slots__ = (
-        "between_ns", "cached", "completion", "completions", "first_ns", "is_cumulative", "per_token_ns", "prompt",
-        "prompts",
-    )  # fmt: skip
-
     def __init__(self, *, is_cumulative: bool = False) -> None:
         self.is_cumulative = is_cumulative
         self.prompt = self.completion = self.cached = 0

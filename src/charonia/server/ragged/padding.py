@@ -124,8 +124,6 @@ def pad(array: Array, sizes: Mapping[int, int], value: float | bytes) -> Array:
 class PaddedSize:
     """How much memory an input takes once the requests of a batch are padded; 8 bytes for each string."""
 
-    __slots__ = ("_longest", "_padded", "_rows")
-
     def __init__(self, padded: PaddedInput) -> None:
         self._padded = padded
         self._longest = [0] * len(padded.dims)

@@ -116,8 +116,6 @@ class CircuitBreaker:
         is_up: Whether to use it.
     """
 
-    __slots__ = ("_failures", "_pause_s", "is_up")
-
     def __init__(self) -> None:
         self.is_up = False
         self._failures = 0

@@ -223,8 +223,6 @@ class _Elsewhere:
 
 
 class _Registered:
-    __slots__ = ("memory", "region")
-
     def __init__(self, region: SystemRegion | CudaRegion, memory: Memory) -> None:
         self.region = region
         self.memory = memory

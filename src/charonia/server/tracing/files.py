@@ -175,8 +175,6 @@ def _number(element: np.generic) -> str:
 class _Buffer:
     """The traces of one setting that are not written yet."""
 
-    __slots__ = ("count", "parts", "size")
-
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.size = 0

@@ -23,8 +23,6 @@ class Sampling:
         collected: Traces that were handed over to be written.
     """
 
-    __slots__ = ("_allows_remote", "_seen", "collected", "count_left", "is_retired", "open", "settings")
-
     def __init__(self, settings: TraceSettings, *, allows_remote: bool) -> None:
         self.settings = settings
         self.count_left = settings.count

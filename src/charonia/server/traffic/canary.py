@@ -71,8 +71,6 @@ class VersionFigures:
         is_watched: Whether a canary plan evaluates windows.
     """
 
-    __slots__ = ("_answered", "_errors", "_latest", "_window", "errors", "in_flight", "is_watched", "requests")
-
     def __init__(self) -> None:
         self.requests = 0
         self.errors = 0
@@ -130,8 +128,6 @@ class ShadowFigures:
         failed: Copies that were answered with an error.
         dropped: Copies that were not sent, because too many were under way.
     """
-
-    __slots__ = ("_latest", "_taken", "different", "dropped", "failed", "same", "sent")
 
     def __init__(self) -> None:
         self.sent = 0

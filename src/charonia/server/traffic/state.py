@@ -36,8 +36,6 @@ _HASH_BYTES = 8
 class EvenPoints:
     """Points that are spread evenly: among any n in a row, a share w is met by n * w of them, give or take a few."""
 
-    __slots__ = ("_at",)
-
     def __init__(self) -> None:
         self._at = 0.0
 

@@ -350,8 +350,6 @@ class WorkerHealth:
         problem: Why the worker is down, "" while it runs.
     """
 
-    __slots__ = ("_failed_starts", "_failures", "problem", "restarts")
-
     def __init__(self) -> None:
         self.restarts = 0
         self.problem = ""

@@ -436,8 +436,6 @@ class WorkerLink(TensorLink):
         is_open: Whether it is still the current worker.
     """
 
-    __slots__ = ("process",)
-
     def __init__(self, process: WorkerProcess) -> None:
         super().__init__(process)
         self.process = process

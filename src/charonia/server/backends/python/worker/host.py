@@ -248,18 +248,6 @@ class Binding:
         outputs: Names of the outputs in the configuration.
     """
 
-    __slots__ = (
-        "_noted",
-        "host",
-        "is_decoupled",
-        "is_serving",
-        "model_dir",
-        "outputs",
-        "running",
-        "task_batch",
-        "thread",
-    )
-
     def __init__(self, host: Host | None, model_dir: str = "") -> None:
         self.host = host
         self.model_dir = model_dir

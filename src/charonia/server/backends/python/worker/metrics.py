@@ -22,8 +22,6 @@ _KINDS = ("counter", "gauge", "histogram")
 class _Family:
     """What a family and its metrics share; metrics do not keep the family alive."""
 
-    __slots__ = ("host", "is_gone", "kind", "metrics", "name", "number")
-
     def __init__(self, host: Host, name: str, kind: int) -> None:
         self.host = host
         self.name = name
