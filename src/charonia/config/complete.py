@@ -150,7 +150,7 @@ def _format(config: ModelConfig, file_names: Collection[str]) -> Form | None:
         for entry in formats()
         if config.platform in ("", entry.platform)
         and config.backend in ("", entry.backend)
-        and filename in ("", entry.filename, _stem(filename) + entry.suffix)
+        and filename in ("", entry.filename, filename.removesuffix(PurePosixPath(filename).suffix) + entry.suffix)
     ]
     if not fitting and config.backend:
         # A backend has its platform even if the file name is unusual.
@@ -163,10 +163,6 @@ def _format(config: ModelConfig, file_names: Collection[str]) -> Form | None:
         present = [entry for entry in present if entry.backend in OWN_NAMES] or present
         return next((entry for entry in present if entry.filename in file_names), present[0])
     return fitting[0] if fitting and (config.backend or config.platform or filename) else None
-
-
-def _stem(filename: str) -> str:
-    return filename.removesuffix(PurePosixPath(filename).suffix)
 
 
 def _file(entry: Form, file_names: Collection[str]) -> str:

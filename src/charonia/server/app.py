@@ -33,7 +33,6 @@ from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
-from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
@@ -53,7 +52,7 @@ from charonia.server.metrics.processes import Traffic, traffic_families
 from charonia.server.metrics.processes import families as process_families
 from charonia.server.metrics.prometheus import PageView, render
 from charonia.server.model_options import AutoOptions, ControlMode
-from charonia.server.options import MetricsOptions, ServerOptions
+from charonia.server.options import ServerOptions
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
@@ -211,7 +210,11 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
         self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.where, words)
-        self._scaler = self._make_scaler(loaded)
+        self._scaler = InstanceScaler(
+            lambda: [version.scaling for version in loaded() if version.scaling is not None],
+            lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
+            self._room,
+        )
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -337,7 +340,12 @@ class InferenceServer:
                     machine.sample() if machine is not None else None,
                     self._backends.metrics,
                     self._families(),
-                    _page_view(options.metrics),
+                    PageView(
+                        options.metrics.counter_latencies,
+                        options.metrics.histogram_latencies,
+                        options.metrics.summary_quantiles if options.metrics.summary_latencies else (),
+                        time.monotonic_ns(),
+                    ),
                 ),
                 self._collect,
                 allowed_hosts(options, options.metrics_address),
@@ -407,13 +415,6 @@ class InferenceServer:
         pools = [*pinned_families(self._backends.pinned), *gpu_pool_families(self._backends.gpu_pools)]
         return [*gpus, *pools, *memory_families(self.engine.samples())]
 
-    def _make_scaler(self, loaded: Callable[[], list[LoadedVersion]]) -> InstanceScaler:
-        return InstanceScaler(
-            lambda: [version.scaling for version in loaded() if version.scaling is not None],
-            lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
-            self._room,
-        )
-
     def _room(self) -> Room:
         """Return the free capacity of the machine for more instances."""
         memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
@@ -463,12 +464,3 @@ def _demand_options(auto: AutoOptions, *, loads_all: bool) -> DemandOptions | No
         return None
     budget = auto.memory_mb * 2**20 or int(usable_memory() * BUDGET_SHARE) if loads_all else sys.maxsize
     return DemandOptions(auto, budget, loads_all=loads_all)
-
-
-def _page_view(metrics: MetricsOptions) -> PageView:
-    return PageView(
-        metrics.counter_latencies,
-        metrics.histogram_latencies,
-        metrics.summary_quantiles if metrics.summary_latencies else (),
-        time.monotonic_ns(),
-    )

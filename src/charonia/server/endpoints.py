@@ -48,10 +48,6 @@ def _http_limits(options: HttpOptions) -> HttpLimits:
     )
 
 
-def _is_under_kserve(options: ServerOptions) -> bool:
-    return options.http.kserve_v1 or bool(options.models.files.predictor_host) or os.path.isdir(KSERVE_MOUNT)
-
-
 def mount_sockets(models: ModelOptions) -> dict[str, str]:
     """Return the sockets of applications by path: they are in the repository made for files, the last one."""
     return {each.path: each.socket(models.repositories[-1]) for each in models.files.mounts}
@@ -115,7 +111,9 @@ class Endpoints:
             has_openai=options.http.openai,
             has_kserve_v1=options.http.kserve_v1,
             mlflow_model=options.http.mlflow_model,
-            has_health_documents=_is_under_kserve(options),
+            has_health_documents=options.http.kserve_v1
+            or bool(options.models.files.predictor_host)
+            or os.path.isdir(KSERVE_MOUNT),
             mounts=mount_sockets(options.models),
             fairness_header=options.fairness_header.lower().encode(),
         )

@@ -300,14 +300,10 @@ def _constant(tensor: Tensor) -> object:
     return first.tolist()[0] if bool((tensor.array == first[0]).all()) else None
 
 
-def _needs_numpy(tensor: Tensor) -> bool:
-    return not _is_short(tensor) or tensor.datatype is DataType.BF16
-
-
 def _python_value(tensor: Tensor) -> str:
     """Return an expression for an input: a nested list where that is short, which takes the model's datatype."""
     shape, datatype = tensor.shape, tensor.datatype
-    if not _needs_numpy(tensor):
+    if _is_short(tensor) and tensor.datatype is not DataType.BF16:
         if datatype is DataType.BYTES:
             texts = np.array([_text(element) for element in tensor.array.ravel().tolist()], object).reshape(shape)
             # JSON has the double quotes that Python's own style has; it cannot write bytes.

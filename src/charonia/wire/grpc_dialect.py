@@ -102,7 +102,10 @@ class GrpcDialect:
             request.settings[name].SetInParent()
         return Query(
             self._encoder.call("TraceSetting", request),
-            lambda answer: _trace_settings(parsed("TraceSettingResponse", answer.body)),
+            lambda answer: {
+                name: list(setting.value) if name == TRACE_LEVEL else ",".join(setting.value)
+                for name, setting in sorted(parsed("TraceSettingResponse", answer.body).settings.items())
+            },
         )
 
     def traffic(self, model: str, change: Mapping[str, object]) -> Query[GrpcRequest, Json]:
@@ -197,13 +200,6 @@ def _index(message: Any) -> list[ModelIndexEntry]:
         )
         for model in message.models
     ]
-
-
-def _trace_settings(message: Any) -> Json:
-    return {
-        name: list(setting.value) if name == TRACE_LEVEL else ",".join(setting.value)
-        for name, setting in sorted(message.settings.items())
-    }
 
 
 def _regions(message: Any) -> list[SharedMemoryRegion]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.core.errors import invalid, unsupported
 from charonia.wire.json_text import kind_of, parse_object
 
 
@@ -126,7 +126,7 @@ def _value(name: str, value: object, got: str) -> bool | int | LogFormat:
         if type(value) is not str:
             raise invalid(f"expect string for 'log_format', got {got}")
         if value not in _FORMATS:
-            raise _bad_format(value)
+            raise invalid(f"invalid argument for log_format, got: {value}", hint=f"expected {' or '.join(_FORMATS)}")
         return _FORMATS[value]
     if name == "log_verbose_level":
         if type(value) is not int:
@@ -137,7 +137,3 @@ def _value(name: str, value: object, got: str) -> bool | int | LogFormat:
     if type(value) is not bool:
         raise invalid(f"expect boolean for '{name}', got {got}")
     return value
-
-
-def _bad_format(text: str) -> ServingError:
-    return invalid(f"invalid argument for log_format, got: {text}", hint=f"expected {' or '.join(_FORMATS)}")

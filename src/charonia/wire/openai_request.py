@@ -211,7 +211,7 @@ def _model_inputs(config: ModelConfig, members: Mapping[str, object]) -> dict[st
             sampling[name] = value
         elif reads_parameters and name not in _NOT_IN_ANSWER and isinstance(value, str | int | float):
             inputs[name] = value
-        elif name != "max_tokens" and not _is_neutral(name, value):  # which the server enforces
+        elif name != "max_tokens" and value not in _NEUTRAL.get(name, ()):  # which the server enforces
             raise _refused(config, name)
     return inputs | ({SAMPLING_INPUT: sampling} if sampling else {})
 
@@ -221,10 +221,6 @@ def _refused(config: ModelConfig, name: str) -> ServingError:
         return unsupported(f"{name}: model '{config.name}' cannot answer this: only engines of language models can")
     hint = f"the model may have an input of this name, or {SAMPLING_INPUT}" if name in _NUMBERS | _INTEGERS else ""
     return unsupported(f"{name}: model '{config.name}' has no input for it", hint=hint)
-
-
-def _is_neutral(name: str, value: object) -> bool:
-    return any(value == neutral for neutral in _NEUTRAL.get(name, ()))
 
 
 def _check_sampling(name: str, value: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from charonia.core.errors import ServingError, invalid, unsupported
+from charonia.core.errors import invalid, unsupported
 from charonia.core.trace import TraceLevel
 from charonia.wire.json_text import kind_of, parse_object
 
@@ -150,16 +150,12 @@ def _number(name: str, text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise _unreadable(name, text) from None
+        raise invalid(f"Unable to parse '{name}', got: {text}", hint="expected a whole number") from None
     if name == "trace_count" and number < lowest:
         raise invalid(f"Unable to parse 'trace_count'. Expecting value >= {lowest}, got: {text}")
     if not lowest <= number <= highest:
         raise invalid(f"Unable to parse '{name}', value is out of range [ {lowest}, {highest} ], got: {text}")
     return number
-
-
-def _unreadable(name: str, text: str) -> ServingError:
-    return invalid(f"Unable to parse '{name}', got: {text}", hint="expected a whole number")
 
 
 TraceTexts = Mapping[str, Sequence[str]]

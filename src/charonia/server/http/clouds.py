@@ -103,7 +103,7 @@ class SageMaker:
         else:
             name = found[1].decode("latin-1")
             if name not in self._models:
-                raise _unknown(name)
+                raise not_found(f"model_name: '{name:.200}' is not loaded", hint="POST /models loads a model")
             if found[2]:
                 self._infer(exchange, name, INFERENCE_TYPES[0])
             elif method == b"GET":
@@ -352,7 +352,3 @@ def links_of(folder: Path, name: str) -> tuple[dict[str, Path], str]:
 
 def _control(name: str, action: bytes) -> bytes:
     return b"/v2/repository/models/%b/%b" % (quote_from_bytes(name.encode(), safe="").encode(), action)
-
-
-def _unknown(name: str) -> ServingError:
-    return not_found(f"model_name: '{name:.200}' is not loaded", hint="POST /models loads a model")

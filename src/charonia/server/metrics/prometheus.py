@@ -334,7 +334,7 @@ def _summaries(lines: list[str], labelled: Sequence[tuple[str, ModelSample]], vi
 
 
 def _custom(lines: list[str], family: CustomFamily) -> None:
-    _head(lines, family.name, family.kind, _escape_help(family.description))
+    _head(lines, family.name, family.kind, family.description.replace("\\", "\\\\").replace("\n", "\\n"))
     for metric in family.metrics.values():
         labels = _labels(dict(metric.labels))
         if family.kind != "histogram":
@@ -358,10 +358,6 @@ def _number(value: float) -> str:
     if math.isfinite(value):
         return f"{value:.15g}"
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def _escape_help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _head(lines: list[str], name: str, kind: str, help_text: str) -> None:

@@ -463,7 +463,9 @@ def openapi_document(
     """
     served = sorted(models, key=lambda model: model.config.name)
     paths = dict(_SERVER_PATHS)
-    requests = {model.config.name: _example_request(model.config, url, has_keys) for model in served}
+    requests = {
+        model.config.name: replace(example_request(model.config, url=url), has_key=has_keys) for model in served
+    }
     for model in served:
         paths |= _model_paths(model, requests[model.config.name])
     paths |= openai_paths(model.config for model in served) if has_openai else {}
@@ -494,10 +496,6 @@ def openapi_document(
         document["components"] = {**_mapping(document["components"]), "securitySchemes": _SECURITY}
         document["security"] = [{"bearer": []}, {"header": []}]
     return document
-
-
-def _example_request(config: ModelConfig, url: str, has_keys: bool) -> ExampleRequest:
-    return replace(example_request(config, url=url), has_key=has_keys)
 
 
 def _summary(model: ServedModel, request: ExampleRequest, has_openai: bool) -> Json:
