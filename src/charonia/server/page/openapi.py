@@ -24,7 +24,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.metadata import ServerMetadata
 from charonia.core.tensor import Tensor
 from charonia.wire.example_request import ExampleRequest, example_request
-from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, model_ids, routes_of
+from charonia.wire.openai_models import routes_of
 from charonia.wire.plain_values import BASE64, CONTENT, PlainValues, Schema, labels_of, plain_values
 from charonia.wire.v2_generate import BARE
 
@@ -348,83 +348,6 @@ _ERROR = {
     "content": {JSON_TYPE: {"schema": {"$ref": COMPONENTS + "Error"}}},
 }
 
-TAG = "OpenAI's API"
-
-_TEXT_OR_TOKENS: Json = {"description": "Text, tokens, or an array of either"}
-_MESSAGES: Json = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["role"],
-        "properties": {"role": {"type": "string"}, "content": {"description": "Text, or an array of parts"}},
-    },
-}
-_STREAM: Json = {"type": "boolean", "default": False}
-_ROUTES: dict[str, tuple[str, str, Json]] = {
-    CHAT: ("Answer a conversation", "messages", {"messages": _MESSAGES, "stream": _STREAM}),
-    COMPLETIONS: ("Continue text", "prompt", {"prompt": _TEXT_OR_TOKENS, "stream": _STREAM}),
-    EMBEDDINGS: ("Make vectors of texts", "input", {"input": _TEXT_OR_TOKENS}),
-    RESPONSES: ("Answer as a response", "input", {"input": {}, "stream": _STREAM}),
-}
-_EXAMPLES: dict[str, object] = {
-    CHAT: [{"role": "user", "content": "Name three moons."}],
-    COMPLETIONS: "Three moons are",
-    EMBEDDINGS: "Name three moons.",
-    RESPONSES: "Name three moons.",
-}
-_OPENAI_ERROR_MEMBERS: Json = {
-    "message": {"type": "string"},
-    "type": {"type": "string"},
-    "param": {"type": ["string", "null"]},
-    "code": {"type": ["string", "null"]},
-}
-_OPENAI_ERROR: Json = {
-    "description": "The request failed",
-    "content": {
-        JSON_TYPE: {
-            "schema": {
-                "type": "object",
-                "properties": {"error": {"type": "object", "properties": _OPENAI_ERROR_MEMBERS}},
-            }
-        }
-    },
-}
-
-
-def openai_paths(models: Iterable[ModelConfig]) -> Json:
-    """Return the paths of the routes that one of the models answers; none where none does."""
-    by_route: dict[str, list[str]] = {}
-    for config in models:
-        for route in routes_of(config):
-            by_route.setdefault(route, []).extend(model_ids(config))
-    paths: Json = {f"/v1/{route}": {"post": _openai_operation(route, ids)} for route, ids in by_route.items()}
-    if paths:
-        listed: Json = {"description": "OK", "content": {"application/json": {"schema": {}}}}
-        answers: Json = {"200": listed, "default": _OPENAI_ERROR}
-        paths["/v1/models"] = {"get": {"summary": "The models of this API", "tags": [TAG], "responses": answers}}
-    return paths
-
-
-def _openai_operation(route: str, ids: list[str]) -> Json:
-    summary, member, properties = _ROUTES[route]
-    schema: Json = {
-        "type": "object",
-        "required": ["model", member],
-        "properties": {"model": {"type": "string", "enum": ids}, **properties},
-        "additionalProperties": True,
-    }
-    answers: Json = {"application/json": {"schema": {"type": "object"}}}
-    if "stream" in properties:
-        answers["text/event-stream"] = {"schema": {"type": "string", "description": "An event `data: JSON` a chunk"}}
-    body = {"schema": schema, "example": {"model": ids[0], member: _EXAMPLES[route]}}
-    return {
-        "operationId": route.replace("/", "_"),
-        "summary": summary,
-        "tags": [TAG],
-        "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {"200": {"description": "The answer", "content": answers}, "default": _OPENAI_ERROR},
-    }
-
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -468,7 +391,6 @@ def openapi_document(
     }
     for model in served:
         paths |= _model_paths(model, requests[model.config.name])
-    paths |= openai_paths(model.config for model in served) if has_openai else {}
     datatypes = {given.data_type for model in served for given in model.config.input}
     datatypes |= {output.data_type for model in served for output in model.config.output}
     named: Json = {}
@@ -684,7 +606,6 @@ def _post(summary: str, properties: Json, *, of_model: bool, tag: str = "Reposit
 
 _TAGS = (
     {"name": "Models", "description": "State and metadata of a model"},
-    {"name": TAG, "description": "For OpenAI's clients, with the models that answer it"},
     {"name": "Server", "description": "The server itself"},
     {"name": "Repository", "description": "Models with their states; loading and unloading"},
 )
