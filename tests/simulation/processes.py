@@ -17,7 +17,7 @@ from tests.simulation.workers import kill_workers
 
 from charonia.cli import logs, serve_process
 from charonia.server.app import InferenceServer
-from charonia.server.front_ends import engine_process, front_end, upgrades
+from charonia.server.front_ends import engine_port, front_end, upgrades
 from charonia.server.guard import supervisor
 from charonia.server.guard.notify import Notifier
 from charonia.server.machine import private_folder
@@ -157,8 +157,8 @@ vars(supervisor)["with_parent_death_signal"] = lambda command: command
 vars(upgrades)["_check_memory"] = lambda pid: None
 vars(private_folder)["fcntl"] = SimpleNamespace(**vars(fcntl) | {"flock": _flock})
 vars(logs)["configure"] = lambda options: None
-vars(engine_process)["InferenceServer"] = _kept(InferenceServer)
+vars(engine_port)["InferenceServer"] = _kept(InferenceServer)
 vars(front_end)["FrontEnd"] = _kept(front_end.FrontEnd)
-for _module in (engine_process, front_end):
+for _module in (engine_port, front_end):
     vars(_module).update(collect_less_often=lambda: None, give_back_idle_memory=_idle)
 vars(sys)["setswitchinterval"] = lambda seconds: None

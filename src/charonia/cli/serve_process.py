@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from charonia.cli import logs
@@ -35,7 +36,7 @@ from charonia.server.front_ends.children import (
     write_options,
     write_report,
 )
-from charonia.server.front_ends.engine_port import EnginePlace, serve_engine
+from charonia.server.front_ends.engine_port import serve_engine
 from charonia.server.front_ends.front_end import serve_front_end
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import encode_error
@@ -77,8 +78,8 @@ async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifi
     pings = asyncio.create_task(notifier.ping())
     try:
         if name.startswith(ENGINE):
-            place = EnginePlace(folder, socket, is_new=order is not None)
-            return await serve_engine(options, log, place, report, lambda: notifier.send(notify.HANDED_OVER))
+            moved = partial(notifier.send, notify.HANDED_OVER)
+            return await serve_engine(options, log, folder, report, moved, socket_name=socket, is_new=order is not None)
         ready, leaving = lambda: report(ProcessReport()), lambda: notifier.send(notify.STOPPING)
         return await serve_front_end(options, log, folder, name, ready, leaving)
     except ServingError as error:

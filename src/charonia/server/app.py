@@ -33,6 +33,7 @@ from charonia.server.lifecycle.entries import folders_of
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
+from charonia.server.lifecycle.loader import LoadedVersion
 from charonia.server.lifecycle.on_demand import DemandOptions
 from charonia.server.listening import GRACE_S, check_address
 from charonia.server.machine.cores import policy_cores, usable_cores
@@ -210,11 +211,7 @@ class InferenceServer:
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
         self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.where, words)
-        self._scaler = InstanceScaler(
-            lambda: [version.scaling for version in loaded() if version.scaling is not None],
-            lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
-            self._room,
-        )
+        self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -414,6 +411,13 @@ class InferenceServer:
         gpus = gpu_families(self._gpus.sample()) if self._gpus is not None else []
         pools = [*pinned_families(self._backends.pinned), *gpu_pool_families(self._backends.gpu_pools)]
         return [*gpus, *pools, *memory_families(self.engine.samples())]
+
+    def _make_scaler(self, loaded: Callable[[], list[LoadedVersion]]) -> InstanceScaler:
+        return InstanceScaler(
+            lambda: [version.scaling for version in loaded() if version.scaling is not None],
+            lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
+            self._room,
+        )
 
     def _room(self) -> Room:
         """Return the free capacity of the machine for more instances."""

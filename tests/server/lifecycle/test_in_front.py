@@ -18,7 +18,6 @@ from charonia.config.model import (
 from charonia.config.parameters import FRONT_END
 from charonia.server.lifecycle.in_front import (
     BYTES_MAX,
-    Candidate,
     for_front_end,
     front_end_problems,
     obstacle,
@@ -36,10 +35,10 @@ def chosen(config: ModelConfig, choice: str) -> ModelConfig:
 
 
 def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends() -> None:
-    assert reason_to_stay(Candidate(CONFIG, has_short_requests=True)) == ""
+    assert reason_to_stay(CONFIG, has_short_requests=True) == ""
     batching = DynamicBatching(preferred_batch_size=(8,))  # those of a complete configuration, without a delay
-    assert reason_to_stay(Candidate(replace(CONFIG, dynamic_batching=batching), has_short_requests=True)) == ""
-    assert "not been measured" in reason_to_stay(Candidate(CONFIG))
+    assert reason_to_stay(replace(CONFIG, dynamic_batching=batching), has_short_requests=True) == ""
+    assert "not been measured" in reason_to_stay(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_a_model_without_state_that_computes_in_microseconds_runs_in_front_ends(
     ],
 )
 def test_everything_else_stays_in_the_engine_and_cannot_be_forced_out(config: ModelConfig, part: str) -> None:
-    assert part in reason_to_stay(Candidate(config, has_short_requests=True))
+    assert part in reason_to_stay(config, has_short_requests=True)
     forced = replace(config, parameters={**config.parameters, FRONT_END: "yes"})
     (problem,) = front_end_problems(forced)
     assert problem.path == "parameters[front_end]"
@@ -72,25 +71,25 @@ def test_everything_else_stays_in_the_engine_and_cannot_be_forced_out(config: Mo
 
 
 def test_a_large_or_limited_model_stays_in_the_engine() -> None:
-    assert reason_to_stay(Candidate(CONFIG, BYTES_MAX, has_short_requests=True)) == ""
-    assert "64 MiB" in reason_to_stay(Candidate(CONFIG, BYTES_MAX + 1, has_short_requests=True))
-    assert "rate limiter" in reason_to_stay(Candidate(CONFIG, is_limited=True, has_short_requests=True))
+    assert reason_to_stay(CONFIG, BYTES_MAX, has_short_requests=True) == ""
+    assert "64 MiB" in reason_to_stay(CONFIG, BYTES_MAX + 1, has_short_requests=True)
+    assert "rate limiter" in reason_to_stay(CONFIG, is_limited=True, has_short_requests=True)
 
 
 def test_the_parameter_replaces_the_measurement_and_nothing_else() -> None:
-    assert reason_to_stay(Candidate(chosen(CONFIG, "yes"))) == ""
-    assert "'no'" in reason_to_stay(Candidate(chosen(CONFIG, "no"), has_short_requests=True))
-    assert "MiB" in reason_to_stay(Candidate(chosen(CONFIG, "yes"), BYTES_MAX + 1))
+    assert reason_to_stay(chosen(CONFIG, "yes")) == ""
+    assert "'no'" in reason_to_stay(chosen(CONFIG, "no"), has_short_requests=True)
+    assert "MiB" in reason_to_stay(chosen(CONFIG, "yes"), BYTES_MAX + 1)
     assert list(front_end_problems(chosen(CONFIG, "auto"))) == list(front_end_problems(CONFIG)) == []
     (problem,) = front_end_problems(chosen(CONFIG, "always"))
     assert problem.message == "must be yes, no or auto, got 'always'"
 
 
 def test_an_ensemble_runs_where_all_of_its_steps_do() -> None:
-    assert reason_to_stay(Candidate(ENSEMBLE, steps=[("a", ""), ("b", "")])) == ""
-    reason = reason_to_stay(Candidate(ENSEMBLE, steps=[("a", ""), ("b", "it is decoupled")]))
+    assert reason_to_stay(ENSEMBLE, steps=[("a", ""), ("b", "")]) == ""
+    reason = reason_to_stay(ENSEMBLE, steps=[("a", ""), ("b", "it is decoupled")])
     assert reason == "its step 'b' stays there: it is decoupled"
-    assert "'no'" in reason_to_stay(Candidate(chosen(ENSEMBLE, "no")))
+    assert "'no'" in reason_to_stay(chosen(ENSEMBLE, "no"))
 
 
 def test_where_a_model_will_run_is_said_before_it_is_served() -> None:

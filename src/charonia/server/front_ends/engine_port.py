@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -472,38 +471,28 @@ class _Peer:
         self._port.gone(self, reason)
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePlace:
-    """Where an engine listens for front ends.
-
-    Attributes:
-        folder: Private folder of the server.
-        socket: Name of the socket; see `EnginePort`.
-        is_new: Whether it replaces another one, so that nothing may be missing.
-    """
-
-    folder: Path
-    socket: str = SOCKET_NAME
-    is_new: bool = False
-
-
 async def serve_engine(
     options: ServerOptions,
     log: LogControl | None,
-    place: EnginePlace,
+    folder: Path,
     report: Callable[[ProcessReport], None],
     handed_over: Callable[[], None],
+    *,
+    socket_name: str,
+    is_new: bool,
 ) -> int:
     """Run the engine until a signal arrives, or until it has handed over and finished; return the exit status.
 
     Args:
         options: The server's options.
         log: The log of this process.
-        place: Path of its socket.
+        folder: Private folder of the server.
         report: Called once when the models are loaded, or when the engine cannot start.
         handed_over: Called when front ends send no new requests here.
+        socket_name: Name of the socket for front ends; see `EnginePort`.
+        is_new: Whether it replaces another one, so that nothing may be missing.
     """
-    folder, stopped, handing_over = place.folder, asyncio.Event(), asyncio.Event()
+    stopped, handing_over = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(NotImplementedError):  # an event loop on Windows
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -512,8 +501,8 @@ async def serve_engine(
     try:
         # The previous engine may have left changes; the port makes them.
         left_out = read_changes(folder).models
-        is_strict = place.is_new and options.exit_on_error
-        port = EnginePort(folder, place.socket, is_strict=is_strict, software=software_of(options))
+        is_strict = is_new and options.exit_on_error
+        port = EnginePort(folder, socket_name, is_strict=is_strict, software=software_of(options))
         neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
         server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
     except ServingError as error:

@@ -40,19 +40,6 @@ class VersionContent:
     files: Fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class KeptOverride:
-    """The configuration of a load request, which holds as long as the model's folder stays as it was.
-
-    Attributes:
-        config: The configuration.
-        folder: Fingerprint of the folder.
-    """
-
-    config: ModelConfig
-    folder: Fingerprint
-
-
 @dataclass(slots=True)
 class VersionEntry:
     """The state of a version.
@@ -95,7 +82,7 @@ class ModelEntry:
         versions: Its versions that were ever selected.
         provided: Its files, while they are in use.
         composition: The composition of an ensemble that answers or should.
-        override: The configuration of an earlier load request, while it holds.
+        override: The configuration of an earlier load request, which holds while the folder has this fingerprint.
         is_expected: Whether its failure makes the server not ready; that of a load request that cannot begin does not.
     """
 
@@ -104,7 +91,7 @@ class ModelEntry:
     versions: dict[int, VersionEntry] = field(default_factory=dict)
     provided: Provided | None = None
     composition: Composition | None = None
-    override: KeptOverride | None = None
+    override: tuple[ModelConfig, Fingerprint] | None = None
     is_expected: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -117,39 +117,35 @@ def _queue_obstacle(batching: DynamicBatching) -> str:
     return f"{found} needs one queue for all clients" if found else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A version that the engine has loaded.
+def reason_to_stay(
+    config: ModelConfig,
+    size_bytes: int = 0,
+    *,
+    is_limited: bool = False,
+    has_short_requests: bool = False,
+    steps: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return why a version that the engine has loaded runs in the engine only, "" if it runs in front ends, too.
 
-    Attributes:
+    Args:
         config: Its complete configuration.
         size_bytes: Memory that it takes.
         is_limited: Whether the rate limiter counts its executions.
         has_short_requests: Whether the engine has measured that a request computes in microseconds.
         steps: The models of the steps of an ensemble, and why each stays in the engine, "" if it does not.
     """
-
-    config: ModelConfig
-    size_bytes: int = 0
-    is_limited: bool = False
-    has_short_requests: bool = False
-    steps: Sequence[tuple[str, str]] = ()
-
-
-def reason_to_stay(candidate: Candidate) -> str:
-    """Return why a version runs in the engine only, "" if it runs in front ends, too."""
-    reason = obstacle(candidate.config)
+    reason = obstacle(config)
     if reason:
         return reason
-    for model, reason in candidate.steps:
+    for model, reason in steps:
         if reason:
             return f"its step '{model}' stays there: {reason}"
-    if candidate.is_limited:
+    if is_limited:
         return "the rate limiter counts its executions"
-    if candidate.size_bytes > BYTES_MAX:
-        return f"it takes {candidate.size_bytes >> 20} MiB, of at most {BYTES_MAX >> 20} for a copy in each front end"
-    is_composed = candidate.config.platform == ENSEMBLE
-    if not is_composed and choice_of(candidate.config) is Choice.AUTO and not candidate.has_short_requests:
+    if size_bytes > BYTES_MAX:
+        return f"it takes {size_bytes >> 20} MiB, of at most {BYTES_MAX >> 20} for a copy in each front end"
+    is_composed = config.platform == ENSEMBLE
+    if not is_composed and choice_of(config) is Choice.AUTO and not has_short_requests:
         return "it has not been measured to compute in microseconds"
     return ""
 

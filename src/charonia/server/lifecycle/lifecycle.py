@@ -33,7 +33,6 @@ from charonia.server.lifecycle.ensembles import Ensembles
 from charonia.server.lifecycle.entries import (
     AMBIGUOUS,
     UNLOADED,
-    KeptOverride,
     ModelEntry,
     VersionContent,
     VersionEntry,
@@ -404,8 +403,9 @@ class Lifecycle:
             model.failure = missing.message.removeprefix(f"failed to load '{name}', ")
             raise missing
         if override is None and model.override is not None:
-            if model.override.folder == await asyncio.to_thread(folder.present):
-                override = model.override.config
+            kept, fingerprint = model.override
+            if fingerprint == await asyncio.to_thread(folder.present):
+                override = kept
             else:
                 model.override = None
         await self._load(name, folder, override)
@@ -445,7 +445,7 @@ class Lifecycle:
         provided: Provided | None = None
         kept = None
         if override is not None and not files:
-            kept = KeptOverride(override, await asyncio.to_thread(folder.present))
+            kept = override, await asyncio.to_thread(folder.present)
         try:
             async with self._loaders:
                 provided = await self._provide(folder, override, files)

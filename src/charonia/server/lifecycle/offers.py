@@ -10,7 +10,7 @@ from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import VersionEntry
-from charonia.server.lifecycle.in_front import Candidate, Offer, reason_to_stay
+from charonia.server.lifecycle.in_front import Offer, reason_to_stay
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
 from charonia.server.traffic.split import SplitRunner
@@ -88,7 +88,7 @@ class Offers:
         loaded = entry.loaded
         assert loaded is not None
         runner, provided = loaded.runner, entry.provided
-        candidate = Candidate(
+        reason = reason_to_stay(
             runner.config,
             sum(usage.byte_size for usage in runner.metrics.statistics.memory),
             is_limited=loaded.claim is not None,
@@ -105,7 +105,7 @@ class Offers:
             labels=loaded.labels,
             steps=tuple(judgement.offer.number for judgement in steps),
         )
-        return Judgement(reason_to_stay(candidate), offer)
+        return Judgement(reason, offer)
 
 
 def _missing(target: Target) -> Judgement:

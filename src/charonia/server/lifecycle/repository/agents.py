@@ -10,7 +10,7 @@ import logging
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from charonia.config.json_form import to_json
 from charonia.config.model import ModelConfig
@@ -23,27 +23,13 @@ _log = logging.getLogger(__name__)
 ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
 
 
-class Checked(Protocol):
-    """The part of a model that the agent `checksum` reads."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def folder(self) -> object:
-        """The folder of its files."""
-        ...
-
-
 class ChecksumAgent:
     """Compares files with their digests before the model is loaded."""
 
     def __init__(self, parameters: dict[str, str]) -> None:
         self._expected = [(*_parsed(key), digest) for key, digest in parameters.items()]
 
-    def on_load(self, model: Checked) -> None:
+    def on_load(self, model: "AgentModel") -> None:
         """Compare the files with their digests."""
         for algorithm, path, expected in self._expected:
             subject = f"checksum of '{path}' in model '{model.name}'"
