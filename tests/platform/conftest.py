@@ -1,26 +1,64 @@
 """A platform on SQLite in a folder of its own, without a socket; and databases, where they matter."""
 
+import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import inspect, text, update
+from sqlalchemy import Engine, inspect, text, update
 from tests.support.postgresql import find_programs, postgresql
 
 from charonia.platform.app import make_app
+from charonia.platform.database import connection
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import LeaseRow
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
+on_both = pytest.mark.parametrize("app", ["sqlite", "postgresql"], indirect=True)
+"""For tests of what depends on the database: text search, JSON, locks."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_statements() -> Iterator[None]:
+    """Compile each statement once in all: SQLAlchemy does it per engine, which is a third of a short test."""
+    engines: dict[str, Engine] = {}
+    make = connection._engine
+
+    def with_kept_statements(url: str, driver: str) -> Engine:
+        engine = make(url, driver)
+        first = engines.setdefault(driver, engine)
+        engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "_engine", with_kept_statements)
+        yield
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A data folder with the tables and the owner, for copies; and the secret of the owner's link."""
+    data = tmp_path_factory.mktemp("prepared")
+    with closing(Database(f"sqlite:///{data / 'platform.sqlite'}")) as made:
+        made.migrate()
+        with made.transaction() as session:
+            return data, prepare_owner(session, data)
+
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[FastAPI]:
-    app = make_app(PlatformSettings(tmp_path, isolation="available"))
+def app(request: pytest.FixtureRequest, prepared: tuple[Path, str], tmp_path: Path) -> Iterator[FastAPI]:
+    is_file = getattr(request, "param", "sqlite") == "sqlite"
+    url = "" if is_file else request.getfixturevalue("postgresql_url")
+    if is_file:
+        shutil.copytree(prepared[0], tmp_path, dirs_exist_ok=True)
+    app = make_app(PlatformSettings(tmp_path, isolation="available", database=url))
     yield app
+    app.state.platform.tasks.close()
     app.state.platform.database.close()
 
 
@@ -32,7 +70,9 @@ def platform(app: FastAPI) -> Platform:
 
 
 @pytest.fixture
-def link(platform: Platform) -> str:
+def link(platform: Platform, prepared: tuple[Path, str]) -> str:
+    if not platform.settings.database:
+        return prepared[1]
     with platform.database.transaction() as session:
         return prepare_owner(session, platform.settings.data)
 
@@ -65,12 +105,12 @@ def postgresql_url(postgresql_server: str) -> Iterator[str]:
     """A database without rows. Its tables stay from test to test: making them takes longer than most tests."""
     yield postgresql_server
     database = Database(postgresql_server)
-    with database.engine.begin() as connection:
+    with database.engine.begin() as link:
         kept = (LeaseRow.__tablename__, "alembic_version")
-        names = ", ".join(name for name in inspect(connection).get_table_names() if name not in kept)
+        names = ", ".join(name for name in inspect(link).get_table_names() if name not in kept)
         if names:
-            connection.execute(text(f"TRUNCATE {names} RESTART IDENTITY"))
-            connection.execute(update(LeaseRow).values(holder="", until=0.0))
+            link.execute(text(f"TRUNCATE {names} RESTART IDENTITY"))
+            link.execute(update(LeaseRow).values(holder="", until=0.0))
     database.close()
 
 

@@ -1,22 +1,21 @@
-"""Models and versions over the API, without real checks, on SQLite and PostgreSQL."""
+"""Models and versions over the API, without real checks."""
 
 import asyncio
 import json
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
+from tests.platform.conftest import on_both
 from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
 from tests.support.statements import noted
 
-from charonia.platform.app import make_app
-from charonia.platform.database.connection import Database, now
+from charonia.platform.database.connection import now
 from charonia.platform.database.tables import (
     DeploymentRow,
     EnvironmentRow,
@@ -28,7 +27,6 @@ from charonia.platform.database.tables import (
 from charonia.platform.models import registry, uploads
 from charonia.platform.models.check import CheckingPython
 from charonia.platform.people.access import Principal, ProjectRole
-from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.runner import TaskRun
@@ -49,17 +47,7 @@ def deploy(platform: Platform, name: str, models: list[dict[str, Any]]) -> None:
         session.add(row)
 
 
-@pytest.fixture
-def app(database: Database, tmp_path: Path) -> Iterator[FastAPI]:
-    """The platform on SQLite, and on PostgreSQL."""
-    is_file = database.engine.dialect.name == "sqlite"
-    url = "" if is_file else database.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    made = make_app(PlatformSettings(tmp_path, isolation="available", database=url))
-    yield made
-    made.state.platform.tasks.close()
-    made.state.platform.database.close()
-
-
+@on_both
 def test_a_model_is_made_changed_found_and_removed(admin: TestClient) -> None:
     made = admin.post(MODELS, json={"name": "resnet", "description": "Finds cats", "tags": ["vision", "cat"]})
     assert made.status_code == 201, made.text
@@ -80,6 +68,7 @@ def test_a_model_is_made_changed_found_and_removed(admin: TestClient) -> None:
     assert admin.get(f"{MODELS}/resnet").status_code == 404
 
 
+@on_both
 def test_a_list_comes_in_pages(admin: TestClient) -> None:
     for name in ("c", "a", "b"):
         admin.post(MODELS, json={"name": name})
@@ -90,9 +79,10 @@ def test_a_list_comes_in_pages(admin: TestClient) -> None:
     assert admin.get(MODELS, params={"limit": 201}).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
+@on_both
+def test_models_that_cannot_be_are_refused(admin: TestClient) -> None:
+    admin.post(MODELS, json={"name": "taken"})
+    for body, status in (
         ({"name": "a/b"}, 400),
         ({"name": ""}, 400),
         ({"name": "x" * 200}, 400),
@@ -100,17 +90,13 @@ def test_a_list_comes_in_pages(admin: TestClient) -> None:
         ({"name": "a", "links": {"x": "javascript:alert(1)"}}, 400),
         ({"name": "a", "color": "red"}, 400),
         ({"name": "taken"}, 409),
-    ],
-)
-def test_models_that_cannot_be_are_refused(admin: TestClient, body: dict[str, Any], status: int) -> None:
-    admin.post(MODELS, json={"name": "taken"})
+    ):
+        answer = admin.post(MODELS, json=body)
 
-    answer = admin.post(MODELS, json=body)
-
-    assert answer.status_code == status
-    assert answer.json()["error"]
+        assert (answer.status_code, bool(answer.json()["error"])) == (status, True), body
 
 
+@on_both
 def test_an_upload_becomes_a_version_with_its_files(admin: TestClient) -> None:
     files = {"net/config.pbtxt": b"max_batch_size: 2", "net/1/model.onnx": b"weights", "net/.git/HEAD": b""}
 
@@ -155,9 +141,8 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_was(admin: TestClient) -> N
     assert settled(admin, "a", number)["size"] == 10
 
 
-@pytest.mark.parametrize(
-    ("files", "status"),
-    [
+def test_uploads_that_cannot_be_are_refused(admin: TestClient) -> None:
+    cases: list[tuple[list[dict[str, Any]], int]] = [
         ([], 400),
         ([{"path": "../a", "size": 1}], 400),
         ([{"path": "a", "size": -1}], 400),
@@ -165,14 +150,14 @@ def test_an_upload_that_was_cut_off_goes_on_where_it_was(admin: TestClient) -> N
         ([{"path": "a", "size": 1}, {"path": "a", "size": 1}], 400),
         ([{"path": "a", "size": 1}, {"path": "a/b", "size": 1}], 400),
         ([{"path": "a", "size": 2**40}], 507),
-    ],
-)
-def test_uploads_that_cannot_be_are_refused(admin: TestClient, files: list[dict[str, Any]], status: int) -> None:
-    answer = admin.post(UPLOADS, json={"files": files})
+    ]
+    for files, status in cases:
+        answer = admin.post(UPLOADS, json={"files": files})
 
-    assert answer.status_code == status, answer.text
+        assert answer.status_code == status, (files, answer.text)
 
 
+@on_both
 def test_a_project_has_a_limit_of_uploads_in_progress(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "UPLOADS_MAX", 2)
     monkeypatch.setattr(uploads, "UPLOADS_BYTES_MAX", 100)
@@ -189,6 +174,7 @@ def test_a_project_has_a_limit_of_uploads_in_progress(admin: TestClient, monkeyp
     assert int(many.headers["Retry-After"]) > 0
 
 
+@on_both
 def test_a_project_has_a_limit_of_versions_that_wait(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "PROJECT_WAITING_MAX", 0)
 
@@ -242,6 +228,7 @@ def test_lack_of_memory_is_not_a_bad_request(admin: TestClient, monkeypatch: pyt
     assert int(answer.headers["Retry-After"]) > 0
 
 
+@on_both
 def test_files_are_added_to_a_batch_and_a_batch_is_given_up(admin: TestClient) -> None:
     batch = send(admin, {"1/model.onnx": b"w"})
     more = admin.post(UPLOADS, json={"files": [{"path": "config.pbtxt", "size": 1}], "batch": batch}).json()
@@ -253,6 +240,7 @@ def test_files_are_added_to_a_batch_and_a_batch_is_given_up(admin: TestClient) -
     assert admin.get(f"{UPLOADS}/{more[0]['key']}").status_code == 404
 
 
+@on_both
 def test_two_uploads_at_once_become_two_versions(admin: TestClient) -> None:
     batches = [send(admin, {"a.onnx": bytes([number])}) for number in range(6)]
     numbers: list[int] = []
@@ -293,12 +281,13 @@ def test_what_is_no_model_is_refused_and_can_be_sent_anew(admin: TestClient) -> 
     assert {row["received"] for row in admin.get(UPLOADS, params={"batch": batch}).json()} == {1}
 
 
-@pytest.mark.parametrize("text", [b'default_model_filename: "\xff\x00"', b"\xff\x00: 5", b"\x00"])
-def test_a_configuration_that_is_no_text_is_told(admin: TestClient, text: bytes) -> None:
-    version = add_files(admin, "a", {"config.pbtxt": text, "requirements.txt": b"\xff\x00", "1/model.onnx": b"w"})
+@on_both
+def test_a_configuration_that_is_no_text_is_told(admin: TestClient) -> None:
+    for name, text in {"a": b'default_model_filename: "\xff\x00"', "b": b"\xff\x00: 5", "c": b"\x00"}.items():
+        version = add_files(admin, name, {"config.pbtxt": text, "requirements.txt": b"\xff\x00", "1/model.onnx": b"w"})
 
-    assert version["state"] in ("ready", "refused")
-    assert admin.get(f"{MODELS}/a").status_code == 200
+        assert version["state"] in ("ready", "refused")
+        assert admin.get(f"{MODELS}/{name}").status_code == 200
 
 
 def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) -> None:
@@ -312,9 +301,9 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
     assert (allowed["state"], allowed["runs_code"]) == ("ready", True)
 
 
-@pytest.mark.parametrize(
-    ("files", "problem"),
-    [
+def test_what_is_not_known_to_be_data_needs_the_permission(admin: TestClient, as_caller: Caller) -> None:
+    deployer = as_caller("deployer")
+    cases: list[tuple[dict[str, bytes], str]] = [
         ({"net.pt": b"PK"}, "1/model.pt: TorchScript, a program that can read and write files"),
         ({"1/model.savedmodel/saved_model.pb": b""}, "1/model.savedmodel/saved_model.pb: a TensorFlow graph"),
         ({"net.onnx": b"\x3b"}, "1/model.onnx: it cannot be examined"),
@@ -327,15 +316,12 @@ def test_code_needs_the_permission_for_it(admin: TestClient, as_caller: Caller) 
             {"config.pbtxt": b'parameters { key: "CACHE_DIR" value { string_value: "/tmp/x" } }', "1/model.xml": b""},
             "parameter CACHE_DIR: it names a folder to write",
         ),
-    ],
-)
-def test_what_is_not_known_to_be_data_needs_the_permission(
-    admin: TestClient, as_caller: Caller, files: dict[str, bytes], problem: str
-) -> None:
-    refused = add_files(admin, "net", files, as_caller("deployer"))
+    ]
+    for files, problem in cases:
+        refused = add_files(admin, "net", files, deployer)
 
-    assert (refused["state"], refused["runs_code"]) == ("refused", True)
-    assert problem in refused["report"]["problem"]
+        assert (refused["state"], refused["runs_code"]) == ("refused", True)
+        assert problem in refused["report"]["problem"]
 
 
 def test_folders_of_the_machine_are_for_administrators(admin: TestClient, as_caller: Caller) -> None:
@@ -347,6 +333,7 @@ def test_folders_of_the_machine_are_for_administrators(admin: TestClient, as_cal
     assert admin.post(f"{MODELS}/a/versions", json={"source": {"kind": "folder", "place": "etc"}}).status_code == 400
 
 
+@on_both
 def test_changes_are_in_the_audit_log(admin: TestClient) -> None:
     add_files(admin, "a", {"a.onnx": b"weights"})
     admin.patch(f"{MODELS}/a/versions/1", json={"notes": "good"})
@@ -373,6 +360,7 @@ def test_versions_are_compared(admin: TestClient) -> None:
     assert found["config"] == [{"path": "max_batch_size", "before": 2, "after": 4}]
 
 
+@on_both
 def test_what_is_deployed_stays(admin: TestClient, platform: Platform) -> None:
     for content in (b"1", b"2", b"3"):
         add_files(admin, "a", {"a.onnx": content})
@@ -389,6 +377,7 @@ def test_what_is_deployed_stays(admin: TestClient, platform: Platform) -> None:
     assert admin.delete(f"{MODELS}/a/versions/2").status_code == 204
 
 
+@on_both
 def test_a_number_is_not_given_twice_and_files_go_with_their_last_version(
     admin: TestClient, platform: Platform
 ) -> None:
@@ -422,6 +411,7 @@ def test_a_version_whose_task_was_cancelled_before_it_began_is_refused(admin: Te
     assert admin.delete(f"{MODELS}/a/versions/1").status_code == 204
 
 
+@on_both
 def test_a_check_that_runs_is_cancelled(admin: TestClient, platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(run: TaskRun, *_: object) -> None:
         while True:
@@ -513,6 +503,7 @@ def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
     assert (checked["report"]["checked_with"], checked["report"]["warnings"]) == ("torch2", [])
 
 
+@on_both
 def test_a_page_of_many_models_takes_few_statements(admin: TestClient, platform: Platform) -> None:
     with platform.database.transaction() as session:
         project = session.query(ProjectRow).filter_by(name="default").one()
