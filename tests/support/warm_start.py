@@ -21,7 +21,6 @@ import fcntl
 import gc
 import importlib.util
 import io
-import json
 import marshal
 import os
 import platform
@@ -422,7 +421,7 @@ def _prepare(kind: str, argument: str) -> None:
             os.environ[name] = value
         case "confine":
             confine = importlib.import_module("charonia.platform.isolation.confine")
-            confine._confine(json.loads(argument))
+            confine.confine(argument)
             tempfile.tempdir = None
             libc.prctl(_PR_SET_DUMPABLE, 1)  # another user may look at its own process, as after the start of a program
 

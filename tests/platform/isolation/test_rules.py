@@ -1,10 +1,8 @@
 """What processes of projects get: variables, ports, and what is said of machines that cannot confine them."""
 
-import json
-
 import pytest
 
-from charonia.platform.isolation.rules import Rules, bind_ranges, environment, missing
+from charonia.platform.isolation.rules import bind_ranges, environment, missing
 
 OWN = {
     "PATH": "/usr/bin",
@@ -83,7 +81,3 @@ def test_what_stays_in_reach_is_said(
 
     assert len(found) == len(said)
     assert all(part in sentence for part, sentence in zip(said, found, strict=True))
-
-
-def test_rules_are_one_argument() -> None:
-    assert json.loads(Rules(["/usr"], ["/dev/null"], bind=[(1, 2)]).to_json())["bind"] == [[1, 2]]

@@ -1,20 +1,22 @@
 """Confines this process, then runs a command in its place: `python -I -S confine.py RULES COMMAND...`.
 
-RULES is the JSON of `rules.Rules`. If the system refuses a layer that RULES requires, the process exits with status 126
-and the command does not run. Standard library only, Linux only.
+RULES is the text of `rules.Rules`. If the system refuses a layer that RULES requires, the process exits with status 126
+and the command does not run. Linux only. Every command waits for this program, so it imports little: `json`, `pathlib`,
+`socket` and `typing` would take longer than all the rest.
 """
 
-import contextlib
+from __future__ import annotations
+
 import ctypes
-import json
+import marshal
 import os
-import signal
-import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 CANNOT_CONFINE = 126
 
@@ -33,6 +35,7 @@ _PORTS_ABI, _SCOPES_ABI = 4, 6
 _SCOPES = 3  # abstract sockets and signals stay within the domain
 
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES, _DROP_BOUND = 1, 38, 24
+_KILL = 9
 _CAPABILITIES = 64
 _NEW_USER, _NEW_MOUNTS, _NEW_NETWORK = 0x10000000, 0x00020000, 0x40000000
 _BIND_MOUNT, _RECURSIVE, _PRIVATE, _REMOUNT, _READ_ONLY = 4096, 16384, 1 << 18, 32, 1
@@ -66,9 +69,9 @@ def hide(
     own = _NEW_MOUNTS | _NEW_USER * in_user_namespace | _NEW_NETWORK * (not has_network)
     _check(_libc.unshare(own), "unshare")
     if in_user_namespace:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
     hidden = _outermost(os.path.realpath(folder) for folder in folders if os.path.isdir(folder))
     left = {path: os.open(path, os.O_PATH) for path in _existing([*read, *write]) if _is_below(path, hidden)}
@@ -117,12 +120,14 @@ def restrict(
     rules = _check(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0), "landlock")
     for paths, rights in ((read, _READ), (write, handled & ~(_MAKE_CHAR | _MAKE_BLOCK))):
         for path in paths:
-            with contextlib.suppress(FileNotFoundError, PermissionError):
+            try:
                 beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
                 allowed = rights & handled if os.path.isdir(path) else rights & handled & _OF_FILES
                 rule = struct.pack("=Qi", allowed, beneath)
                 _check(_libc.syscall(_ADD_RULE, rules, _BENEATH, rule, 0), f"landlock: {path}")
                 os.close(beneath)
+            except (FileNotFoundError, PermissionError):
+                pass
     if net and has_network:
         refused = {port for first, last in bind for port in range(first, last + 1)}
         port_rule = ctypes.create_string_buffer(16)
@@ -148,23 +153,33 @@ def drop_rights(user: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Confine this process and run the command. Returns only if that fails."""
-    rules, command = json.loads(arguments[0]), arguments[1:]
+    command = arguments[1:]
     try:
-        _confine(rules)
+        confine(arguments[0])
         os.execvp(command[0], list(command))
     except OSError as error:
         print(f"the process cannot be confined: {error}", file=sys.stderr)
     return CANNOT_CONFINE
 
 
-def _confine(rules: dict[str, Any]) -> None:
+def confine(text: str) -> None:
+    """Confine this process. Raises OSError if the system refuses a layer.
+
+    Args:
+        text: The rules, as `Rules.text` has them.
+    """
+    rules: dict[str, Any] = marshal.loads(bytes.fromhex(text))  # noqa: S302 # from the process that starts this one
     read, write = rules["read"], rules["write"]
     if rules["beside"]:  # afterwards, sockets of other processes are out of reach
+        import socket
+
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.suppress(OSError):  # the command reports it itself
+        try:
             asking.connect(f"\0{rules['beside']}")
             os.set_inheritable(asking.fileno(), True)
             os.environ["CHARONIA_BESIDE_SOCKET"] = str(asking.detach())
+        except OSError:  # the command reports it itself
+            pass
     if rules["namespace"]:
         is_user = rules["namespace"] == "user"
         hide(rules["hidden"], read, write, in_user_namespace=is_user, has_network=rules["network"])
@@ -175,7 +190,7 @@ def _confine(rules: dict[str, Any]) -> None:
     if os.getuid() == 0:
         drop_rights(rules["user"])
     if rules["parent"]:  # a change of users resets it
-        _check(_libc.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0), "prctl")
+        _check(_libc.prctl(_DEATH_SIGNAL, _KILL, 0, 0, 0), "prctl")
         if os.getppid() != rules["parent"]:
             raise OSError("the platform has ended")
 

@@ -299,7 +299,7 @@ def _works(tried: Layers, folder: str) -> bool:
 
 
 def _launch(rules: Rules, command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", str(_LAUNCHER), rules.to_json(), *command]
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), rules.text(), *command]
 
 
 def _user(project: int) -> int:

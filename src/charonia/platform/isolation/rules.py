@@ -1,6 +1,6 @@
 """Rules for the processes of projects: files, ports, variables. Pure."""
 
-import json
+import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -94,8 +94,9 @@ class Rules:
     namespace: str = ""
     landlock: int = 0
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def text(self) -> str:
+        """Return what `confine.py`, in the same interpreter, reads without importing a parser."""
+        return marshal.dumps(asdict(self)).hex()
 
 
 def environment(own: Mapping[str, str], home: str, temporary: str, *, installs: bool) -> dict[str, str]:
