@@ -380,19 +380,15 @@ def _family(
             _head(lines, name, kind, help_text)
             is_begun = True
         if isinstance(value, Histogram):
-            _histogram(lines, name, labels, value, unit)
+            below = 0
+            for bound, count in zip(value.bounds, value.counts, strict=False):
+                below += count
+                lines.append(f'{name}_bucket{{{labels},le="{bound / unit:g}"}} {below}')
+            lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {value.count}')
+            lines.append(f"{name}_sum{{{labels}}} {value.total / unit:.9g}")
+            lines.append(f"{name}_count{{{labels}}} {value.count}")
         else:
             lines.append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
-
-
-def _histogram(lines: list[str], name: str, labels: str, histogram: Histogram, divisor: float) -> None:
-    below = 0
-    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
-        below += count
-        lines.append(f'{name}_bucket{{{labels},le="{bound / divisor:g}"}} {below}')
-    lines.append(f'{name}_bucket{{{labels},le="+Inf"}} {histogram.count}')
-    lines.append(f"{name}_sum{{{labels}}} {histogram.total / divisor:.9g}")
-    lines.append(f"{name}_count{{{labels}}} {histogram.count}")
 
 
 def _labels(labels: Mapping[str, str]) -> str:

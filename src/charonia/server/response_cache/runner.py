@@ -262,7 +262,9 @@ class CachedRunner:
             self.metrics.collapsed += 1
             self._hit(call, flight.response, now_ns())
         else:
-            self._limit_wait(call)
+            timeout_ns = queue_timeout_ns(self._policy, call.request.priority, call.request.timeout_us)
+            if timeout_ns:
+                call.timer = asyncio.get_running_loop().call_later(timeout_ns / _NS_PER_S, self._timed_out, call)
 
     def _found(self, flight: Flight[CachedCall], start_ns: int, response: CachedResponse | None) -> None:
         now = now_ns()
@@ -347,11 +349,6 @@ class CachedRunner:
             wall_ms=int(time.time() * 1000),
         )  # fmt: skip
         self._finish(call, response)
-
-    def _limit_wait(self, call: CachedCall) -> None:
-        timeout_ns = queue_timeout_ns(self._policy, call.request.priority, call.request.timeout_us)
-        if timeout_ns:
-            call.timer = asyncio.get_running_loop().call_later(timeout_ns / _NS_PER_S, self._timed_out, call)
 
     def _timed_out(self, call: CachedCall) -> None:
         self._fail(call, unavailable("Request timeout expired"), FailureReason.REJECTED)

@@ -90,7 +90,8 @@ class SequenceTensors:
         if self._id is not None:
             self._add_id(inputs, request.correlation_id)
         if self._states:
-            self._add_states(inputs, states)
+            for state in self._states:
+                inputs[state.input_name] = Tensor(state.input_name, type_of(state), states[state.input_name])
             outputs = (*(outputs or self._all_outputs), *(RequestedOutput(name) for name in self._kept))
         completed = SequenceRequest(request, inputs, outputs)
         completed.flags = flags
@@ -141,10 +142,6 @@ class SequenceTensors:
         else:
             array = np.full(shape, _same_bits(correlation_id, datatype), datatype.numpy)
         inputs[name] = Tensor(name, datatype, array)
-
-    def _add_states(self, inputs: dict[str, Tensor], states: States) -> None:
-        for state in self._states:
-            inputs[state.input_name] = Tensor(state.input_name, type_of(state), states[state.input_name])
 
 
 def _controls(flagged: Mapping[ControlKind, _Flag], flags: int, *, is_ready: bool) -> dict[str, Tensor]:

@@ -164,7 +164,9 @@ class Engine:
             if request.route:
                 await self._answer_openai(request)
             elif self._embeds:
-                await self._embed(request)
+                answer = json.loads(await self._post("/v1/embeddings", {"input": request.text}))
+                usage = usage_of(answer["usage"]["prompt_tokens"])
+                request.send({"text_output": json.dumps(answer["data"][0]["embedding"])}, usage, final=True)
             elif request.stream:
                 await self._stream(request)
             else:
@@ -210,11 +212,6 @@ class Engine:
                 request.send(_wanted(request, outputs))
 
         await self._post("/completion", {**self._completion(request), "stream": True}, take)
-
-    async def _embed(self, request: "LanguageRequest") -> None:
-        answer = json.loads(await self._post("/v1/embeddings", {"input": request.text}))
-        usage = usage_of(answer["usage"]["prompt_tokens"])
-        request.send({"text_output": json.dumps(answer["data"][0]["embedding"])}, usage, final=True)
 
     def _completion(self, request: "LanguageRequest") -> dict[str, Any]:
         try:
