@@ -191,7 +191,7 @@ LEFTOVERS = (
           "        for region in self._used.values():\n            region.close()\n", ""), "--seed 338 --theme timers", "/memfd:charonia"),
     (Fault("the reports of ended processes stay", "guard/supervisor.py",
           "                self._loop.call_later(REPORT_S, self._remove_files, name)\n", ""), "--seed 6 --theme restarts", ".report"),
-    (Fault("the socket of a new engine that was killed stays", "front_ends/upgrades.py",
+    (Fault("the socket of a new engine that was killed stays", "front_ends/processes.py",
           ", folder / _socket_of(name)):\n", "):\n"), "--seed 34 --theme restarts", "private/engine.sock"),
     (Fault("an engine keeps the front ends that have gone", "front_ends/engine_port.py",
           "        self._peers.discard(peer)\n", ""), "--seed 2 --theme restarts", "end of a link"),

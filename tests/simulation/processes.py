@@ -17,7 +17,7 @@ from tests.simulation.workers import kill_workers
 
 from charonia.cli import logs, serve_process
 from charonia.server.app import InferenceServer
-from charonia.server.front_ends import engine_port, front_end, upgrades
+from charonia.server.front_ends import engine_port, front_end, processes
 from charonia.server.guard import supervisor
 from charonia.server.guard.notify import Notifier
 from charonia.server.machine import private_folder
@@ -154,7 +154,7 @@ def begin(options: ServerOptions, ended: Callable[[Process, int], None], starts_
 
 asyncio.create_subprocess_exec = _create  # type: ignore[assignment]
 vars(supervisor)["with_parent_death_signal"] = lambda command: command
-vars(upgrades)["_check_memory"] = lambda pid: None
+vars(processes)["_check_memory"] = lambda pid: None
 vars(private_folder)["fcntl"] = SimpleNamespace(**vars(fcntl) | {"flock": _flock})
 vars(logs)["configure"] = lambda options: None
 vars(engine_port)["InferenceServer"] = _kept(InferenceServer)

@@ -42,8 +42,8 @@ from charonia.server.app import InferenceServer
 from charonia.server.channel import channel
 from charonia.server.front_ends import bursts
 from charonia.server.front_ends.children import process_specs, write_options
+from charonia.server.front_ends.processes import Upgrades
 from charonia.server.front_ends.reconnect import HOLD_NS_MAX
-from charonia.server.front_ends.upgrades import Upgrades
 from charonia.server.guard.notify import Notifier
 from charonia.server.guard.restarts import State
 from charonia.server.guard.supervisor import Supervisor

@@ -27,10 +27,9 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, Execution, ModelFiles, Placement
-from charonia.server.backends.onnxruntime import backend, session
-from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend
+from charonia.server.backends.onnxruntime import backend
+from charonia.server.backends.onnxruntime.backend import OnnxRuntimeBackend, Session, read_external, without_shape
 from charonia.server.backends.onnxruntime.options import TENSORRT, Provider, SessionPlan
-from charonia.server.backends.onnxruntime.session import Session, read_external, without_shape
 from charonia.testing.backend_suite import BackendCase, BackendSuite, arrays
 
 FP32, INT64, BYTES = DataType.FP32, DataType.INT64, DataType.BYTES
@@ -612,7 +611,7 @@ class TestWeightsInAFileOfTheirOwn:
 
     def test_larger_ones_stay_with_onnx_runtime(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files = external(tmp_path)
-        monkeypatch.setattr(session, "COPIED_BYTES_MAX", 1000)
+        monkeypatch.setattr(backend, "COPIED_BYTES_MAX", 1000)
 
         assert read_external(files.version_dir / "model.onnx") == {}
         make(files, MLP)
@@ -726,7 +725,7 @@ def test_a_provider_that_does_not_start_is_named(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onnxruntime.InferenceSession", lambda *args, **options: Stepped())
         with pytest.raises(ServingError, match="CUDAExecutionProvider is installed but does not start"):
-            session.open_session(path, SessionPlan(), threads=1, providers=[("CUDAExecutionProvider", {})])
+            backend.open_session(path, SessionPlan(), threads=1, providers=[("CUDAExecutionProvider", {})])
 
 
 @pytest.mark.parametrize(
@@ -753,7 +752,7 @@ def test_what_the_cpu_alone_computes_is_called_directly(providers: list[str], ha
         def get_providers(self) -> list[str]:
             return providers
 
-    run: Any = session.run_of(cast(Any, Wrapped()))
+    run: Any = backend.run_of(cast(Any, Wrapped()))
 
     assert run() == called
 
@@ -812,7 +811,7 @@ def test_a_closed_instance_answers_with_an_error(tmp_path: Path) -> None:
 
 def thread_count(tmp_path: Path, content: bytes, config: ModelConfig, threads: int) -> list[int]:
     opened: list[int] = []
-    real = session.open_session
+    real = backend.open_session
 
     def spy(path: Path, plan: SessionPlan, *, threads: int, providers: Sequence[Provider], verbose: bool) -> Session:
         opened.append(threads)
@@ -911,7 +910,7 @@ def test_the_library_keeps_no_telemetry(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
 
-    code = "import charonia.server.backends.onnxruntime.session"
+    code = "import charonia.server.backends.onnxruntime.backend"
     subprocess.run([sys.executable, "-c", code], check=True)
 
     assert list(tmp_path.iterdir()) == []
@@ -923,5 +922,5 @@ def test_the_folder_of_engines_is_made_before_tensorrt_needs_it(
     monkeypatch.setenv("HOME", str(tmp_path))
     options = {"trt_engine_cache_path": "~/engines/m", "device_id": "0"}
 
-    assert session._prepared(TENSORRT, options) == {"trt_engine_cache_path": f"{tmp_path}/engines/m", "device_id": "0"}
+    assert backend._prepared(TENSORRT, options) == {"trt_engine_cache_path": f"{tmp_path}/engines/m", "device_id": "0"}
     assert (tmp_path / "engines" / "m").is_dir()

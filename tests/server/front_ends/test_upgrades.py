@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from charonia.core.errors import Code, ServingError
-from charonia.server.front_ends import upgrades
-from charonia.server.front_ends.upgrades import Upgrades, Wanted
+from charonia.server.front_ends import processes
+from charonia.server.front_ends.processes import Upgrades, Wanted
 from charonia.server.guard.control import Message
 from charonia.server.guard.notify import Notifier
 from charonia.server.options import ServerOptions
@@ -33,7 +33,7 @@ def refusal(folder: Path, *, may_upgrade: bool) -> ServingError:
 
 
 def test_one_that_does_not_fit_into_memory_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrades, "available_memory", lambda: 5 * 2**20)
+    monkeypatch.setattr(processes, "available_memory", lambda: 5 * 2**20)
 
     error = refusal(tmp_path, may_upgrade=True)
 

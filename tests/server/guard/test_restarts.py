@@ -7,7 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.server.guard.events import (
+from charonia.server.guard.restarts import (
+    BACK_SOON_NS_MAX,
+    ENGINE_RESTART_DELAY_NS_MAX,
+    ENGINE_START_FAILURES_MAX,
+    ENGINE_STOP_MARGIN_NS,
+    FINISH_NS,
+    FRONT_END_RESTART_DELAY_NS_MAX,
+    FRONT_END_STOP_MARGIN_NS,
+    HAND_OVER_NS_MAX,
+    HEALTHY_NS,
+    HUNG,
+    HUNG_KILL_NS,
+    NOT_STARTED,
+    OVER_MEMORY,
+    RENEWED,
+    RESTART_DELAY_NS,
+    TERMINATED,
     Abort,
     BeginHandOver,
     Command,
@@ -26,6 +42,8 @@ from charonia.server.guard.events import (
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
+    Restarts,
+    ServerPhase,
     Spawned,
     SpawnFailed,
     Stage,
@@ -37,26 +55,6 @@ from charonia.server.guard.events import (
     Tick,
     UpgradeAsked,
     UpgradeCancelled,
-)
-from charonia.server.guard.restarts import (
-    BACK_SOON_NS_MAX,
-    ENGINE_RESTART_DELAY_NS_MAX,
-    ENGINE_START_FAILURES_MAX,
-    ENGINE_STOP_MARGIN_NS,
-    FINISH_NS,
-    FRONT_END_RESTART_DELAY_NS_MAX,
-    FRONT_END_STOP_MARGIN_NS,
-    HAND_OVER_NS_MAX,
-    HEALTHY_NS,
-    HUNG,
-    HUNG_KILL_NS,
-    NOT_STARTED,
-    OVER_MEMORY,
-    RENEWED,
-    RESTART_DELAY_NS,
-    TERMINATED,
-    Restarts,
-    ServerPhase,
 )
 from charonia.server.metrics.processes import ProcessRecord
 

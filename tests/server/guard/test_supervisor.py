@@ -17,8 +17,8 @@ import pytest
 from tests.support.process import wait_until_ended
 
 from charonia.server.app import new_event_loop
-from charonia.server.guard.events import ProcessRole
 from charonia.server.guard.notify import RECORD_VARIABLE, read_record
+from charonia.server.guard.restarts import ProcessRole
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 from charonia.server.metrics.processes import ProcessRecord, from_text
 
@@ -194,7 +194,7 @@ import asyncio, ctypes, json, os, signal, sys
 from pathlib import Path
 import psutil
 import charonia.server.guard.supervisor as supervisor
-from charonia.server.guard.events import ProcessRole
+from charonia.server.guard.restarts import ProcessRole
 from charonia.server.metrics.processes import from_text
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 supervisor.ORPHANS_S = 0.01
@@ -234,7 +234,7 @@ def test_when_the_guard_is_killed_its_processes_end(folder: Path) -> None:
     program = f"""
 import asyncio, sys
 from pathlib import Path
-from charonia.server.guard.events import ProcessRole as Role
+from charonia.server.guard.restarts import ProcessRole as Role
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
 command = [sys.executable, "-I", "-S", "-c", {STUBBORN!r}]
 processes = [ProcessSpec("engine", Role.ENGINE, command), ProcessSpec("front_end_0", Role.FRONT_END, command)]

@@ -160,7 +160,7 @@ def convert(options: ConvertOptions, progress: Progress) -> Conversion:
             # Under its own name, by which it names the file of its weights.
             model = Path(folder, f"{output.stem}.onnx")
             original.to_onnx(model, options.opset)
-            converted: Converted = _of_backend("onnxruntime.session:ConvertedOnnx")(model)
+            converted: Converted = _of_backend("onnxruntime.backend:ConvertedOnnx")(model)
             differences = _check(original, converted, options, samples, progress)
             if any(difference.beyond for difference in differences):
                 return Conversion(differences, None)

@@ -20,7 +20,7 @@ from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.core.metadata import ModelIndexEntry
 from charonia.python_command import python_module
 from charonia.server.front_ends.messages import PROTOCOL, decode_error, plain, record
-from charonia.server.guard.events import ProcessRole
+from charonia.server.guard.restarts import ProcessRole
 from charonia.server.guard.supervisor import ProcessSpec
 from charonia.server.options import FRONT_ENDS_AUTO, ServerOptions
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from charonia.die_with_parent import with_parent_death_signal
 from charonia.server.guard import notify
-from charonia.server.guard.events import (
+from charonia.server.guard.notify import RECORD_VARIABLE, write_finish, write_record
+from charonia.server.guard.restarts import (
     Abort,
     BeginHandOver,
     Command,
@@ -38,6 +39,7 @@ from charonia.server.guard.events import (
     ReportReady,
     ReportReadyAgain,
     ReportUpgrade,
+    Restarts,
     Spawned,
     SpawnFailed,
     Start,
@@ -49,8 +51,6 @@ from charonia.server.guard.events import (
     UpgradeAsked,
     UpgradeCancelled,
 )
-from charonia.server.guard.notify import RECORD_VARIABLE, write_finish, write_record
-from charonia.server.guard.restarts import Restarts
 from charonia.server.machine.memory import MEMORY_S, memory_of
 
 _log = logging.getLogger(__name__)

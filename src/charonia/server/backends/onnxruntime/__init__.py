@@ -1,8 +1,8 @@
 """The ONNX Runtime backend.
 
-`backend` completes configurations, loads models and runs batches, `options` reads the configuration of sessions and
-chooses execution providers, `session` opens sessions. The package is imported when the first model needs
-it, since importing ONNX Runtime takes time and memory.
+`backend` completes configurations, opens sessions and runs batches, `options` reads the configuration of sessions and
+chooses execution providers. The package is imported when the first model needs it, since importing ONNX Runtime takes
+time and memory.
 
 Decisions, each with figures in docs/threads.md and docs/onnx_models.md:
 
