@@ -119,7 +119,6 @@ INTERNAL = {
         "config",
         "wire.json_text",
         "wire.traffic",
-        "wire.traffic_form",
         "server.directory",
         "server.metrics",
         "server.execution",
@@ -216,7 +215,7 @@ INTERNAL = {
         "platform.models",
         "platform.targets",
     }
-    | {"platform.environments", "wire.traffic_form"},
+    | {"platform.environments", "wire.traffic"},
     "platform.alerts": {"core", "http_call", "platform.deployments", "platform.models"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
     "platform.console": {"version", "core", "config", "http_call", "platform"},

@@ -11,8 +11,7 @@ from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.values import integer, names, number
 from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import BY_WIRE
-from charonia.server.convert.check import OutputDifference
-from charonia.server.convert.convert import ROWS_MAX, ConvertOptions, convert
+from charonia.server.convert.convert import ROWS_MAX, ConvertOptions, OutputDifference, convert
 from charonia.tools.report.quantities import in_columns, size
 
 _STEP_COLUMNS = 12

@@ -23,7 +23,7 @@ PAGES = {
     "tensorflow.backend": "tensorflow",
     "tensorrt.options": "tensorrt",
     "tflite.backend": "tflite",
-    "vllm.options": "vllm",
+    "vllm.backend": "vllm",
 }
 
 

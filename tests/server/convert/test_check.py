@@ -7,7 +7,7 @@ from charonia.config.complete import SignatureTensor
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.server.backends.conversion import random_samples
-from charonia.server.convert.check import batches_of, compare, given_samples
+from charonia.server.convert.convert import batches_of, compare, given_samples
 
 X = SignatureTensor("x", DataType.FP32, (-1, 3))
 Y = SignatureTensor("y", DataType.FP32, (-1, 2))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.explain.activity import MARKS_MAX, Activity, Counts, History, counts_of
+from charonia.server.explain.rules import MARKS_MAX, Activity, Counts, History, counts_of
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.rate_limiter.limiter import Shortage
 from charonia.server.scheduling.api import CloseReason

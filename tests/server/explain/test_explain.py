@@ -6,9 +6,8 @@ from typing import cast
 import pytest
 
 from charonia.config.parameters import InstanceBounds
-from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explainer import Explanation, explanation_json
-from charonia.server.explain.rules import Facts, ModelSetup, explain, useful_delay_us
+from charonia.server.explain.rules import Activity, Counts, Facts, ModelSetup, explain, useful_delay_us
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason

@@ -10,9 +10,8 @@ from charonia.clock import now_ns
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, not_found
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.activity import REQUESTS_MIN
 from charonia.server.explain.explainer import Explainer, ProcessHistory, setup_of
-from charonia.server.explain.rules import ModelSetup
+from charonia.server.explain.rules import REQUESTS_MIN, ModelSetup
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics

@@ -8,9 +8,8 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient, Response, request
 
 from charonia.core.errors import not_found
-from charonia.server.explain.activity import Activity
 from charonia.server.explain.explainer import Explanation, explanation_json
-from charonia.server.explain.rules import Facts, ModelSetup
+from charonia.server.explain.rules import Activity, Facts, ModelSetup
 from charonia.server.facade import Document, Services
 from charonia.server.http.frontend import HttpFrontend, HttpLimits
 

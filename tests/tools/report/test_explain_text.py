@@ -4,9 +4,8 @@ from dataclasses import replace
 
 from charonia.cli.explain import explain_text
 from charonia.config.parameters import InstanceBounds
-from charonia.server.explain.activity import Activity, Counts
 from charonia.server.explain.explainer import Explanation, ProcessHistory, explanation_json
-from charonia.server.explain.rules import Facts, ModelSetup
+from charonia.server.explain.rules import Activity, Counts, Facts, ModelSetup
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason

@@ -13,7 +13,7 @@ from tests.support.runs import synthetic_run
 
 from charonia.config.pbtxt import parse
 from charonia.core.latency import LatencyHistogram
-from charonia.server.backends.vllm.options import engine_arguments
+from charonia.server.backends.vllm.backend import engine_arguments
 from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
 from charonia.tools.tune.api import METRICS, Metric, ModelChange
 from charonia.tools.tune.measure import metrics_of

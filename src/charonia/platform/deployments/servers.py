@@ -24,7 +24,7 @@ from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 from charonia.platform.targets.server_calls import ask, model_path
-from charonia.wire.traffic_form import read_change
+from charonia.wire.traffic import read_change
 
 LOG_LINES_MAX = 5000
 """Most lines of a log that are read, and searched."""

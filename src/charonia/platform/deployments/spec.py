@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from charonia.core.errors import ServingError, invalid
-from charonia.wire.traffic_form import read_plan, read_settings
+from charonia.wire.traffic import read_plan, read_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from charonia.core.errors import ServingError
 from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.version_runner import Runner
-from charonia.server.explain.activity import Activity, History
-from charonia.server.explain.rules import Facts, Finding, ModelSetup, explain
+from charonia.server.explain.rules import Activity, Facts, Finding, History, ModelSetup, explain
 from charonia.server.lifecycle.in_front import WhereRun
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.gauges import CpuTimes

@@ -37,8 +37,18 @@ from charonia.server.traffic.state import (
     traffic_words,
 )
 from charonia.wire.json_text import Object
-from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState, TrafficChange, TrafficSettings
-from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json
+from charonia.wire.traffic import (
+    CanaryAction,
+    CanaryPlan,
+    CanaryState,
+    TrafficChange,
+    TrafficSettings,
+    plan_json,
+    read_change,
+    read_plan,
+    read_settings,
+    settings_json,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,17 @@ from charonia.core.errors import ServingError
 from charonia.server.metrics.metric_families import Family, family
 from charonia.server.traffic.canary import Canary, ShadowFigures, VersionFigures
 from charonia.wire.json_text import Object, parse_object
-from charonia.wire.traffic import BY_CORRELATION, BY_HEADER, BY_KEY, NO_TRAFFIC, CanaryState, TrafficSettings
-from charonia.wire.traffic_form import plan_json, read_settings, settings_json
+from charonia.wire.traffic import (
+    BY_CORRELATION,
+    BY_HEADER,
+    BY_KEY,
+    NO_TRAFFIC,
+    CanaryState,
+    TrafficSettings,
+    plan_json,
+    read_settings,
+    settings_json,
+)
 
 HISTORY_MAX = 100
 """Latest happenings of a model that are kept."""

@@ -8,7 +8,7 @@ import pytest
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from charonia.core.dtypes import DataType
-from charonia.server.backends.language.signature import IMAGE, complete_language, language_problems
+from charonia.server.backends.language.backend import IMAGE, complete_language, language_problems
 from charonia.wire.example_inputs import example_inputs
 from charonia.wire.example_request import ExampleRequest
 

@@ -15,7 +15,7 @@ from tests.support.engine_requests import Asked, RefusedError, answered_by, open
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS, ChunkWriter
-from charonia.server.backends.vllm.options import ROUTES
+from charonia.server.backends.vllm.backend import ROUTES
 from charonia.server.backends.vllm.worker.application import (
     INTERNAL,
     INVALID_ARG,

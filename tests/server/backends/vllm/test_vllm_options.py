@@ -10,8 +10,7 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError
 from charonia.server.backends.api import BackendSettings, ModelFiles
-from charonia.server.backends.vllm.backend import VllmBackend
-from charonia.server.backends.vllm.options import POOLING_ROUTES, ROUTES, engine_options
+from charonia.server.backends.vllm.backend import POOLING_ROUTES, ROUTES, VllmBackend, engine_options
 from charonia.wire.openai_models import model_ids
 
 MODEL = '{"model": "m"}'

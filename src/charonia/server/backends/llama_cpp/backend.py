@@ -22,8 +22,7 @@ from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles
 from charonia.server.backends.array_backend import broken_file_hint, model_file
-from charonia.server.backends.language.backend import LanguageBackend
-from charonia.server.backends.language.signature import complete_language
+from charonia.server.backends.language.backend import LanguageBackend, complete_language
 from charonia.server.backends.parameters import Kind, Param, Params
 from charonia.server.backends.python.environment import ENVIRONMENT
 from charonia.server.backends.workers.model import START_SECONDS

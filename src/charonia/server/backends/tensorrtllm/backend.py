@@ -15,8 +15,7 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid
 from charonia.server.backends.api import BackendSettings, ModelFiles
-from charonia.server.backends.language.backend import LanguageBackend, version_text
-from charonia.server.backends.language.signature import arguments_of, gpu_lists
+from charonia.server.backends.language.backend import LanguageBackend, arguments_of, gpu_lists, version_text
 
 ARGUMENTS_FILE = "model.yaml"
 """File of a version: arguments of `tensorrt_llm.LLM` by name, and `triton_config`."""

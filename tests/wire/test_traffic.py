@@ -7,8 +7,18 @@ import pytest
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
 from charonia.server.traffic.state import configured, traffic_problems
-from charonia.wire.traffic import CanaryAction, CanaryPlan, Shadow, TrafficChange, TrafficSettings
-from charonia.wire.traffic_form import plan_json, read_change, read_plan, read_settings, settings_json
+from charonia.wire.traffic import (
+    CanaryAction,
+    CanaryPlan,
+    Shadow,
+    TrafficChange,
+    TrafficSettings,
+    plan_json,
+    read_change,
+    read_plan,
+    read_settings,
+    settings_json,
+)
 
 WHOLE = TrafficSettings({1: 90.0, 2: 10.0}, "header:x-user", {3: Shadow(0.25, 0.1, 0.2)})
 
