@@ -22,8 +22,6 @@ class TensorPlan:
         target: Dimensions after; None for the same.
     """
 
-    __slots__ = ("datatype", "name", "source", "target")
-
     def __init__(
         self, name: str, datatype: DataType | None, source: tuple[int, ...], target: tuple[int, ...] | None
     ) -> None:

@@ -122,11 +122,6 @@ class Plan:
         is_decoupled: Whether there may be any number of responses.
     """
 
-    __slots__ = (
-        "depth_of", "gives", "graph", "inputs", "is_decoupled", "levels",
-        "reads", "sink", "steps", "wanted",
-    )  # fmt: skip
-
     def __init__(self, graph: "EnsembleGraph", wanted: tuple[str, ...], reads: dict[int, tuple[str, ...]]) -> None:
         self.graph = graph
         self.wanted = wanted

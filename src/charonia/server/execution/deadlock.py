@@ -28,8 +28,6 @@ class InstancePool:
         busy: The calling batch of each instance that runs one, by number of the instance.
     """
 
-    __slots__ = ("busy", "instances", "model", "resources")
-
     def __init__(self, model: str, size: int, resources: Claim | None = None) -> None:
         self.model = model
         self.instances = set(range(size))

@@ -40,8 +40,6 @@ _PADDING = bytes(ALIGNMENT)
 class _Writer:
     """Collects the requests, or the responses, of a message."""
 
-    __slots__ = ("_announced", "_block", "_count", "_forms", "_kind", "_records", "_size", "_sizes")
-
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._forms: dict[Hashable, int] = {}
@@ -112,8 +110,6 @@ class _Writer:
 class RequestWriter(_Writer):
     """Collects plain requests for a message. The flow of a request is sent if the one before has another."""
 
-    __slots__ = ("_flow",)
-
     def __init__(self) -> None:
         super().__init__("infers")
 
@@ -143,8 +139,6 @@ class RequestWriter(_Writer):
 
 class ResponseWriter(_Writer):
     """Collects plain responses for a message."""
-
-    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__("outcomes")
@@ -218,8 +212,6 @@ class _Block:
 class RequestReader:
     """Reads the messages of a `RequestWriter` at the other end."""
 
-    __slots__ = ("_forms",)
-
     def __init__(self) -> None:
         self._forms: dict[int, _Form[tuple[str, str, tuple[RequestedOutput, ...]]]] = {}
 
@@ -261,8 +253,6 @@ class RequestReader:
 
 class BurstReader:
     """Reads the messages of a `ResponseWriter` at the other end."""
-
-    __slots__ = ("_forms",)
 
     def __init__(self) -> None:
         self._forms: dict[int, _Form[tuple[str, str, str]]] = {}

@@ -149,22 +149,6 @@ class CallTable:
         rejected: Streams that were answered before the caller had sent everything.
     """
 
-    __slots__ = (
-        "_back_pressure",
-        "_calls",
-        "_flush_soon",
-        "_http2",
-        "_last_head",
-        "_last_headers",
-        "_methods",
-        "deferred",
-        "flow",
-        "paused",
-        "rejected",
-        "sends",
-        "service",
-    )
-
     def __init__(
         self,
         service: Service,

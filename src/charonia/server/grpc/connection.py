@@ -109,19 +109,6 @@ class Timers:
         calls: The connection's calls.
     """
 
-    __slots__ = (
-        "_connection",
-        "_handles",
-        "_limits",
-        "_loop",
-        "_newest_stream",
-        "_pings",
-        "_quiet_since_s",
-        "_sends",
-        "_unfinished",
-        "active",
-        "calls",
-    )
     __deletable__ = ("_connection",)  # for the compiled form
 
     calls: CallTable
@@ -333,30 +320,6 @@ class _Phase(Enum):
 
 class GrpcConnection(asyncio.Protocol):
     """A client's connection. All methods run on the event loop's thread."""
-
-    __slots__ = (
-        "_abuse_limits",
-        "_calls",
-        "_handshake_timeout_s",
-        "_held_until_s",
-        "_http2",
-        "_intake",
-        "_is_flush_due",
-        "_is_greeted",
-        "_is_paused",
-        "_is_reading_paused",
-        "_is_turn_due",
-        "_late_reads",
-        "_loop",
-        "_offender_wait_s",
-        "_opened_s",
-        "_owner",
-        "_phase",
-        "_read_s",
-        "_timers",
-        "_transport",
-        "_write_buffer_bytes",
-    )
 
     def __init__(self, service: Service, methods: dict[bytes, Method], owner: Owner) -> None:
         limits = service.limits

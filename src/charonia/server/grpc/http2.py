@@ -104,8 +104,6 @@ class ServerConnection:
         waiting_bytes: Returns the bytes of all response bodies that wait for the client's windows.
     """
 
-    __slots__ = ("_connection", "last_stream_id", "waiting_bytes")
-
     def __init__(self, settings: Http2Settings) -> None:
         self.last_stream_id = 0
         self._connection = ngh2.Connection(

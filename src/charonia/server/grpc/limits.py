@@ -155,19 +155,6 @@ class AbuseLimits:
         has_settings: Whether the client has sent its first settings.
     """
 
-    __slots__ = (
-        "_address",
-        "_burst",
-        "_last_ping_ns",
-        "_limits",
-        "_offenders",
-        "_reset_ns",
-        "_resets",
-        "_sends",
-        "_strikes",
-        "has_settings",
-    )
-
     def __init__(self, limits: GrpcLimits, offenders: Offenders) -> None:
         self._limits = limits
         self._offenders = offenders
