@@ -16,9 +16,9 @@ from charonia.core.errors import Code, ServingError, internal
 from charonia.core.request import InferRequest
 from charonia.server.backends.api import BatchSink, Execution, Outputs, Placement
 from charonia.server.execution.executor import AsyncExecutor, BlockingExecutor
+from charonia.server.lifecycle.loader import WarmupSample, samples, warm
 from charonia.server.lifecycle.repository.data_files import read_warmup_files
 from charonia.server.lifecycle.repository.scan import ModelFolder
-from charonia.server.lifecycle.warmup import WarmupSample, samples, warm
 
 
 def config(inputs: str, *, max_batch_size: int = 4, batch_size: int = 1, count: int = 0) -> ModelConfig:

@@ -29,8 +29,15 @@ from charonia.core.request import InferRequest, RequestedOutput
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
 from charonia.server.backends.fil import backend
-from charonia.server.backends.fil.backend import CONTRIBUTIONS, INPUT, SCORES, FilBackend, FilInstance
-from charonia.server.backends.fil.predictors import LightGBMPredictor, TreelitePredictor
+from charonia.server.backends.fil.backend import (
+    CONTRIBUTIONS,
+    INPUT,
+    SCORES,
+    FilBackend,
+    FilInstance,
+    LightGBMPredictor,
+    TreelitePredictor,
+)
 from charonia.testing.backend_suite import BackendCase, BackendSuite
 from charonia.wire.v1_predict import decode_predict
 

@@ -22,10 +22,9 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, ModelFiles, Outputs, Placement
-from charonia.server.backends.fil.backend import INPUT, SCORES, FilBackend
+from charonia.server.backends.fil.backend import INPUT, SCORES, FilBackend, library_of
 from charonia.server.backends.fil.forest import START_BYTES, format_of, read_forest, structure_problem
 from charonia.server.backends.fil.options import LIBRARY, MODEL_TYPES, ForestPlan
-from charonia.server.backends.fil.predictors import library_of
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from charonia.server.backends.fil import predictors
-from charonia.server.backends.fil.predictors import (
+from charonia.server.backends.fil import backend
+from charonia.server.backends.fil.backend import (
     SAMPLE_VALUES_MAX,
     SIZES,
     Predictor,
@@ -25,7 +25,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictors, "time", CLOCK)
+    monkeypatch.setattr(backend, "time", CLOCK)
 
 
 class Slow(Predictor):

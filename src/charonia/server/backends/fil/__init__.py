@@ -1,7 +1,7 @@
 """The FIL backend: forests of XGBoost, LightGBM and, as treelite's checkpoints, of scikit-learn and others.
 
-`options` reads the parameters, `forest` reads and checks the file, `predictors` run it, and a short trial chooses
-between them. XGBoost and LightGBM are imported by their first model.
+`options` reads the parameters, `forest` reads and checks the file; `backend` runs it with a predictor that a short
+trial chooses. XGBoost and LightGBM are imported by their first model.
 
 Decisions, with figures in docs/forests.md:
 
