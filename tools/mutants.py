@@ -6,14 +6,15 @@
     python tools/mutants.py --pure --count 400 --budget 20000     ... over the pure core
 
 A fault changes a comparison, a bound, an operator, a constant or a returned value, negates a condition or drops a
-statement. A process runs the tests of the files' folders one time under coverage, to learn which lines each of them
-reaches. Then it forks for each fault, puts it into the loaded function, and runs the tests that reach its line, fast
-ones first. A fault outside of functions changes constants and defaults in such a fork. If that is not detected, it is
-put into a copy of the sources, with which the tests are started. What the folders' fast files do not detect is tried a
-second time, with the other files of tests that import the changed module or a module that imports it: those of other
-folders, and those that take long. Tests that start servers in other processes are left out. The sources themselves are
-never touched. An undetected fault is printed as `file:line`, the original code and the changed code: it needs a test,
-or makes no difference. The same seed and sources give the same sample.
+statement. A process runs the fast files of tests that import a changed module, in the folder of its tests, one time
+under coverage, to learn which lines each test reaches. Then it forks for each fault, puts it into the loaded function,
+and runs the tests that reach its line, fast ones first; a fault outside of functions changes constants and defaults.
+What they do not detect is tried a second time, with the other files of the folder, and those of other folders that
+import the module or a module that imports it, slow ones last. A fault outside of functions that is left is put into a
+copy of the sources, with which the fast files of tests that import the module are started. Tests that start servers in
+other processes are left out. The sources themselves are never touched. An undetected fault is printed as `file:line`,
+the original code and the changed code: it needs a test, or makes no difference. The same seed and sources give the
+same sample.
 
 mutmut first runs the whole suite to learn which test reaches which function, and cosmic-ray knows one test command for
 all files and drops neither statements nor returned values; each brings some 30 packages.
@@ -213,22 +214,29 @@ def slow_files() -> frozenset[str]:
     return frozenset(re.findall(r'"(test_\w+\.py)"', (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")))
 
 
-def files_of(tests: Path) -> list[str]:
-    """Return the files of tests in a folder, without those that take long."""
-    return sorted(str(tests / file.name) for file in (ROOT / tests).glob("test_*.py") if file.name not in slow_files())
+def near_files(changed: Path, also: Sequence[Path] = ()) -> list[str]:
+    """Return the fast files of a module's tests that import it, and all fast ones of more folders."""
+    name, tests = module_name(changed), ROOT / tests_of(changed)
+    found = [file for file in tests.glob("test_*.py") if name in _with_support(file)]
+    found += [file for folder in also for file in (ROOT / folder).glob("test_*.py")]
+    return sorted({str(file.relative_to(ROOT)) for file in found if file.name not in slow_files()})
 
 
 def other_files(changed: Path, tried: Collection[str]) -> list[str]:
-    """Return the other files of tests that import a module or one that imports it, the nearest and fastest first."""
+    """Return other files of tests that may reach a module, the nearest and fastest first.
+
+    They are in the folder of its tests, or import it, or a module that imports it.
+    """
     name = module_name(changed)
     importers = {module_name(path) for path in (ROOT / PACKAGE).rglob("*.py") if name in imports_of(path)}
-    found: list[tuple[bool, bool, str]] = []
+    found: list[tuple[bool, int, str]] = []
     for path in (ROOT / "tests").rglob("test_*.py"):
-        file = str(path.relative_to(ROOT))
-        imported = _with_support(path)
-        is_other = file not in tried and path.relative_to(ROOT / "tests").parts[0] not in OTHER_PROCESSES
-        if is_other and (name in imported or importers & imported):
-            found.append((path.name in slow_files(), name not in imported, file))
+        file, imported = path.relative_to(ROOT), _with_support(path)
+        if str(file) in tried or file.parts[1] in OTHER_PROCESSES:
+            continue
+        order = (file.parent == tests_of(changed), name in imported, bool(importers & imported))
+        if any(order):
+            found.append((path.name in slow_files(), order.index(True), str(file)))
     return [file for _, _, file in sorted(found)]
 
 
@@ -248,25 +256,6 @@ def imports_of(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.Import):
             names |= {each.name for each in node.names}
     return frozenset(names)
-
-
-@cache
-def reaches(path: Path, module: str) -> bool:
-    """Whether a file imports a module, itself or by the files that it imports."""
-    seen, new = {path}, {path}
-    while new:
-        names = {name for file in new for name in imports_of(file)}
-        if module in names:
-            return True
-        new = {file for name in names for file in _file_of(name)} - seen
-        seen |= new
-    return False
-
-
-@cache
-def _file_of(name: str) -> tuple[Path, ...]:
-    base = (ROOT if name.startswith("tests.") else ROOT / "src") / name.replace(".", "/")
-    return tuple(file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file())
 
 
 @cache
@@ -511,21 +500,13 @@ def survives_outside(fault: Fault, files: Sequence[str]) -> bool | None:
                 process.wait()
 
 
-def outcomes_of(sample: Sequence[Fault], tests: Mapping[Path, Sequence[str]], end_s: float) -> dict[Fault, bool]:
+def outcomes_in_forks(sample: Sequence[Fault], tests: Mapping[Path, Sequence[str]], end_s: float) -> dict[Fault, bool]:
     """Return which faults the files of tests for their modules detect; without those for which there is no time."""
     names = list(dict.fromkeys(name for fault in sample for name in tests[fault.path]))
+    if not names:
+        return dict.fromkeys(sample, False)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        detected = pool.submit(try_in_forks, names, sample, end_s).result() if names else [False] * len(sample)
-    outcomes = dict(zip(sample, detected, strict=False))
-    for fault, is_detected in list(outcomes.items()):
-        if not is_detected and not changed_function(fault):
-            near = [name for name in tests[fault.path] if reaches(ROOT / name, module_name(fault.path))]
-            survives = survives_outside(fault, near) if time.monotonic() < end_s else None
-            if survives is None:
-                del outcomes[fault]
-            else:
-                outcomes[fault] = not survives
-    return outcomes
+        return dict(zip(sample, pool.submit(try_in_forks, names, sample, end_s).result(), strict=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -555,16 +536,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [fault for path in files for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))]
     sample = random.Random(options.seed).sample(faults, min(options.count, len(faults)))
     end_s = time.monotonic() + options.budget
-    own = [name for folder in sorted({*map(tests_of, files), *options.also}) for name in files_of(folder)]
-    outcomes = outcomes_of(sample, dict.fromkeys(files, own), end_s)
+    near = {path: near_files(path, options.also) for path in files}
+    outcomes = outcomes_in_forks(sample, near, end_s)
     left = [fault for fault, is_detected in outcomes.items() if not is_detected]
-    outcomes |= outcomes_of(left, {path: other_files(path, own) for path in {fault.path for fault in left}}, end_s)
+    others = {path: other_files(path, near[path]) for path in {fault.path for fault in left}}
+    outcomes |= outcomes_in_forks(left, others, end_s)
+    for fault in left:
+        if not outcomes[fault] and not changed_function(fault):
+            survives = survives_outside(fault, near[fault.path]) if time.monotonic() < end_s else None
+            if survives is None:
+                del outcomes[fault]
+            else:
+                outcomes[fault] = not survives
     for fault, is_detected in outcomes.items():
         if not is_detected:
             print(fault)
     print(
         f"{len(outcomes)} of {len(faults)} possible faults tried with seed {options.seed}: "
-        f"{sum(outcomes.values())} detected, {len(left)} not by the fast tests of their folders"
+        f"{sum(outcomes.values())} detected, {len(left)} not by the fast tests of the modules"
     )
     return 0
 

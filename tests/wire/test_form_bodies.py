@@ -58,6 +58,7 @@ def test_a_form_with_a_file_has_the_members_of_json() -> None:
 def test_a_form_without_files_is_url_encoded() -> None:
     assert document(data={"image": "a&b=ä", "scale": "2"}) == {"image": "a&b=ä", "scale": 2}
     assert document(data=[("image", "a"), ("image", "b")]) == {"image": ["a", "b"]}
+    assert document(data={"image": "a"}, params={"scale": "2"}) == {"image": "a", "scale": 2}
 
 
 def test_any_other_body_is_the_only_required_input() -> None:

@@ -60,3 +60,4 @@ def test_a_long_message_is_cut_between_characters() -> None:
 
     assert message == "é" * (MESSAGE_BYTES_MAX // 2) + "..."
     assert unquote(percent_encoded("x" + "é" * MESSAGE_BYTES_MAX).decode()).endswith("é...")
+    assert percent_encoded("x" * MESSAGE_BYTES_MAX) == b"x" * MESSAGE_BYTES_MAX

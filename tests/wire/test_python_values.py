@@ -111,6 +111,10 @@ def test_a_big_endian_array_is_turned() -> None:
     assert found.array.tobytes() == b"\x01\0\0\0\x02\0\0\0"
 
 
+def test_a_pair_names_the_datatype_of_an_array() -> None:
+    assert make_tensors("m", {"X": (np.ones(1, np.int8), "INT8")}, None)["X"].datatype is DataType.INT8
+
+
 def test_a_bfloat16_scalar_stays_one() -> None:
     assert make_tensors("m", {"X": (np.array(0.5, np.float32), "BF16")}, None)["X"].shape == ()
 

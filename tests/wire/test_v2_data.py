@@ -113,11 +113,12 @@ def test_the_first_wrong_element_is_named(before: list[int], wrong: int, after: 
     assert caught.value.message.endswith(f"got {wrong} at index {len(before)}")
 
 
-def test_a_long_string_is_cut_in_the_message() -> None:
+@pytest.mark.parametrize(("length", "shown"), [(MIB, f'"{"a" * 39}…'), (38, f'"{"a" * 38}"')])
+def test_a_long_string_is_cut_in_the_message(length: int, shown: str) -> None:
     with pytest.raises(ServingError) as caught:
-        decode_data("x", DataType.FP32, [1], ["a" * MIB], MIB)
+        decode_data("x", DataType.FP32, [1], ["a" * length], MIB)
 
-    assert caught.value.message.endswith(f'got "{"a" * 39}…')
+    assert caught.value.message.endswith(f"got {shown}")
 
 
 def test_arrays_nested_beyond_the_limit_are_refused() -> None:
