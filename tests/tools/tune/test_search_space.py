@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from charonia.core.errors import ServingError
 from charonia.tools.tune.api import (
     Dimension,
+    Goal,
     LoadSpace,
     ModelChange,
     ModelFacts,
+    ModelGoal,
+    SearchOptions,
     SearchSpace,
     Setting,
     Variant,
 )
+from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.space import (
     VARIANTS_MAX,
     Grid,
@@ -168,3 +172,20 @@ def test_a_space_of_too_many_variants_is_refused() -> None:
 
     with pytest.raises(ServingError, match=f"at most {VARIANTS_MAX}"):
         Grid(SearchSpace((FACTS,), dimensions))
+
+
+@pytest.mark.parametrize(
+    ("load", "delays_us", "most"),
+    [
+        # Of 7 variants (with the default one), each: 4 loads, 5 steps to each of two edges; then 9 x 6 repeats.
+        (LoadSpace(maximum=8), (), 7 * (2 * 4 + 10) + 54),
+        (LoadSpace(maximum=8, batch_sizes=(1, 2), binary_steps_max=1), (), 7 * (2 * 4 + 2) * 2 + 54),
+        (LoadSpace(maximum=8, formula=True), (), 7 * (2 * 1 + 10) + 54),
+        (LoadSpace(values=(3, 5)), (100, 500), 7 * (2 * 2 + 10) + 54 + 4 * 2),
+    ],
+)
+def test_the_number_of_measurements_has_a_bound(load: LoadSpace, delays_us: tuple[int, ...], most: int) -> None:
+    facts = ModelFacts("m", max_batch_size=8, queue_delays_us=delays_us)
+    dimensions = automatic_dimensions(facts, instance_counts=(1, 2), batch_sizes=(1, 4, 8))
+
+    assert Search(SearchSpace((facts,), dimensions, load), Goal((ModelGoal("m"),)), SearchOptions()).trials_left == most

@@ -8,7 +8,17 @@ from tests.support.runs import synthetic_run
 from tests.support.tune_runs import synthetic_tune_run
 
 from charonia.core.errors import ServingError
-from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadMode, Machine, ServerInfo
+from charonia.tools.results.records import (
+    ClientTimes,
+    Estimate,
+    Gpu,
+    LevelResult,
+    LoadMode,
+    Machine,
+    ServerInfo,
+    ServerModel,
+    ServerSide,
+)
 from charonia.tools.tune.api import (
     Constraint,
     Failed,
@@ -129,6 +139,23 @@ def test_columns_may_be_chosen() -> None:
     assert text.splitlines()[0] == "Model,Server Queue time (ms),RAM Usage (MB),backend_parameter/threads"
     assert text.splitlines()[1].startswith("m,")
     assert text.splitlines()[1].endswith(",,2")
+
+
+def test_times_of_client_and_server_are_means_over_the_trials_in_ms() -> None:
+    model = ServerModel("m", "1", 2, 2, 2, 0, 0, 8_000_000, 2_000_000, 6_000_000, 4_000_000, queue_count=2)
+    one, other = (
+        replace(level(), client=ClientTimes(send_ns, 500_000, 0, 0, 1), server=ServerSide(model, False))
+        for send_ns in (1_000_000, 2_000_000)
+    )
+    trials = (replace(TRIALS[3], levels={"m": one}), replace(TRIALS[4], levels={"m": other}))
+    names = ["client_send_recv", "client_response_wait", "server_queue"]
+    names += [f"server_compute_{part}" for part in ("input", "infer", "output")]
+
+    text = inference_csv([group(*trials)], [f"perf_{name}" for name in names])
+
+    mean_ms = level().service_times.mean / 1e6
+    wait_ms = (max(0, mean_ms - 1.5) + max(0, mean_ms - 2.5)) / 2
+    assert text.splitlines()[1] == f"2.0,{wait_ms:.1f},4.0,1.0,3.0,2.0"
 
 
 def test_request_rates_have_a_column_of_their_own() -> None:

@@ -329,7 +329,7 @@ def _tail_chances(count: int) -> NDArray[np.float64]:
 
 
 def _at_rank(histogram: LatencyHistogram, rank: int) -> int:
-    return histogram.percentile(min(100.0, 100 * rank / max(1, histogram.count - 1)))
+    return histogram.percentile(100 * rank / max(1, histogram.count - 1))
 
 
 def _mean(logarithms: Sequence[float]) -> float:
