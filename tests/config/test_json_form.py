@@ -25,6 +25,29 @@ BATCHING_FIELDS = (
 
 
 @pytest.mark.parametrize(
+    ("path", "low", "high"),
+    [
+        ("max_batch_size", -(2**31), 2**31 - 1),
+        ("input.dims", -(2**63), 2**63 - 1),
+        ("dynamic_batching.max_queue_delay_microseconds", 0, 2**64 - 1),
+        ("dynamic_batching.default_queue_policy.max_queue_size", 0, 2**32 - 1),
+    ],
+)
+def test_integers_have_the_range_of_their_field(path: str, low: int, high: int) -> None:
+    def read(value: int) -> ModelConfig:
+        document: object = [value] if path.endswith("dims") else value
+        for name in reversed(path.split(".")):
+            document = {name: [document] if name == "input" else document}
+        return from_json(json.dumps(document))
+
+    assert str(low) in repr(read(low))
+    assert str(high) in repr(read(high))
+    for value in (low - 1, high + 1):
+        with pytest.raises(ServingError, match=f"{value}"):
+            read(value)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("{}", ModelConfig()),

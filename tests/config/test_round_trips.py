@@ -17,6 +17,7 @@ from charonia.config.json_form import from_json, to_json
 from charonia.config.model import (
     DynamicBatching,
     InstanceGroup,
+    Latest,
     ModelConfig,
     ModelInput,
     Optimization,
@@ -120,20 +121,23 @@ def test_the_json_form_is_one_that_protobuf_reads(config: ModelConfig) -> None:
     assert message == to_message(config)
 
 
-def test_records_have_every_field_of_their_messages_and_no_other() -> None:
+def test_records_have_every_field_of_their_messages_with_its_default_and_no_other() -> None:
     seen = set()
     waiting: list[tuple[Any, Any]] = [(pool().FindMessageTypeByName(MESSAGE), ModelConfig)]
     while waiting:
         descriptor, record_type = waiting.pop()
         seen.add(record_type)
         fields = plan(descriptor, record_type)
-        assert {field.attribute for field in fields} == {field.name for field in dataclasses.fields(record_type)}
+        defaults = {field.name: field.default for field in dataclasses.fields(record_type)}
+        assert {field.attribute for field in fields} == set(defaults)
         for field in fields:
             if isinstance(field.leaf, EnumType) and field.leaf is not DataType:
                 numbers = descriptor.fields_by_name[field.name].enum_type.values_by_number
                 assert [(one.value, one.name) for one in list[Enum](field.leaf)] == [
                     (at, numbers[at].name) for at in sorted(numbers)
                 ]
+            elif type(default := defaults[field.attribute]) in (int, float, bool, str) and record_type is not Latest:
+                assert default == descriptor.fields_by_name[field.name].default_value, (record_type, field.name)
         waiting += [(field.message, field.leaf) for field in fields if field.message and not field.is_parameter]
     assert RateLimiterResource in seen
 

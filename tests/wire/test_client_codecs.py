@@ -43,6 +43,34 @@ def test_outputs_in_typed_contents_are_read(datatype: str, field: str, elements:
     assert tensor.array.tolist() == [elements]
 
 
+OUTPUT = {"name": "y", "datatype": "INT8", "shape": [1]}
+
+
+@pytest.mark.parametrize(
+    ("document", "more", "json_bytes", "message"),
+    [
+        ({}, b"", 3, "it ends within its JSON: expected 3 bytes, got 2"),
+        ({}, b"x", 2, "1 bytes are left over"),
+        ({"outputs": 5}, b"", -1, "'outputs' is not an array"),
+        ({"outputs": [5]}, b"", -1, ""),
+        ({"parameters": []}, b"", -1, "'parameters' is not an object"),
+        ({"outputs": [OUTPUT | {"shape": [-1]}]}, b"", -1, "output 'y': [-1] is not a shape"),
+        ({"outputs": [OUTPUT | {"shape": [1.0]}]}, b"", -1, "output 'y': [1.0] is not a shape"),
+        ({"outputs": [OUTPUT | {"datatype": "INT9"}]}, b"", -1, "'INT9'"),
+        ({"outputs": [OUTPUT | {"parameters": {"binary_data_size": -1}}]}, b"", -1, "output 'y' ends too early: -1"),
+        ({"outputs": [OUTPUT | {"parameters": {"binary_data_size": 1}}]}, b"", -1, "output 'y' ends too early: 1"),
+    ],
+)
+def test_a_body_that_is_no_response_says_why(
+    document: dict[str, Any], more: bytes, json_bytes: int, message: str
+) -> None:
+    with pytest.raises(ServingError) as caught:
+        http_codec.decode_response(json.dumps(document).encode() + more, json_bytes)
+
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message.startswith(f"the server's response is not an inference response: {message}")
+
+
 def test_raw_outputs_must_be_as_many_as_outputs() -> None:
     message: Any = message_class("inference.ModelInferResponse")(model_name="m", raw_output_contents=[b"x"])
 
@@ -97,6 +125,8 @@ def test_a_parameter_that_grpc_cannot_carry_is_refused() -> None:
         (b"[]", "HTTP status 502"),
         (b"Bad \xff gateway\n", "HTTP status 502: Bad \ufffd gateway"),
         (b"", "HTTP status 502"),
+        (400 * b"a" + b"b", "HTTP status 502: " + 400 * "a"),
+        (b'data: {"error":{"message":"no"}}', "no"),
     ],
 )
 def test_an_error_with_any_body_has_a_message(body: bytes, message: str) -> None:

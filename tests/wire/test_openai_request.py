@@ -22,7 +22,16 @@ from charonia.wire.openai_answer import (
     shortened,
     usage_object,
 )
-from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS, engine_routes, model_ids, routes_of
+from charonia.wire.openai_models import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    TOKENIZE,
+    engine_routes,
+    model_ids,
+    path_of,
+    routes_of,
+)
 from charonia.wire.openai_request import TextRequest, check_engine_request, decode_text_request
 
 TEXT = ModelInput("text_input", DataType.BYTES, dims=(1,))
@@ -88,6 +97,8 @@ def test_a_python_model_may_read_request_parameters() -> None:
         {"temperature": 1, "top_p": 1.0, "n": 1, "presence_penalty": 0, "logprobs": False, "tools": []},
         {"user": "u", "metadata": {"a": 1}, "store": True, "seed": None, "response_format": {"type": "text"}},
         {"tool_choice": "none", "logit_bias": {}, "modalities": ["text"]},
+        {"min_p": 0, "frequency_penalty": 0, "repetition_penalty": 1, "top_k": -1, "min_tokens": 0, "top_logprobs": 0},
+        {"tool_choice": "auto", "functions": [], "function_call": "none", "top_k": 0, "best_of": 1, "suffix": ""},
     ],
 )
 def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
@@ -212,6 +223,10 @@ def test_errors_name_the_member_and_have_the_status_of_this_api() -> None:
         "param": None,
         "code": "invalid_api_key",
     }
+
+
+def test_the_paths_of_routes_begin_with_the_version_of_the_api_except_those_of_other_engines() -> None:
+    assert (path_of(CHAT), path_of(TOKENIZE)) == ("/v1/chat/completions", "/tokenize")
 
 
 def test_embeddings_are_pooled_over_tokens_and_not_over_padding() -> None:

@@ -12,6 +12,11 @@ from charonia.wire.openai_responses import ResponseForm, chat_request
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "description": None}
 
 
+def test_log_probabilities_are_asked_for_by_their_number() -> None:
+    assert chat_request({"input": "hi", "top_logprobs": 2}, [])["logprobs"] is True
+    assert "logprobs" not in chat_request({"input": "hi"}, [])
+
+
 def test_members_have_their_places_in_a_chat() -> None:
     schema = {"name": "a", "schema": {"type": "object"}, "strict": True}
     chat = chat_request(

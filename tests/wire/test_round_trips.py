@@ -65,9 +65,10 @@ def tensor_lists(draw: st.DrawFn, datatypes: Sequence[DataType]) -> list[Tensor]
     return tensors
 
 
+LIMITS = st.sampled_from([-(2**63), 2**63 - 1, 2**63, 2**64 - 1])
 parameters = st.dictionaries(
     st.sampled_from(["k", "l"]),
-    st.one_of(st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False, width=32), st.text()),
+    st.one_of(st.booleans(), st.integers(-(2**63), 2**64 - 1), LIMITS, st.floats(allow_nan=False, width=32), st.text()),
 )
 
 
