@@ -125,11 +125,11 @@ async def test_more_calls_than_the_server_allows_wait_and_are_answered() -> None
         await transport.close()
 
 
-async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -> None:
+async def test_a_prepared_request_becomes_a_part_of_a_sequence() -> None:
     async with served() as server:
         transport = grpc(server.urls["grpc"])
         prepared = transport.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
-        for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True).with_id("a")):
+        for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True)):
             answers = Answers()
             transport.send(part, answers.take)
             await answers.final()
@@ -138,7 +138,7 @@ async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -
         await answers.final()
 
         requests = [ticket.request for ticket in server.engine.tickets]
-        assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
+        assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, ""), (0, 0, "")]
         assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
         await transport.close()
 

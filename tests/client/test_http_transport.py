@@ -80,7 +80,7 @@ async def test_requests_at_the_same_time_each_have_a_connection() -> None:
         await transport.close()
 
 
-async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -> None:
+async def test_a_prepared_request_becomes_a_part_of_a_sequence() -> None:
     async with served() as server:
         transport = http(server.urls["http"])
         prepared = transport.prepare(identity_request(parameters={"custom": 1.5}))
@@ -88,13 +88,13 @@ async def test_a_prepared_request_becomes_a_part_of_a_sequence_or_gets_an_id() -
 
         transport.send(prepared.with_sequence(7, True, False), answers.take)
         await answers.final()
-        transport.send(prepared.with_sequence("s", False, True).with_id("a"), answers.take)
+        transport.send(prepared.with_sequence("s", False, True), answers.take)
         await answers.final()
         transport.send(prepared, answers.take)
         await answers.final()
 
         seen = [(t.request.correlation_id, t.request.flags, t.request.id) for t in server.engine.tickets]
-        assert seen == [(7, 1, ""), ("s", 2, "a"), (0, 0, "")]
+        assert seen == [(7, 1, ""), ("s", 2, ""), (0, 0, "")]
         assert [t.request.parameters for t in server.engine.tickets] == [{"custom": 1.5}] * 3
         await transport.close()
 

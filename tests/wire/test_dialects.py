@@ -275,17 +275,15 @@ def test_an_inference_over_http_has_everything_that_the_request_has() -> None:
     assert data == np.array([1, 2], "<i4").tobytes()
 
 
-def test_a_prepared_inference_is_sent_again_to_another_server_part_of_a_sequence_or_id() -> None:
+def test_a_prepared_inference_is_sent_again_to_another_server_or_as_part_of_a_sequence() -> None:
     for encoder in (HTTP, GRPC):
         prepared = encoder.infer(InferRequest("m", identity_request().inputs), RequestForm())
         whole = InferRequest("m", identity_request().inputs, correlation_id=7, flags=SEQUENCE_END)
-        named = InferRequest("m", identity_request().inputs, id="n")
 
         assert prepared.to("localhost:1") is prepared
         moved = prepared.to("elsewhere:2")
         assert b"".join(moved.pieces) == b"".join(prepared.pieces).replace(b"localhost:1", b"elsewhere:2")
         assert prepared.with_sequence(7, False, True).pieces == encoder.infer(whole, RequestForm()).pieces
-        assert prepared.with_id("n").pieces == encoder.infer(named, RequestForm()).pieces
     timed = InferRequest("m", identity_request().inputs, timeout_us=9)
     assert HTTP.infer(InferRequest("m", timed.inputs), RequestForm()).with_timeout(9).pieces == (
         HTTP.infer(timed, RequestForm()).pieces

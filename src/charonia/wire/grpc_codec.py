@@ -79,7 +79,7 @@ class GrpcRequest:
 
 
 class PreparedGrpc(GrpcRequest):
-    """An encoded inference request, which can be resent as another part of a sequence or with another id."""
+    """An encoded inference request, which can be resent as another part of a sequence."""
 
     __slots__ = ("_encoder", "_first", "_parts")
 
@@ -92,20 +92,10 @@ class PreparedGrpc(GrpcRequest):
 
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedGrpc":
         """Return a copy as a part of a sequence."""
-        first = self._copy()
+        first: Any = message_class("inference.ModelInferRequest")()
+        first.CopyFrom(self._first)
         set_sequence(first, correlation_id, start, end)
         return PreparedGrpc(self._encoder, first, self._parts, self.is_stream)
-
-    def with_id(self, id: str) -> "PreparedGrpc":
-        """Return a copy with another request id."""
-        first = self._copy()
-        first.id = id
-        return PreparedGrpc(self._encoder, first, self._parts, self.is_stream)
-
-    def _copy(self) -> Any:
-        copy: Any = message_class("inference.ModelInferRequest")()
-        copy.CopyFrom(self._first)
-        return copy
 
 
 class GrpcEncoder:

@@ -85,7 +85,7 @@ class HttpRequest:
 
 
 class PreparedHttp(HttpRequest):
-    """An encoded inference request, which can be resent as another part of a sequence or with another id."""
+    """An encoded inference request, which can be resent as another part of a sequence."""
 
     __slots__ = ("_blobs", "_encoder", "_fields", "_parameters", "_path", "_tensors")
 
@@ -121,9 +121,6 @@ class PreparedHttp(HttpRequest):
         """Return a copy with this queue timeout."""
         parameters = {**self._parameters, "timeout": timeout_us}
         return PreparedHttp(self._encoder, self._path, self._fields, parameters, self._tensors, self._blobs)
-
-    def with_id(self, id: str) -> "PreparedHttp":
-        return PreparedHttp(self._encoder, self._path, {"id": id}, self._parameters, self._tensors, self._blobs)
 
 
 class HttpEncoder:

@@ -91,20 +91,6 @@ class ResponseReader:
         is_begun: Whether any byte of it has arrived.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_chunks",
-        "_heads",
-        "_interims",
-        "_is_over",
-        "_keeps",
-        "_limit",
-        "_parts",
-        "head",
-        "is_begun",
-        "received",
-    )
-
     def __init__(self, heads: Heads, limit: int) -> None:
         """Create a reader.
 
@@ -231,8 +217,6 @@ class ResponseReader:
 
 class _Chunks:
     """A wrapper around llhttp for heads and chunked bodies."""
-
-    __slots__ = ("_headers", "_is_complete", "_parser", "_reader")
 
     def __init__(self, reader: ResponseReader) -> None:
         self._reader = reader

@@ -67,9 +67,6 @@ class PreparedRequest(Protocol):
     def with_sequence(self, correlation_id: int | str, start: bool, end: bool) -> "PreparedRequest":
         """Return a copy as a part of a sequence. Costs a few microseconds: the tensors stay encoded."""
 
-    def with_id(self, id: str) -> "PreparedRequest":
-        """Return a copy with another request id. Costs a few microseconds: the tensors stay encoded."""
-
     @property
     def byte_size(self) -> int:
         """Approximate number of bytes sent."""

@@ -249,11 +249,6 @@ class InFlight:
         idle: Set when no request is left; None while no task waits for that.
     """
 
-    __slots__ = (
-        "_busy_poll", "_config", "_deadlocks", "_labels", "_version",
-        "idle", "metrics", "order", "owner", "requests",
-    )  # fmt: skip
-
     def __init__(
         self,
         config: ModelConfig,

@@ -88,8 +88,6 @@ class BackPressure:
         unsent_bytes_max: Bytes of responses to unary calls that may wait for the client's windows.
     """
 
-    __slots__ = ("_calls", "_endings", "_http2", "deferred", "unsent_bytes_max")
-
     def __init__(self, http2: ServerConnection, calls: dict[int, GrpcCall], unsent_bytes_max: int) -> None:
         self.deferred: dict[int, DeferredCall] = {}
         self.unsent_bytes_max = unsent_bytes_max

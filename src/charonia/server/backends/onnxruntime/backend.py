@@ -360,8 +360,6 @@ class ConvertedOnnx:
         }
 
 
-Convert = Callable[[Array], Array]
-
 _BFLOAT16 = 16
 """ONNX's number of the type."""
 
