@@ -221,8 +221,6 @@ class Backoff:
         failures: How often the delay has grown.
     """
 
-    __slots__ = ("_delay_s", "_not_before_s", "failures")
-
     def __init__(self) -> None:
         self._delay_s = 0.0
         self._not_before_s = 0.0

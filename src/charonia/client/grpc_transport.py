@@ -281,21 +281,6 @@ class GrpcClientConnection(asyncio.Protocol):
         problem: Why the other end is not a gRPC server, "" if it is.
     """
 
-    __slots__ = (
-        "_calls",
-        "_flush_is_due",
-        "_greeting",
-        "_http2",
-        "_is_greeted",
-        "_is_paused",
-        "_is_reading",
-        "_is_retired",
-        "_owner",
-        "_transport",
-        "is_lost",
-        "problem",
-    )
-
     def __init__(self, owner: "GrpcTransport") -> None:
         self._owner = owner
         self._http2 = ClientConnection()

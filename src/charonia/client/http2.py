@@ -66,8 +66,6 @@ class Http2Error(Exception):
 class ClientConnection:
     """Bytes in, events out; requests in, bytes out."""
 
-    __slots__ = ("_connection",)
-
     def __init__(self) -> None:
         self._connection = ngh2.Connection(
             ngh2.Role.CLIENT, ngh2.Configuration(max_inbound_header_list_size=HEADER_LIST_BYTES_MAX)

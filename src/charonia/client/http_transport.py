@@ -101,8 +101,6 @@ class HttpClientConnection(asyncio.Protocol):
         is_lost: Whether it is closed.
     """
 
-    __slots__ = ("_exchange", "_is_paused", "_owner", "_reader", "_transport", "is_lost")
-
     def __init__(self, owner: "HttpTransport") -> None:
         self._owner = owner
         self._reader = ResponseReader(owner.heads, owner.options.response_bytes_max)

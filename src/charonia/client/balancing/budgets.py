@@ -24,8 +24,6 @@ class RetryBudget:
         ratio: Retries that a request adds.
     """
 
-    __slots__ = ("_ratio", "_tokens")
-
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._tokens = TOKENS_MAX if ratio else 0.0
@@ -43,8 +41,6 @@ class RetryBudget:
 
 class Latencies:
     """The 95th percentile of the recent latencies of each model."""
-
-    __slots__ = ("_models",)
 
     def __init__(self) -> None:
         self._models: dict[str, _Recent] = {}

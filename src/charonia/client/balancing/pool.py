@@ -80,22 +80,6 @@ class PoolServer:
         is_gone: Whether it was removed from the client's servers.
     """
 
-    __slots__ = (
-        "_delay_ns",
-        "_heard_ns",
-        "_in_since_ns",
-        "_is_asked",
-        "_is_suspect",
-        "_probe_at_ns",
-        "endpoint",
-        "errors",
-        "is_gone",
-        "latency_ns",
-        "outstanding",
-        "samples",
-        "trouble",
-    )
-
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.outstanding = 0
