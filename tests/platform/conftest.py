@@ -19,8 +19,13 @@ from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 
-on_both = pytest.mark.parametrize("app", ["sqlite", "postgresql"], indirect=True)
+on_both = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 """For tests of what depends on the database: text search, JSON, locks."""
+
+
+@pytest.fixture
+def database_kind(request: pytest.FixtureRequest) -> str:
+    return str(getattr(request, "param", "sqlite"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,8 +56,10 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def app(request: pytest.FixtureRequest, prepared: tuple[Path, str], tmp_path: Path) -> Iterator[FastAPI]:
-    is_file = getattr(request, "param", "sqlite") == "sqlite"
+def app(
+    request: pytest.FixtureRequest, database_kind: str, prepared: tuple[Path, str], tmp_path: Path
+) -> Iterator[FastAPI]:
+    is_file = database_kind == "sqlite"
     url = "" if is_file else request.getfixturevalue("postgresql_url")
     if is_file:
         shutil.copytree(prepared[0], tmp_path, dirs_exist_ok=True)
@@ -114,10 +121,10 @@ def postgresql_url(postgresql_server: str) -> Iterator[str]:
     database.close()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """An empty database with all tables, of each kind."""
-    is_file = request.param == "sqlite"
+@pytest.fixture
+def database(request: pytest.FixtureRequest, database_kind: str, tmp_path: Path) -> Iterator[Database]:
+    """An empty database with all tables."""
+    is_file = database_kind == "sqlite"
     url = f"sqlite:///{tmp_path / 'platform.sqlite'}" if is_file else request.getfixturevalue("postgresql_url")
     made = Database(url)
     made.migrate()

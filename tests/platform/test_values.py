@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from pydantic import AfterValidator, AllowInfNan, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
+from tests.platform.conftest import on_both
 from tests.platform.test_app import api_routes
 from tests.support.platform_models import add_version
 
@@ -143,6 +144,7 @@ def on_each(tmp_path: Path, database: Database) -> Iterator[TestClient]:
 HUGE = (INTEGER_MAX + 1, 3_000_000_000, 2**63, 10**400)
 
 
+@on_both
 def test_numbers_and_texts_that_a_database_cannot_store_are_refused(on_each: TestClient) -> None:
     refused = [
         *(f"/api/v1/tasks/{number}" for number in HUGE),
@@ -167,6 +169,7 @@ def test_numbers_and_texts_that_a_database_cannot_store_are_refused(on_each: Tes
 VALUES = ("9223372036854775808", "3000000000", "-1", "a%00b", "%EF%BF%BF", "1e400", "NaN")
 
 
+@on_both
 def test_no_value_in_a_path_or_a_query_is_a_fault_of_the_platform(on_each: TestClient) -> None:
     calls = on_each.get(OPENAPI_PATH).json()["paths"]
     statuses = {}
@@ -182,9 +185,9 @@ def test_no_value_in_a_path_or_a_query_is_a_fault_of_the_platform(on_each: TestC
     assert {call: status for call, status in statuses.items() if status >= 500} == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
+@on_both
+def test_a_body_outside_of_its_domain_is_refused(on_each: TestClient) -> None:
+    for path, body in (
         ("/api/v1/keys", '{"name": "a", "roles": [{"role": "viewer"}], "expires": 1e20}'),
         ("/api/v1/keys", '{"name": "a", "roles": [{"role": "viewer"}], "expires": NaN}'),
         ("/api/v1/users", '{"name": "a", "email": "\\u0000"}'),
@@ -196,14 +199,13 @@ def test_no_value_in_a_path_or_a_query_is_a_fault_of_the_platform(on_each: TestC
         (f"{PROJECT}/deployments", '{"name": "a", "models": [{"name": "echo", "config": {"a": "\\u0000"}}]}'),
         (f"{PROJECT}/uploads", '{"files": [{"path": "a", "size": 9223372036854775808}]}'),
         (f"{PROJECT}/jobs/tune", '{"model": "echo", "version": 1, "minutes": NaN}'),
-    ],
-)
-def test_a_body_outside_of_its_domain_is_refused(path: str, body: str, on_each: TestClient) -> None:
-    answer = on_each.post(path, content=body, headers={"Content-Type": "application/json"})
+    ):
+        answer = on_each.post(path, content=body, headers={"Content-Type": "application/json"})
 
-    assert answer.status_code == 400, answer.text
+        assert answer.status_code == 400, (path, body, answer.text)
 
 
+@on_both
 def test_a_key_whose_end_an_earlier_release_stored_without_bounds_is_shown(on_each: TestClient) -> None:
     on_each.post("/api/v1/keys", json={"name": "a", "roles": [{"role": "viewer"}], "expires": TIME_S_MAX})
     database = on_each.app.state.platform.database  # type: ignore[attr-defined]
@@ -229,6 +231,7 @@ def test_a_model_without_versions_has_a_page(on_each: TestClient) -> None:
     assert "Version 0" not in page.text
 
 
+@on_both
 def test_a_page_of_revisions_past_the_end_is_empty(on_each: TestClient) -> None:
     spec = {"name": "reader", "models": [{"name": "echo", "versions": [1]}]}
     assert on_each.post(f"{PROJECT}/deployments", json=spec).status_code == 201

@@ -11,7 +11,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinished
 from schemathesis.schemas import BaseSchema
 
-EXAMPLES = 6
+EXAMPLES = 3
 """Random cases of each operation, beside those that cover the bounds of each parameter and undeclared methods."""
 
 

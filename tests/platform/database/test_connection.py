@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from tests.platform.conftest import on_both
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database import connection as module
@@ -22,6 +23,7 @@ def add_project(database: Database, name: str) -> None:
         session.add(ProjectRow(name=name, created=now()))
 
 
+@on_both
 def test_migrations_make_the_tables_that_the_code_has(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -29,6 +31,7 @@ def test_migrations_make_the_tables_that_the_code_has(database: Database) -> Non
         assert compare_metadata(context, PlatformTable.metadata) == []
 
 
+@on_both
 def test_a_database_of_the_first_release_is_migrated(database: Database) -> None:
     add_project(database, "a")
     with database.engine.begin() as connection:
@@ -48,6 +51,7 @@ def test_a_database_of_the_first_release_is_migrated(database: Database) -> None
         assert session.query(LeaseRow.holder).all() == [("",)]
 
 
+@on_both
 def test_migrating_again_changes_nothing(database: Database) -> None:
     add_project(database, "a")
 
@@ -57,6 +61,7 @@ def test_migrating_again_changes_nothing(database: Database) -> None:
         assert session.query(ProjectRow.name).filter_by(name="a").all() == [("a",)]
 
 
+@on_both
 def test_what_fails_in_the_middle_leaves_nothing(database: Database) -> None:
     def fail() -> None:
         with database.transaction() as session:
@@ -71,6 +76,7 @@ def test_what_fails_in_the_middle_leaves_nothing(database: Database) -> None:
         assert session.query(ProjectRow).filter_by(name="b").count() == 0
 
 
+@on_both
 def test_a_name_that_is_taken_is_a_conflict(database: Database) -> None:
     add_project(database, "a")
 
@@ -80,6 +86,7 @@ def test_a_name_that_is_taken_is_a_conflict(database: Database) -> None:
     assert raised.value.code is Code.ALREADY_EXISTS
 
 
+@on_both
 def test_many_writers_wait_for_each_other(database: Database) -> None:
     with database.transaction() as session:
         session.add(KeyRow(name="k", digest="d", created=now(), used=0.0))
@@ -97,6 +104,7 @@ def test_many_writers_wait_for_each_other(database: Database) -> None:
         assert session.query(KeyRow).one().used == 40
 
 
+@on_both
 def test_readers_do_not_wait_for_a_writer(database: Database) -> None:
     add_project(database, "a")
     with database.transaction() as session:
@@ -156,6 +164,7 @@ def test_a_full_disk_is_said_so_and_nothing_half_is_written(tmp_path: Path) -> N
     database.close()
 
 
+@on_both
 def test_a_full_disk_of_postgresql_is_known_by_its_state(database: Database) -> None:
     class DiskFullError(Exception):
         sqlstate = "53100"

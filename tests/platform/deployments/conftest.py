@@ -69,9 +69,9 @@ class Stage:
         return {"name": name, "models": [model], **more}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
-    is_postgresql = request.param == "postgresql"
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, database_kind: str, tmp_path: Path) -> Iterator[Stage]:
+    is_postgresql = database_kind == "postgresql"
     stage = Stage(tmp_path, request.getfixturevalue("postgresql_url") if is_postgresql else "")
     for content in (b"one", b"two", b"three"):
         add_version(stage.database, tmp_path, "echo", {"config.pbtxt": b'backend: "identity"', "1/model": content})

@@ -2,6 +2,7 @@
 
 import time
 
+from tests.platform.conftest import on_both
 from tests.platform.deployments.conftest import ADA, Stage
 from tests.support.statements import noted
 
@@ -28,6 +29,7 @@ def test_a_hundred_deployments_of_which_nothing_is_to_be_done_cost_little(stage:
     assert used_s / simulated_s < CORE_SHARE_MAX
 
 
+@on_both
 def test_a_list_of_a_hundred_takes_as_many_statements_as_one_of_two(stage: Stage) -> None:
     for number in range(COUNT):
         stage.deployments.changes.create(ADA, "default", stage.spec(f"reader-{number:03}"))

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import select
+from tests.platform.conftest import on_both
 from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import Code, ServingError
@@ -14,6 +15,7 @@ from charonia.platform.people.access import Grant, NotPermittedError, Principal,
 from tests.support.platform_models import add_version  # isort: skip
 
 
+@on_both
 def test_a_deployment_is_created_and_gets_ready(stage: Stage) -> None:
     plan = stage.deployments.changes.create(ADA, "default", stage.spec())
     stage.pass_s(3)
@@ -26,6 +28,7 @@ def test_a_deployment_is_created_and_gets_ready(stage: Stage) -> None:
     assert stage.target.applied[0].models[0].digests.keys() == {3}
 
 
+@on_both
 def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
 
@@ -37,6 +40,7 @@ def test_the_second_of_two_who_change_the_same_revision_gets_a_conflict(stage: S
     assert stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["versions"] == [2]
 
 
+@on_both
 def test_of_many_who_change_a_revision_at_the_same_time_one_succeeds(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
 
@@ -110,6 +114,7 @@ def test_the_same_specification_again_tries_again_what_has_failed(stage: Stage) 
     assert stage.deployments.reads.get(ADA, "default", "reader").state == "ready"
 
 
+@on_both
 def test_back_to_the_revision_before_is_a_new_revision(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(versions=[1]))
     stage.pass_s(3)
@@ -129,6 +134,7 @@ def test_back_to_the_revision_before_is_a_new_revision(stage: Stage) -> None:
     ]
 
 
+@on_both
 def test_a_deployment_is_stopped_started_and_removed(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec())
     stage.pass_s(3)
@@ -197,6 +203,7 @@ def test_a_deployment_cannot_make_code_of_data_without_permission(stage: Stage) 
         stage.deployments.changes.create(deployer, "default", spec)
 
 
+@on_both
 def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(keys=True))
     stage.pass_s(3)

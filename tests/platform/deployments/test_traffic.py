@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.platform.conftest import on_both
 from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import ServingError, unavailable
@@ -41,6 +42,7 @@ def traffic(stage: Stage) -> Any:
     return stage.deployments.reads.get(ADA, "default", "reader").spec["models"][0]["traffic"]
 
 
+@on_both
 def test_new_weights_are_a_revision_and_the_rest_stays(stage: Stage, server: dict[str, Any]) -> None:
     stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"weights": {"1": 90, "2": 10}})
 
@@ -55,6 +57,7 @@ def test_a_member_that_is_null_is_taken_out(stage: Stage, server: dict[str, Any]
     assert traffic(stage) == {"weights": {"1": 100}}
 
 
+@on_both
 def test_a_canary_plan_goes_to_the_server_and_its_end_is_a_revision(stage: Stage, server: dict[str, Any]) -> None:
     stage.deployments.servers.set_traffic(ADA, "default", "reader", "echo", {"canary": PLAN})
     assert server["asked"] == [{"canary": PLAN}]

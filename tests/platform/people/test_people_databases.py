@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.platform.conftest import on_both
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.connection import Database
@@ -13,6 +14,7 @@ ROOT = Principal.of("root", [Grant(ProjectRole.ADMIN)])
 CALLERS = 8
 
 
+@on_both
 def test_a_link_that_many_use_at_once_signs_in_one(database: Database) -> None:
     with database.transaction() as session:
         link = users.new_link(session, users.owner(session))
@@ -29,6 +31,7 @@ def test_a_link_that_many_use_at_once_signs_in_one(database: Database) -> None:
     assert visitor.principal.everywhere is ProjectRole.ADMIN
 
 
+@on_both
 def test_a_name_that_many_want_at_once_is_given_once(database: Database) -> None:
     def make(_: int) -> bool:
         try:
@@ -43,6 +46,7 @@ def test_a_name_that_many_want_at_once_is_given_once(database: Database) -> None
         assert sum(pool.map(make, range(CALLERS))) == 1
 
 
+@on_both
 def test_who_leaves_takes_roles_and_sessions_along(database: Database) -> None:
     with database.transaction() as session:
         projects.create(session, ROOT, "vision")
@@ -64,6 +68,7 @@ def test_who_leaves_takes_roles_and_sessions_along(database: Database) -> None:
         assert keys.holder(session, secret, "") is None
 
 
+@on_both
 def test_a_change_that_fails_leaves_nothing_in_the_log(database: Database) -> None:
     def fail_later() -> None:
         with database.transaction() as session:

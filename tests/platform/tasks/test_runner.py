@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.platform.conftest import on_both
 
 from charonia.core.errors import TooManyError, invalid
 from charonia.platform.database.connection import Database, now
@@ -131,6 +132,7 @@ def test_a_task_that_runs_is_cancelled_with_its_command(make: Make) -> None:
     assert tasks.when(number, "cancelled").reason == "it was cancelled"
 
 
+@on_both
 def test_a_task_that_waits_is_cancelled_at_once(make: Make) -> None:
     tasks = make({"sleep": sleep})
     numbers = [tasks.add("sleep") for _ in range(3)]
@@ -168,6 +170,7 @@ def test_a_command_that_has_said_enough_is_ended(make: Make) -> None:
     assert tasks.log(number) == "almost\nthere\n"
 
 
+@on_both
 def test_what_ran_when_the_platform_ended_runs_again(make: Make) -> None:
     first = make({"sleep": sleep})
     number = first.add("sleep")
@@ -181,6 +184,7 @@ def test_what_ran_when_the_platform_ended_runs_again(make: Make) -> None:
     assert (task.result, task.attempts) == ({"again": True}, 2)
 
 
+@on_both
 def test_what_ends_the_platform_each_time_is_given_up(make: Make, database: Database) -> None:
     tasks = make({})
     with database.transaction() as session:
@@ -193,6 +197,7 @@ def test_what_ends_the_platform_each_time_is_given_up(make: Make, database: Data
     assert "the platform ended each time" in again.when(task.id, "failed").reason
 
 
+@on_both
 def test_there_is_a_limit_of_tasks_that_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "WAITING_MAX", 0)
     tasks = make({})
@@ -234,6 +239,7 @@ def test_the_project_with_the_least_work_is_next(
     assert next_project(heads, busy, turns) == expected
 
 
+@on_both
 def test_one_project_does_not_take_all_slots(make: Make, database: Database) -> None:
     release = threading.Event()
     order = list[int]()
