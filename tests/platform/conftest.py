@@ -4,17 +4,19 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, inspect, text, update
+from sqlalchemy import Engine, inspect, select, text, update
 from tests.support.postgresql import find_programs, postgresql
+from tests.support.process import eventually
 
 from charonia.platform.app import make_app
 from charonia.platform.database import connection
 from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import LeaseRow
+from charonia.platform.database.tables import LeaseRow, TaskRow
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
@@ -96,6 +98,18 @@ def admin(anybody: TestClient, link: str, platform: Platform) -> TestClient:
     key = (platform.settings.data / "owner.key").read_text().strip()
     anybody.headers["Authorization"] = f"Bearer {key}"
     return anybody
+
+
+def when_ended(client: TestClient, number: int, wait_s: float = 150.0) -> dict[str, Any]:
+    """Wait for the end of a task, and return it. The database is polled: a call would take longer than the pause."""
+    database: Database = client.app.state.platform.database  # type: ignore[attr-defined]
+
+    def has_ended() -> bool:
+        with database.engine.connect() as link:
+            return bool(link.scalar(select(TaskRow.ended).where(TaskRow.id == number)))
+
+    assert eventually(has_ended, wait_s)
+    return dict(client.get(f"/api/v1/tasks/{number}").json())
 
 
 @pytest.fixture(scope="session")

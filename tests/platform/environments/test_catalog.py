@@ -28,7 +28,7 @@ from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.tasks.runner import TaskRunner
 
 UV = """\
-#!{python}
+#!{python} -IS
 import json, sys, pathlib
 arguments = sys.argv[1:]
 with open({log!r}, "a") as log:

@@ -7,23 +7,13 @@ from typing import Any
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from tests.platform.conftest import when_ended
 from tests.support.models import mlp
 from tests.support.platform_models import add_version, short_levels
 
 from charonia.platform.state import Platform
 
 PROJECT = "/api/v1/projects/default"
-
-
-def when_ended(client: TestClient, answer: Any, wait_s: float = 150) -> dict[str, Any]:
-    assert answer.status_code == 202, answer.text
-    deadline = time.monotonic() + wait_s
-    while True:
-        task: dict[str, Any] = client.get(f"/api/v1/tasks/{answer.json()['id']}").json()
-        if task["ended"]:
-            return task
-        assert time.monotonic() < deadline, task
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -56,7 +46,7 @@ def test_a_model_of_a_deployment_is_measured(
     short_levels(monkeypatch)
     body = {"deployment": deployment, "model": "mlp", "concurrency": "1:2"}
 
-    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/perf", json=body))
+    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/perf", json=body).json()["id"])
 
     assert task["state"] == "done", admin.get(f"/api/v1/tasks/{task['id']}/log").text
     assert [level["load"] for level in task["result"]["levels"]] == [1, 2]
@@ -119,7 +109,7 @@ def test_a_search_that_would_run_code_needs_the_permission_for_it(admin: TestCli
 def test_a_search_finds_a_configuration_that_is_offered(admin: TestClient, model: str) -> None:
     body = {"model": model, "version": 1, "minutes": 0.1}
 
-    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/tune", json=body))
+    task = when_ended(admin, admin.post(f"{PROJECT}/jobs/tune", json=body).json()["id"])
 
     assert task["state"] == "done", admin.get(f"/api/v1/tasks/{task['id']}/log").text
     assert task["files"] == ["report.html", "tune.json"]
@@ -140,7 +130,7 @@ def test_a_search_is_cancelled(admin: TestClient, model: str) -> None:
 
     admin.post(f"/api/v1/tasks/{number}/cancel")
 
-    assert when_ended(admin, answer)["state"] == "cancelled"
+    assert when_ended(admin, answer.json()["id"])["state"] == "cancelled"
 
 
 @pytest.mark.parametrize("body", [{"model": "none", "version": 1}, {"model": "mlp", "version": 9}])

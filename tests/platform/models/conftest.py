@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
-from tests.support.process import eventually
+from tests.platform.conftest import when_ended
 
-from charonia.platform.database.connection import Database
-from charonia.platform.database.tables import TaskRow
 from charonia.platform.models import arrival
 
 MODELS = "/api/v1/projects/default/models"
@@ -57,14 +54,7 @@ def add_files(
 
 def settled(client: TestClient, name: str, number: int) -> dict[str, Any]:
     """Return a version when it is ready or refused, and its task has ended."""
-    task = client.get(f"{MODELS}/{name}/versions/{number}").json()["task"]
-    database: Database = client.app.state.platform.database  # type: ignore[attr-defined]
-
-    def has_ended() -> bool:  # asked directly: a call of the API takes longer than the pause between two
-        with database.engine.connect() as connection:
-            return bool(connection.scalar(select(TaskRow.ended).where(TaskRow.id == task)))
-
-    assert eventually(has_ended, 300)
+    when_ended(client, client.get(f"{MODELS}/{name}/versions/{number}").json()["task"], 300)
     found: dict[str, Any] = client.get(f"{MODELS}/{name}/versions/{number}").json()
     assert found["state"] in ("ready", "refused")
     return found

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.platform.conftest import when_ended
 from tests.platform.models.conftest import MODELS, add, settled
 from tests.support.git_server import GitServer, git_server, ssh_server
-from tests.support.process import eventually
 
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.database.tables import DeploymentRow
@@ -305,8 +305,7 @@ def test_a_push_to_a_repository_reaches_the_models_that_the_deployment_has(
 
     def push() -> list[dict[str, Any]]:
         task = admin.post(path, content=body, headers=signed(body, "github")).json()["task"]
-        assert eventually(lambda: bool(admin.get(f"/api/v1/tasks/{task}").json()["ended"]))
-        versions = admin.get(f"/api/v1/tasks/{task}").json()["result"]["versions"]
+        versions = when_ended(admin, task)["result"]["versions"]
         for each in versions:
             assert settled(admin, each["model"], each["number"])["state"] == "ready"
         return list(versions)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.platform.conftest import when_ended
 from tests.platform.models.conftest import MODELS, add, add_files, send, settled
-from tests.support.process import eventually
 
 from charonia.config.pbtxt import parse
 from charonia.platform.models.pipeline import CALLS_MAX, calls_of, stages
@@ -48,8 +48,7 @@ def added(client: TestClient, files: dict[str, bytes], name: str = "models") -> 
     """Add a repository, and return its versions when they are settled."""
     place = {"source": {"kind": "upload", "place": send(client, files)}}
     task = client.post(f"{MODELS}/{name}/versions", json=place).json()["task"]
-    assert eventually(lambda: bool(client.get(f"/api/v1/tasks/{task}").json()["ended"]))
-    found = client.get(f"/api/v1/tasks/{task}").json()
+    found = when_ended(client, task)
     assert found["state"] == "done", found
     return [settled(client, each["model"], each["number"]) for each in found["result"]["versions"]]
 

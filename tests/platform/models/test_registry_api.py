@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
-from tests.platform.conftest import on_both
+from tests.platform.conftest import on_both, when_ended
 from tests.platform.models.conftest import MODELS, UPLOADS, add_files, send, settled
+from tests.support.process import eventually
 from tests.support.statements import noted
 
 from charonia.platform.database.connection import now
@@ -389,9 +390,7 @@ def test_a_number_is_not_given_twice_and_files_go_with_their_last_version(
     admin.delete(f"{MODELS}/a/versions/2")
 
     number = max(task["id"] for task in admin.get("/api/v1/projects/default/tasks").json())
-    while not admin.get(f"/api/v1/tasks/{number}").json()["ended"]:
-        pass
-    assert admin.get(f"/api/v1/tasks/{number}").json()["result"] == {"files": 1, "bytes": 3, "uploads": 0}
+    assert when_ended(admin, number)["result"] == {"files": 1, "bytes": 3, "uploads": 0}
     assert not blob.exists()
     assert add_files(admin, "a", {"a.onnx": b"three"})["number"] == 3
 
@@ -421,8 +420,7 @@ def test_a_check_that_runs_is_cancelled(admin: TestClient, platform: Platform, m
     batch = send(admin, {"a.onnx": b"weights"})
     body = {"source": {"kind": "upload", "place": batch}}
     added = admin.post(f"{MODELS}/a/versions", json=body).json()
-    while admin.get(f"{MODELS}/a/versions/1").json()["state"] != "checking":
-        pass
+    assert eventually(lambda: bool(admin.get(f"{MODELS}/a/versions/1").json()["state"] == "checking"))
 
     admin.post(f"/api/v1/tasks/{added['task']}/cancel")
 
