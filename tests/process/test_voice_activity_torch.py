@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import files
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -38,41 +39,55 @@ def network() -> Path:
     return Path(str(found[0].locate()))
 
 
-def own_probabilities(network: Path, pieces: list[Any]) -> list[float]:
-    import torch
-
-    model = torch.jit.load(network)  # type: ignore[no-untyped-call]
-    with torch.inference_mode():
-        return [model(torch.from_numpy(piece)[None], SAMPLE_RATE).item() for piece in pieces]
-
-
-def test_the_server_keeps_the_state_of_each_stream(network: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def server(network: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A server of both: importing PyTorch and optimising the networks takes seconds."""
+    repository = tmp_path_factory.mktemp("models")
     for name in ("make_repository", "torch_network"):
-        command = [sys.executable, str(EXAMPLE / f"{name}.py"), str(tmp_path)]
+        command = [sys.executable, str(EXAMPLE / f"{name}.py"), str(repository)]
         subprocess.run(command, check=True, timeout=120, capture_output=True)
-    listen = script("listen")
-    pieces = list(listen.pieces(script("voice").recording()))
-
-    with ServeProcess(tmp_path) as server:
-        found = list(listen.speech(server.grpc, pieces))
-
-    np.testing.assert_allclose(found, own_probabilities(network, pieces), atol=1e-4)
-    assert max(found) > 0.9
-
-
-def test_the_file_is_served_as_it_is_with_its_state_inside(network: Path, tmp_path: Path) -> None:
-    version = tmp_path / "vad" / "1"
+    version = repository / "vad" / "1"
     version.mkdir(parents=True)
     shutil.copy(network, version / "model.pt")
-    (tmp_path / "vad" / "config.pbtxt").write_text(
+    (repository / "vad" / "config.pbtxt").write_text(
         "backend: 'pytorch' "
         "input { name: 'x' data_type: TYPE_FP32 dims: [ 1, 512 ] } "
         "input { name: 'sr' data_type: TYPE_INT64 dims: [ 1 ] } "
         "output { name: 'speech' data_type: TYPE_FP32 dims: [ 1, 1 ] }",
         encoding="utf-8",
     )
-    pieces = list(script("listen").pieces(script("voice").recording()))[:40]
+    with ServeProcess(repository) as running:
+        yield running
 
+
+@pytest.fixture(scope="module")
+def spoken() -> list[Any]:
+    """The pieces of a recording, one after the other."""
+    return list(script("listen").pieces(script("voice").recording()))
+
+
+@pytest.fixture(scope="module")
+def probabilities(network: Path, spoken: list[Any]) -> list[float]:
+    """What the network itself answers."""
+    import torch
+
+    model = torch.jit.load(network)  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        return [model(torch.from_numpy(piece)[None], SAMPLE_RATE).item() for piece in spoken]
+
+
+def test_the_server_keeps_the_state_of_each_stream(
+    server: ServeProcess, spoken: list[Any], probabilities: list[float]
+) -> None:
+    found = list(script("listen").speech(server.grpc, spoken))
+
+    np.testing.assert_allclose(found, probabilities, atol=1e-4)
+    assert max(found) > 0.9
+
+
+def test_the_file_is_served_as_it_is_with_its_state_inside(
+    server: ServeProcess, spoken: list[Any], probabilities: list[float]
+) -> None:
     def ask(client: http.InferenceServerClient, piece: Any) -> float:
         x = http.InferInput("x", [1, 512], "FP32")
         x.set_data_from_numpy(piece.reshape(1, 512).astype(np.float32))
@@ -80,7 +95,7 @@ def test_the_file_is_served_as_it_is_with_its_state_inside(network: Path, tmp_pa
         rate.set_data_from_numpy(np.array([SAMPLE_RATE]))
         return float(client.infer("vad", [x, rate]).as_numpy("speech")[0, 0])
 
-    with ServeProcess(tmp_path) as server, http.InferenceServerClient(server.http) as client:
-        found = [ask(client, piece) for piece in pieces]
+    with http.InferenceServerClient(server.http) as client:
+        found = [ask(client, piece) for piece in spoken[:40]]
 
-    np.testing.assert_allclose(found, own_probabilities(network, pieces), atol=1e-4)
+    np.testing.assert_allclose(found, probabilities[:40], atol=1e-4)
