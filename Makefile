@@ -34,8 +34,8 @@ COVERAGE_MIN := 95
 # What needs no process, model file or network: state machines, codecs, and the engine and front ends on fakes in memory.
 FAST_TESTS := $(PURE_TESTS) $(wildcard $(addprefix tests/server/,access ensembles execution explain grpc http lifecycle/test_* \
 	machine ragged rate_limiter response_cache sequences shared_memory tracing test_*) tests/tools/results tests/tools/report)
-# Four processes on two cores too: part of what the tests do is waiting for servers and clocks; with more, what a test waits
-# for takes too long. A file's tests run one after the other, in the order of tests/conftest.py. A process that crashes ends
+# Four processes on two cores too, beside the parts of tools/run_tests.py: part of what the tests do is waiting for servers and clocks; with
+# more, what a test waits for takes too long. A file's tests run one after the other, in the order of tests/conftest.py. A process that crashes ends
 # the run: pytest-xdist may wait forever for the tests that were left to it.
 PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 MUTANTS_ARGS ?=

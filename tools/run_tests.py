@@ -1,8 +1,8 @@
 """Run the tests of a tower, or all of them, and print one summary: results, and seconds by tower.
 
 Usage: python tools/run_tests.py [--tower=TOWER] [ARGUMENTS OF PYTEST...]
-The tests of a Ray cluster run in another process at the same time, without these arguments; their output follows at
-their end. All parts run, even when one fails; the exit status is 1 if any of them did.
+Tests of large libraries run at the same time in separate processes, without these arguments; their output follows
+at their end. All parts run, even when one fails; the exit status is 1 if any of them did.
 """
 
 import argparse
@@ -28,8 +28,21 @@ TOWERS = {
 }
 """Folders of tests by tower; those of what all towers stand on are the server's."""
 
-RAY_CLUSTER = "tests/ray/test_ray_cluster.py"
-"""A Ray cluster is a dozen processes that take 60 s and half of two cores: its tests begin first."""
+APART = {
+    "libraries": (
+        "server",
+        [
+            *("tests/gpu", "tests/server/backends", "tests/server/convert", "tests/process/test_estimator_files.py"),
+            *("tests/process/test_forests_served.py", "tests/process/test_openvino_server.py"),
+            *("tests/process/test_pytorch_server.py", "tests/process/test_sklearn_server.py"),
+        ],
+    ),
+    "Ray": ("platform", ["tests/ray", "tests/platform/targets/ray/test_ray_applications.py"]),
+}
+"""Tests whose modules import large libraries: their tower and their paths, by part.
+
+Every process of pytest-xdist imports all modules of its tests, which takes 18 s of CPU with these libraries and 7 s without.
+"""
 
 
 class Part(NamedTuple):
@@ -127,10 +140,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tower", choices=TOWERS)
     given, rest = parser.parse_known_args(arguments)
+    apart = {name: paths for name, (tower, paths) in APART.items() if given.tower in (None, tower)}
+    elsewhere = [path for paths in apart.values() for path in paths]
     folders = [f"tests/{folder}" for folder in TOWERS[given.tower].split()] if given.tower else ["tests"]
-    parts = {"tests": [*folders, f"--ignore={RAY_CLUSTER}", *rest]}
-    if given.tower in (None, "platform"):
-        parts["Ray"] = [RAY_CLUSTER]
+    rest += [f"--ignore={path}" for path in elsewhere]
+    parts = {"tests": [*(folder for folder in folders if folder not in elsewhere), *rest], **apart}
     return run_all(parts)
 
 

@@ -68,7 +68,7 @@ def spoken() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def probabilities(network: Path, spoken: list[Any]) -> list[float]:
-    """What the network itself answers."""
+    """The probabilities that PyTorch itself computes."""
     import torch
 
     model = torch.jit.load(network)  # type: ignore[no-untyped-call]

@@ -76,3 +76,15 @@ def test_each_folder_of_tests_belongs_to_one_tower() -> None:
     folders = {path.parent.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
 
     assert sorted(" ".join(run_tests.TOWERS.values()).split()) == sorted(folders)
+
+
+def test_only_separate_parts_import_large_libraries() -> None:
+    apart = [TESTS.parent / path for _, paths in run_tests.APART.values() for path in paths]
+    large = re.compile(
+        r"^(import|from) (lightgbm|openvino|pandas|ray|sklearn|torch|xgboost|charonia\.ray)\b", re.MULTILINE
+    )
+    importing = [path for path in TESTS.rglob("test_*.py") if large.search(path.read_text(encoding="utf-8"))]
+
+    assert importing
+    assert all(path.exists() for path in apart)
+    assert [path for path in importing if not {path, *path.parents} & set(apart)] == []
