@@ -54,6 +54,7 @@ async def served(grpc_limits: GrpcLimits | None = None) -> AsyncIterator[Served]
 async def scripted(talk: Talk, scheme: str = "http") -> AsyncIterator[str]:
     """Serve each connection with a function; yield the URL. A connection is closed when the function returns."""
     tasks: set[asyncio.Task[None]] = set()
+    transports: list[asyncio.WriteTransport] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -63,6 +64,7 @@ async def scripted(talk: Talk, scheme: str = "http") -> AsyncIterator[str]:
             writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transports.append(writer.transport)
         task = asyncio.get_running_loop().create_task(serve(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -76,6 +78,8 @@ async def scripted(talk: Talk, scheme: str = "http") -> AsyncIterator[str]:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+        for transport in transports:  # closing waits for clients to read what is written
+            transport.abort()
         await server.wait_closed()
 
 

@@ -70,6 +70,7 @@ class FaultyNetwork:
     ) -> None:
         self.port = 0
         self.clients: list[socket.socket] = []
+        self._transports: list[asyncio.WriteTransport] = []
         self.to_client, self.to_server = to_client, to_server
         self._target, self._tls = port, tls
         self._random = random.Random(0)
@@ -103,15 +104,21 @@ class FaultyNetwork:
         self._is_up.set()
         await self._is_over.wait()
         server.close()
+        await asyncio.sleep(0)  # what was accepted becomes a connection
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for transport in self._transports:  # closing waits for clients to read what is written
+            transport.abort()
+        await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.clients.append(writer.get_extra_info("socket"))
+        self._transports.append(writer.transport)
         with suppress(OSError, asyncio.CancelledError), closing(writer):
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            self._transports.append(back.transport)
             with closing(back):
                 ways = [self._pass(reader, back, "to_server"), self._pass(there, writer, "to_client")]
                 tasks = [asyncio.create_task(way) for way in ways]
