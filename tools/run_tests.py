@@ -32,16 +32,20 @@ APART = {
     "libraries": (
         "server",
         [
-            *("tests/gpu", "tests/server/backends", "tests/server/convert", "tests/process/test_estimator_files.py"),
-            *("tests/process/test_forests_served.py", "tests/process/test_openvino_server.py"),
-            *("tests/process/test_pytorch_server.py", "tests/process/test_sklearn_server.py"),
+            *("tests/gpu", "tests/server/convert"),
+            *(f"tests/server/backends/{name}" for name in ("fil", "pytorch", "sklearn")),
+            *(f"tests/server/backends/test_{name}.py" for name in ("mixed_pipelines", "openvino")),
+            *(f"tests/server/backends/python/test_{name}.py" for name in ("service_files", "tables")),
+            *(f"tests/process/test_{name}.py" for name in ("estimator_files", "forests_served")),
+            *(f"tests/process/test_{name}_server.py" for name in ("openvino", "pytorch", "sklearn")),
         ],
     ),
     "Ray": ("platform", ["tests/ray", "tests/platform/targets/ray/test_ray_applications.py"]),
 }
 """Tests whose modules import large libraries: their tower and their paths, by part.
 
-Every process of pytest-xdist imports all modules of its tests, which takes 18 s of CPU with these libraries and 7 s without.
+Every process of pytest-xdist imports all modules of its tests, which takes 18 s of CPU with these libraries and 7 s
+without.
 """
 
 
