@@ -203,24 +203,21 @@ def test_nested_numbers_are_a_batch(page: Page, server: ServeProcess) -> None:
     expect(output(page, "OUTPUT_INT8").locator("pre")).to_have_text("1  0\n0  1\n1  1")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+def test_what_does_not_fit_is_said_at_the_input(page: Page, server: ServeProcess) -> None:
+    show(page, server, "numbers")
+    for text, problem in (
         ("1, 2, 3", "3 elements do not fit n \u00d7 2"),
         ("[[1, 2], [3]]", "rows differ in length"),
         ("1, x", "expected a whole number, got x"),
         ("1, 128", "128 does not fit INT8: -128 to 127"),
         ("[1, 2", "a bracket is not closed"),
         ("", "enter a value"),
-    ],
-)
-def test_what_does_not_fit_is_said_at_the_input(page: Page, server: ServeProcess, text: str, problem: str) -> None:
-    show(page, server, "numbers")
-    field(page, "INPUT_INT8").locator("textarea").fill(text)
-    run(page)
+    ):
+        field(page, "INPUT_INT8").locator("textarea").fill(text)
+        run(page)
 
-    expect(field(page, "INPUT_INT8").locator(".problem")).to_contain_text(problem)
-    expect(page.locator(".answer")).to_contain_text("The answer appears here")
+        expect(field(page, "INPUT_INT8").locator(".problem")).to_contain_text(problem)
+        expect(page.locator(".answer")).to_contain_text("The answer appears here")
 
 
 def test_an_optional_input_is_sent_on_demand(page: Page, server: ServeProcess) -> None:
@@ -424,15 +421,15 @@ def test_names_and_texts_of_models_are_text(page: Page, tmp_path: Path) -> None:
         assert page.locator("img[src=x], .output b").count() == 0
 
 
-@pytest.mark.parametrize("width", [360, 800, 1280])
-def test_nothing_is_wider_than_the_screen(page: Page, server: ServeProcess, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
+def test_nothing_is_wider_than_the_screen(page: Page, server: ServeProcess) -> None:
     for model in ("numbers", "picture", "steps", "broken"):
         show(page, server, model)
         if model != "broken" and model != "picture":
             run(page)
             expect(page.locator(".output").first).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for width in (360, 800, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_phone_shows_the_list_or_a_model(page: Page, server: ServeProcess) -> None:
