@@ -26,7 +26,7 @@ from charonia.platform.database.tables import (
     UserRow,
     VersionRow,
 )
-from charonia.platform.deployments.history import LEVELS
+from charonia.platform.deployments.collector import LEVELS
 from charonia.platform.models.records import TensorRecord, VersionReport
 from charonia.platform.people.projects import DEFAULT
 from charonia.platform.settings import PlatformSettings

@@ -47,8 +47,7 @@ from charonia.tools.tune.profile import Event, Noted, TrialBegun, TrialDone, pro
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
-from charonia.tools.tune.summary import summary
-from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
+from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv, summary
 
 RESULTS = "results"
 """Folder of the export path that the files are in."""

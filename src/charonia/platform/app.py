@@ -1,4 +1,4 @@
-"""The composition root: the platform as one ASGI application, with its error responses."""
+"""The composition root: the platform as one ASGI application, with its error responses and security headers."""
 
 import errno
 import logging
@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import ValidationError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia.core.errors import Code, RefusalKind, ServingError, TooLargeError, TooManyError
 from charonia.platform.alerts import routes as alerts
@@ -47,8 +47,7 @@ from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.environments import catalog
 from charonia.platform.environments import routes as environments
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.jobs import jobs as measurements
-from charonia.platform.jobs import routes as jobs
+from charonia.platform.jobs import jobs
 from charonia.platform.models import routes as models
 from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.models.follow import Polls
@@ -56,13 +55,12 @@ from charonia.platform.models.sources import AllowedHosts
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
-from charonia.platform.people.headers import HEADERS, OwnPages, SecurityHeaders
 from charonia.platform.people.oidc import Provider
 from charonia.platform.repeats import RepeatedCalls, RepeatedError
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
-from charonia.platform.targets.kserve.opened import open_kserve
+from charonia.platform.targets.kserve.objects import open_kserve
 from charonia.platform.targets.kubernetes.opened import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.ray.target import open_ray
@@ -71,6 +69,85 @@ from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials import Trials
 from charonia.platform.values import TEXT_PATTERN
 from charonia.version import __version__
+from charonia.wire.browsers import foreign_page, host_name, is_local_host, listens_locally
+
+CONTENT_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+"""Headers that a route has already set are kept."""
+
+TRANSPORT_POLICY = "max-age=31536000"
+
+
+class SecurityHeaders:
+    """Adds the headers to the responses of an application."""
+
+    def __init__(self, app: ASGIApp, is_https: bool) -> None:
+        self._app = app
+        self._headers = HEADERS | ({"Strict-Transport-Security": TRANSPORT_POLICY} if is_https else {})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in self._headers.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+class OwnPages:
+    """Refuses changes by pages of other sites, and requests for hosts that are not this platform.
+
+    A session's token and the `SameSite` cookie protect signed-in users; this also covers calls without a session.
+
+    Args:
+        settings: Its settings. The host is checked if it listens on the loopback interface.
+    """
+
+    def __init__(self, app: ASGIApp, settings: PlatformSettings) -> None:
+        self._app = app
+        self._origin = settings.url.encode()
+        self._host = (urlsplit(settings.url).hostname or "") if listens_locally(settings.host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._problem(scope) if scope["type"] == "http" else ""
+        if problem:
+            hint = f"the platform is at {self._origin.decode()}; --public-url sets another address"
+            await JSONResponse({"error": problem, "hint": hint}, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> str:
+        headers = dict(scope["headers"])
+        field = headers.get(b"host", b"").decode("latin-1")
+        if self._host is not None and not is_local_host(field) and host_name(field) != self._host:
+            return f"requests for the host '{host_name(field)[:256]}' are not allowed"
+        page = foreign_page(scope["method"].encode(), headers) if headers.get(b"origin") != self._origin else ""
+        return f"requests of web pages of '{page}' are not allowed" if page else ""
+
 
 OPENAPI_PATH = "/api/openapi.json"
 
@@ -372,8 +449,8 @@ def make_platform(settings: PlatformSettings) -> Platform:
     )
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
-        measurements.PERF: measurements.perf_handler(targets, database, isolation),
-        measurements.TUNE: measurements.tune_handler(workloads, database, isolation),
+        jobs.PERF: jobs.perf_handler(targets, database, isolation),
+        jobs.TUNE: jobs.tune_handler(workloads, database, isolation),
         **version_handlers(versions),
     }
     tasks = TaskRunner(database, data / "tasks", handlers, lease)

@@ -8,7 +8,7 @@ import pytest
 
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import DeploymentRow, ProjectRow
-from charonia.platform.deployments.collector import OTHERS_S, WATCHED_S, Collector
+from charonia.platform.deployments.collector import OTHERS_S, WATCHED_S, Collector, FigureHistory
 from charonia.platform.deployments.figures import (
     Figures,
     FiguresPoint,
@@ -18,7 +18,6 @@ from charonia.platform.deployments.figures import (
     quantile_s,
     read_page,
 )
-from charonia.platform.deployments.history import FigureHistory
 
 PAGE = """
 # HELP nv_inference_request_success text

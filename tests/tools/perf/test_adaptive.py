@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from charonia.tools.perf import adaptive, samples
+from charonia.tools.perf import intervals, samples
 from charonia.tools.perf.api import MeasurePlan
 from charonia.tools.perf.samples import Rows
 
@@ -24,11 +24,11 @@ def closed_loop(seconds: float, mean_ns: float, spread: float, seed: int) -> Row
     return rows[done < seconds * SECOND]
 
 
-def time_to_settle(rows: Rows, plan: MeasurePlan) -> tuple[float, adaptive.Look] | None:
+def time_to_settle(rows: Rows, plan: MeasurePlan) -> tuple[float, intervals.Look] | None:
     """Look every quarter of a second until the level is settled."""
-    decision = adaptive.AdaptiveStop(plan, 0)
-    for now in range(adaptive.CHECK_NS, 60 * SECOND, adaptive.CHECK_NS):
-        found = adaptive.look(rows, 0, now, plan)
+    decision = intervals.AdaptiveStop(plan, 0)
+    for now in range(intervals.CHECK_NS, 60 * SECOND, intervals.CHECK_NS):
+        found = intervals.look(rows, 0, now, plan)
         ended = int(np.count_nonzero(rows[:, samples.DONE] < now))
         if decision.settled(found, ended):
             return now / SECOND, found
@@ -48,7 +48,7 @@ def test_a_steady_server_is_settled_within_two_seconds() -> None:
 
 
 def test_a_short_measurement_is_looked_at_four_times_and_ends_on_time() -> None:
-    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=0.4), begin_ns=SECOND)
+    decision = intervals.AdaptiveStop(MeasurePlan(time_max_s=0.4), begin_ns=SECOND)
 
     looks = [SECOND]
     while not decision.out_of_time(looks[-1]):
@@ -59,7 +59,7 @@ def test_a_short_measurement_is_looked_at_four_times_and_ends_on_time() -> None:
 
 @pytest.mark.parametrize("time_max_s", [1e-9, 0.1, 1.2 * 10 / 7, 1 / 3, 12.3456789012])
 def test_every_measurement_comes_to_its_end(time_max_s: float) -> None:
-    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=time_max_s), begin_ns=7)
+    decision = intervals.AdaptiveStop(MeasurePlan(time_max_s=time_max_s), begin_ns=7)
 
     at_ns = 7
     for _ in range(1000):
@@ -69,7 +69,7 @@ def test_every_measurement_comes_to_its_end(time_max_s: float) -> None:
 
 
 def test_a_long_measurement_is_looked_at_every_quarter_of_a_second_and_then_less_often() -> None:
-    decision = adaptive.AdaptiveStop(MeasurePlan(time_max_s=30), begin_ns=0)
+    decision = intervals.AdaptiveStop(MeasurePlan(time_max_s=30), begin_ns=0)
 
     assert decision.next_ns(0) == 250 * MS
     assert decision.next_ns(10 * SECOND) == 11 * SECOND
@@ -78,17 +78,17 @@ def test_a_long_measurement_is_looked_at_every_quarter_of_a_second_and_then_less
 
 def test_the_shortest_time_of_a_steady_level_can_be_chosen() -> None:
     rows = closed_loop(10, MS, 0.05, seed=1)
-    decision = adaptive.AdaptiveStop(MeasurePlan(time_min_s=0.2), 0)
+    decision = intervals.AdaptiveStop(MeasurePlan(time_min_s=0.2), 0)
 
-    settled = [decision.settled(adaptive.look(rows, 0, now * MS, MeasurePlan()), 100) for now in (100, 200, 300)]
+    settled = [decision.settled(intervals.look(rows, 0, now * MS, MeasurePlan()), 100) for now in (100, 200, 300)]
 
     assert settled == [False, False, True]
 
 
 def test_a_level_is_settled_by_two_tight_analyses_in_a_row_of_enough_requests() -> None:
-    tight = adaptive.look(closed_loop(10, MS, 0.05, seed=1), 0, SECOND, MeasurePlan())
+    tight = intervals.look(closed_loop(10, MS, 0.05, seed=1), 0, SECOND, MeasurePlan())
     loose = replace(tight, latency=replace(tight.latency, high=tight.latency.value * 2))
-    decision = adaptive.AdaptiveStop(MeasurePlan(time_min_s=1), 0)
+    decision = intervals.AdaptiveStop(MeasurePlan(time_min_s=1), 0)
 
     looks = [(tight, 39), (tight, 40), (loose, 50), (tight, 50), (loose, 60), (tight, 60), (tight, 60)]
     assert [decision.settled(*each) for each in looks] == [False, False, False, False, False, False, True]

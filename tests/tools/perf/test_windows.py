@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from charonia.tools.perf import outcome, samples, windows
+from charonia.tools.perf import outcome, samples
 from charonia.tools.perf.api import MeasurePlan, ServiceObjective
 from charonia.tools.perf.samples import Rows
 from charonia.tools.results.records import Window
@@ -26,12 +26,12 @@ def window(throughput: float, latency_ms: float) -> Window:
 
 
 def test_a_time_window_is_a_fifth_longer_than_asked_for() -> None:
-    assert windows.window_ns(5000) == 6 * SECOND
-    assert windows.window_ns(7) == 8 * MS
+    assert outcome.window_ns(5000) == 6 * SECOND
+    assert outcome.window_ns(7) == 8 * MS
 
 
 def test_a_request_counts_in_the_window_in_which_it_ended() -> None:
-    found = windows.measure(
+    found = outcome.measure(
         rows(request(1 * SECOND - 1, 5), request(1 * SECOND, SECOND), request(2 * SECOND, 5)),
         *(SECOND, 2 * SECOND),
         batch_size=8,
@@ -43,21 +43,21 @@ def test_a_request_counts_in_the_window_in_which_it_ended() -> None:
 
 
 def test_failures_are_counted_apart() -> None:
-    found = windows.measure(rows(request(10, 4), request(11, 6), request(12, 5, outcome=2)), 0, 100, 1, None)
+    found = outcome.measure(rows(request(10, 4), request(11, 6), request(12, 5, outcome=2)), 0, 100, 1, None)
 
     assert (found.window.request_count, found.window.error_count, found.window.latency_ns) == (2, 1, 5.0)
     assert found.deviation_ns == pytest.approx(2**0.5)
 
 
 def test_an_empty_window_is_zero() -> None:
-    found = windows.measure(samples.no_rows(), 5, 5, 1, 99).window
+    found = outcome.measure(samples.no_rows(), 5, 5, 1, 99).window
 
     assert (found.request_count, found.throughput, found.latency_ns) == (0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("percentile", "expected"), [(None, 50.5), (50, 51), (99, 99), (1, 2)])
 def test_the_latency_is_the_mean_or_the_nearest_rank(percentile: float | None, expected: float) -> None:
-    assert windows.stabilising_latency(np.arange(1, 101), percentile) == expected
+    assert outcome.stabilising_latency(np.arange(1, 101), percentile) == expected
 
 
 def test_a_time_line_has_the_requests_of_each_interval() -> None:
@@ -107,7 +107,7 @@ def test_an_interval_of_requests_is_from_the_first_send_to_the_last_end() -> Non
 
 def _differing(name: str, found: list[Window], agree: bool) -> list[str]:
     """Return what differs where only this does; too few windows do not agree at all."""
-    return [] if agree else [name] if len(found) >= windows.LAST else ["throughput", "latency"]
+    return [] if agree else [name] if len(found) >= outcome.LAST else ["throughput", "latency"]
 
 
 @pytest.mark.parametrize(
@@ -123,22 +123,22 @@ def _differing(name: str, found: list[Window], agree: bool) -> list[str]:
 def test_the_last_three_windows_agree_within_the_stability(throughputs: tuple[float, ...], agree: bool) -> None:
     found = [window(throughput, 5) for throughput in throughputs]
 
-    assert windows.differing(found, 0.1) == _differing("throughput", found, agree)
-    assert windows.differing([window(5, value) for value in throughputs], 0.1) == _differing("latency", found, agree)
+    assert outcome.differing(found, 0.1) == _differing("throughput", found, agree)
+    assert outcome.differing([window(5, value) for value in throughputs], 0.1) == _differing("latency", found, agree)
 
 
 def test_the_limit_is_reached_in_whole_milliseconds_of_a_late_window() -> None:
     slow, fast = window(10, 50.2), window(10, 49.9)
 
-    assert windows.is_over([slow, fast, fast], 50 * MS)
-    assert not windows.is_over([slow, fast, fast, fast], 50 * MS)
-    assert windows.is_over([slow], 50 * MS + 200_000)
-    assert not windows.is_over([slow], 51 * MS)
-    assert not windows.is_over([slow], 0)
+    assert outcome.is_over([slow, fast, fast], 50 * MS)
+    assert not outcome.is_over([slow, fast, fast, fast], 50 * MS)
+    assert outcome.is_over([slow], 50 * MS + 200_000)
+    assert not outcome.is_over([slow], 51 * MS)
+    assert not outcome.is_over([slow], 0)
 
 
 def test_the_last_three_windows_are_the_result() -> None:
-    marked = windows.mark_used([window(1, 1)] * 5)
+    marked = outcome.mark_used([window(1, 1)] * 5)
 
     assert [entry.used for entry in marked] == [False, False, True, True, True]
-    assert [entry.used for entry in windows.mark_used([window(1, 1)])] == [True]
+    assert [entry.used for entry in outcome.mark_used([window(1, 1)])] == [True]

@@ -27,7 +27,7 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Evidence, gain, standard_error
-from charonia.tools.tune.search import load
+from charonia.tools.tune.search import phases
 from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
 
 FACTS = ModelFacts("m", max_batch_size=8)
@@ -345,7 +345,7 @@ def answer(
 def test_a_sweep_ends_three_loads_after_the_peak() -> None:
     driver = driver_of(LoadSpace(maximum=1024))
 
-    asked = play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: min(value, 8)))
+    asked = play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: min(value, 8)))
 
     assert asked == [1, 2, 4, 8, 16, 32, 64]
 
@@ -357,7 +357,7 @@ def test_a_lucky_load_does_not_end_the_sweep() -> None:
     def noisy(value: float) -> float:
         return next(lucky, 11.0) if value == 2 else 10 * math.log2(value) + 1
 
-    asked = play(load.sweep(driver, DEFAULT, 1.0, ""), answer(noisy, half=60))
+    asked = play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(noisy, half=60))
 
     assert 1024 in asked
     assert asked.count(2) == 2
@@ -366,7 +366,7 @@ def test_a_lucky_load_does_not_end_the_sweep() -> None:
 def test_loads_that_the_user_gave_are_all_measured() -> None:
     driver = driver_of(LoadSpace(values=(8, 9, 10, 11, 12, 13)))
 
-    assert play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: 1.0)) == [8, 9, 10, 11, 12, 13]
+    assert play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: 1.0)) == [8, 9, 10, 11, 12, 13]
 
 
 def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_searched() -> None:
@@ -374,8 +374,8 @@ def test_a_sweep_ends_where_the_latency_limit_is_surely_missed_and_its_edge_is_s
     driver = driver_of(LoadSpace(maximum=1024), goal)
     linear = answer(lambda value: value, p99=lambda value: value)
 
-    swept = play(load.sweep(driver, DEFAULT, 1.0, ""), linear)
-    edge = play(load.approach_edges(driver, DEFAULT, 1.0), linear)
+    swept = play(phases.sweep(driver, DEFAULT, 1.0, ""), linear)
+    edge = play(phases.approach_edges(driver, DEFAULT, 1.0), linear)
 
     assert swept == [1, 2, 4, 8, 16]
     assert edge == [12, 10, 11]
@@ -386,8 +386,8 @@ def test_the_edge_between_the_first_two_loads_is_searched_too() -> None:
     driver = driver_of(LoadSpace(values=(), minimum=2, maximum=8), goal)
     linear = answer(lambda value: value)
 
-    play(load.sweep(driver, DEFAULT, 1.0, ""), linear)
-    edge = play(load.approach_edges(driver, DEFAULT, 1.0), linear)
+    play(phases.sweep(driver, DEFAULT, 1.0, ""), linear)
+    edge = play(phases.approach_edges(driver, DEFAULT, 1.0), linear)
 
     assert edge == [6, 5]
 
@@ -396,15 +396,15 @@ def test_a_two_point_sweep_whose_first_point_misses_the_limit_ends_well() -> Non
     goal = limited(Constraint(Metric.THROUGHPUT, minimum=1e6))
     driver = driver_of(LoadSpace(maximum=2), goal)
 
-    play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value))
+    play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value))
 
-    assert play(load.approach_edges(driver, DEFAULT, 1.0), answer(lambda value: value)) == []
+    assert play(phases.approach_edges(driver, DEFAULT, 1.0), answer(lambda value: value)) == []
 
 
 def test_the_formula_keeps_to_the_bounds_for_the_default_too() -> None:
     driver = driver_of(LoadSpace(maximum=10, formula=True, batch_sizes=(1, 4)))
 
-    assert play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
+    assert play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: value)) == [10, 10]
 
 
 def test_the_simulated_server_answers_the_same_trial_the_same() -> None:

@@ -8,7 +8,7 @@ from tests.support.runs import synthetic_run
 from charonia.core.errors import ServingError
 from charonia.tools.results.records import Estimate
 from charonia.tools.tune.api import Failed, Measured
-from charonia.tools.tune.journal import Entry, Journal, content_of, scope_of
+from charonia.tools.tune.profile import Entry, Journal, content_of, scope_of
 
 MEASURED = Measured({"m": {"perf_throughput": Estimate(100.0, 90.0, 110.0)}}, 1.5, ("A note.",))
 

@@ -45,8 +45,7 @@ from charonia.tools.tune.result import (
     from_json,
     to_json,
 )
-from charonia.tools.tune.summary import summary
-from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv
+from charonia.tools.tune.tables import gpu_csv, inference_csv, server_csv, summary
 
 HEADER = (
     "Model,Batch,Concurrency,Model Config Path,Instance Group,Max Batch Size,Satisfies Constraints,"

@@ -11,8 +11,7 @@ from charonia.platform.database.connection import Database
 from charonia.platform.database.lease import PlatformLease, RepeatedStep
 from charonia.platform.database.tables import DeploymentRow, ProjectRow
 from charonia.platform.deployments.changes import DeploymentChanges
-from charonia.platform.deployments.collector import Collector
-from charonia.platform.deployments.history import FigureHistory
+from charonia.platform.deployments.collector import Collector, FigureHistory
 from charonia.platform.deployments.reads import DeploymentReads
 from charonia.platform.deployments.reconciler import Reconciler
 from charonia.platform.deployments.scaler import Scaler

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from charonia.tools.perf import adaptive, windows
+from charonia.tools.perf import intervals, outcome
 from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, WindowDone
 from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.ledger import Ledger, Recent
@@ -173,14 +173,14 @@ def _to_the_end(load: RunningLoad) -> ResultSpan:
 def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
     """Analyse repeatedly until the intervals are tight."""
     plan = context.settings.measure
-    decision = adaptive.AdaptiveStop(plan, load.begin_ns)
+    decision = intervals.AdaptiveStop(plan, load.begin_ns)
     load.expect(0, plan.time_max_s)
     at_ns = load.begin_ns
     while True:
         at_ns = decision.next_ns(at_ns)
         interruption = load.wait(at_ns)
         now_ns = _end_ns(load, interruption) if interruption else at_ns
-        seen = adaptive.look(load.ledger.rows, load.begin_ns, now_ns, plan)
+        seen = intervals.look(load.ledger.rows, load.begin_ns, now_ns, plan)
         context.observer.mark()
         if interruption:
             verdict, reason = _INTERRUPTED[interruption]
@@ -194,7 +194,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
         else:
             continue
         window = _used_window(context, load, seen.begin_ns, seen.end_ns)
-        over = windows.is_over([window], plan.latency_limit_ns)
+        over = outcome.is_over([window], plan.latency_limit_ns)
         return ResultSpan(load.begin_ns, seen.begin_ns, seen.end_ns, (window,), verdict, (reason,), over)
 
 
@@ -224,16 +224,16 @@ class _Windows:
                 return self._span(verdict, (reason,))
             self._add(begin_ns, end_ns)
             begin_ns = end_ns
-            if len(self._windows) >= windows.LAST and (found := self._verdict()) is not None:
+            if len(self._windows) >= outcome.LAST and (found := self._verdict()) is not None:
                 return self._span(*found)
-            if windows.is_over(self._windows, plan.latency_limit_ns):
+            if outcome.is_over(self._windows, plan.latency_limit_ns):
                 return self._span(Verdict.UNSTABLE, ("The latency limit was reached before three windows agreed.",))
         return self._span(Verdict.UNSTABLE, (self._disagreement(),))
 
     def _wait(self, begin_ns: int) -> tuple[int, Interruption | None]:
         plan, load = self._plan, self._load
         if plan.mode is MeasurementMode.TIME_WINDOWS:
-            end_ns = begin_ns + windows.window_ns(plan.interval_ms)
+            end_ns = begin_ns + outcome.window_ns(plan.interval_ms)
             interruption = load.wait(end_ns)
         else:
             end_ns, interruption = begin_ns, None
@@ -246,7 +246,7 @@ class _Windows:
 
     def _add(self, begin_ns: int, end_ns: int) -> None:
         context = self._context
-        measured = windows.measure(self._load.ledger.rows, begin_ns, end_ns, context.batch_size, self._plan.percentile)
+        measured = outcome.measure(self._load.ledger.rows, begin_ns, end_ns, context.batch_size, self._plan.percentile)
         self._windows.append(measured.window)
         context.observer.mark()
         shown = relative(measured.window, self._load.begin_ns)
@@ -256,28 +256,28 @@ class _Windows:
         if _is_overloaded(self._load, self._windows[-1].end_ns):
             return Verdict.OVERLOADED, (_OVERLOADED,)
         stability = self._plan.stability
-        if not windows.differing(self._windows, stability):
-            return Verdict.STABLE, (f"The last {windows.LAST} windows agree within {stability:.0%}.",)
+        if not outcome.differing(self._windows, stability):
+            return Verdict.STABLE, (f"The last {outcome.LAST} windows agree within {stability:.0%}.",)
         return None
 
     def _disagreement(self) -> str:
-        if len(self._windows) < windows.LAST:
-            return f"{windows.LAST} windows are needed to compare them, and there were {len(self._windows)}."
-        parts = windows.differing(self._windows, self._plan.stability)
+        if len(self._windows) < outcome.LAST:
+            return f"{outcome.LAST} windows are needed to compare them, and there were {len(self._windows)}."
+        parts = outcome.differing(self._windows, self._plan.stability)
         return (
-            f"After {len(self._windows)} windows, {' and '.join(parts)} of the last {windows.LAST} still differed by "
+            f"After {len(self._windows)} windows, {' and '.join(parts)} of the last {outcome.LAST} still differed by "
             f"more than {self._plan.stability:.0%}."
         )
 
     def _left_s(self) -> float | None:
         if self._plan.mode is not MeasurementMode.TIME_WINDOWS:
             return None
-        return (self._plan.trials_max - len(self._windows)) * windows.window_ns(self._plan.interval_ms) / 1e9
+        return (self._plan.trials_max - len(self._windows)) * outcome.window_ns(self._plan.interval_ms) / 1e9
 
     def _span(self, verdict: Verdict, reasons: tuple[str, ...]) -> ResultSpan:
-        marked = windows.mark_used(self._windows)
+        marked = outcome.mark_used(self._windows)
         used = [window for window in marked if window.used]
-        over = windows.is_over(self._windows, self._plan.latency_limit_ns)
+        over = outcome.is_over(self._windows, self._plan.latency_limit_ns)
         ends = used[0].begin_ns, used[-1].end_ns
         return ResultSpan(self._load.begin_ns, *ends, tuple(marked), verdict, reasons, over)
 
@@ -291,7 +291,7 @@ def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
 
 def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int) -> Window:
     plan = context.settings.measure
-    measured = windows.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, plan.percentile)
+    measured = outcome.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, plan.percentile)
     return replace(measured.window, used=True)
 
 

@@ -27,9 +27,8 @@ from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.language.sending import LanguageSender, OpenSessions, SessionSlot
 from charonia.tools.perf.loops import ClosedLoopLoad, OpenLoop, PeriodicLoop, Slot
 from charonia.tools.perf.pool import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
-from charonia.tools.perf.sending import RequestLog, RequestSender
+from charonia.tools.perf.sending import RequestLog, RequestSender, Validator
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
-from charonia.tools.perf.validation import Validator
 from charonia.tools.results.records import LoadMode
 from charonia.wire.endpoint import parse_url
 from charonia.wire.transport import PreparedRequest, RequestForm, Transport, WireOptions

@@ -3,18 +3,30 @@
 It also measures the memory that variants may take (of this machine, its control group or its GPUs) and what one more
 instance needs.
 
-A search proposes trials; each is found in the journal or measured, and the search gets the outcome.
+A search proposes trials; each is found in the journal or measured, and the search gets the outcome. The journal is an
+append-only file, so that an interrupted run can be resumed. Its lines are identified by the trial's key and a digest of
+everything else that the result depends on: the model's files and configuration, the server, the relevant options. If
+any of it changes, the trial is measured again. Truncated and foreign lines are skipped.
 """
 
+import contextlib
 import difflib
+import json
+import math
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
 
+from charonia.config.backends import record_of
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse, render
@@ -22,13 +34,25 @@ from charonia.core.errors import ServingError, invalid
 from charonia.tools.perf import statistics
 from charonia.tools.perf.observer import find_processes, read_page
 from charonia.tools.perf.run import machine, signals_handled
+from charonia.tools.results.json_form import plain, record
 from charonia.tools.results.records import Gpu, LevelResult, LoadMode, ServerInfo
 from charonia.tools.tune.api import (
+    PERCENTILES,
+    Constraint,
+    Dimension,
     Failed,
+    Goal,
     LoadPoint,
+    LoadSpace,
+    Measured,
     MemoryLimit,
     Metric,
+    ModelFacts,
+    ModelGoal,
+    Objective,
     Outcome,
+    SearchOptions,
+    SearchSpace,
     Skipped,
     Told,
     Trial,
@@ -36,14 +60,21 @@ from charonia.tools.tune.api import (
 )
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked, decide
 from charonia.tools.tune.deployment import Deployment, ServerLostError
-from charonia.tools.tune.journal import Entry, Journal, content_of, scope_of
 from charonia.tools.tune.measure import InterruptedTrialError, Measurer, Prepare, outcome_of
-from charonia.tools.tune.options import LaunchMode, ModelRequest, TuneFor, TuneOptions, TuneRequest
+from charonia.tools.tune.options import (
+    GoalSettings,
+    LaunchMode,
+    ModelRequest,
+    SearchSettings,
+    TuneFor,
+    TuneOptions,
+    TuneRequest,
+)
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
-from charonia.tools.tune.problem import SearchProblem, goal_of, percentiles, problem_of
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
 from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
+from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, manual_dimensions, powers_of_two
 from charonia.tools.tune.variants import (
     BaseModel,
     Names,
@@ -57,6 +88,306 @@ from charonia.tools.tune.variants import (
     wants_gpu,
 )
 from charonia.version import __version__
+
+QUEUE_DELAYS_US = (100, 500, 2000, 10_000)
+"""Queue delays that the best variants are tried with, as long as they bring more."""
+
+_SMALL_REPEATS_MAX = 3
+"""In a small space, the best variant is less likely to be a lucky one, so fewer repeats are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProblem:
+    """The arguments of a search."""
+
+    space: SearchSpace
+    goal: Goal
+    options: SearchOptions
+
+
+def problem_of(
+    options: TuneOptions,
+    requests: Sequence[ModelRequest],
+    bases: Mapping[str, BaseModel],
+    *,
+    core_count: int = 0,
+    memory: MemoryLimit | None = None,
+    time_budget_s: float = 0.0,
+) -> SearchProblem:
+    """Return the search for the models of a group.
+
+    Args:
+        core_count: Cores of the server, 0 for unknown.
+        memory: Memory of the server, None for unknown.
+        time_budget_s: Time for the group, 0 for no limit.
+    """
+    settings = options.search
+    profiled = {request.name: request for request in requests}
+    settings_of = {request.name: request for request in options.models.composing} | profiled
+    automatic = {name for name in bases if _is_automatic(options, settings_of.get(name))}
+    facts = tuple(_facts(base, base.name in profiled, base.name in automatic) for base in bases.values())
+    dimensions: list[Dimension] = []
+    if not options.launch.reload_disabled:
+        for each in facts:
+            dimensions += _dimensions(each, settings_of.get(each.name), settings, core_count)
+    space = SearchSpace(facts, tuple(dimensions), _load(options, requests), memory, core_count)
+    return SearchProblem(space, goal_of(options, requests), _search_options(options, space, time_budget_s))
+
+
+def goal_of(options: TuneOptions, requests: Sequence[ModelRequest]) -> Goal:
+    return Goal(tuple(model_goal(request, options.goal) for request in requests))
+
+
+def percentiles(goal: Goal) -> dict[str, float | None]:
+    """Return the percentile of each model's latency that its goal is about, None for the mean."""
+    found: dict[str, float | None] = {}
+    for model in goal.models:
+        metrics = {objective.metric for objective in model.objectives}
+        metrics |= {constraint.metric for constraint in model.constraints}
+        found[model.model] = next((percent for metric, percent in PERCENTILES.items() if metric in metrics), None)
+    return found
+
+
+def _is_automatic(options: TuneOptions, request: ModelRequest | None) -> bool:
+    """Return whether the search chooses the values to try."""
+    named = request is not None and bool(request.config_parameters)
+    return not (named or options.search.disabled or options.launch.reload_disabled)
+
+
+def _facts(base: BaseModel, is_profiled: bool, is_automatic: bool) -> ModelFacts:
+    complete = base.complete
+    is_ensemble = complete.ensemble_scheduling is not None
+    record = record_of(complete.backend, complete.platform)
+    return ModelFacts(
+        name=base.name,
+        max_batch_size=complete.max_batch_size,
+        instance_count=base.instance_count,
+        is_profiled=is_profiled,
+        instances_tunable=not is_ensemble and base.kind is not InstanceKind.KIND_MODEL,
+        batching_tunable=base.batches_dynamically,
+        threads_tunable=bool(record.thread_parameter) and base.kind is InstanceKind.KIND_CPU,
+        instance_memory_mb=base.instance_memory_mb,
+        is_batching=complete.dynamic_batching is not None,
+        queue_delays_us=_queue_delays(base) if is_automatic else (),
+    )
+
+
+def _queue_delays(base: BaseModel) -> tuple[int, ...]:
+    """Return the delays beyond the model's own."""
+    batching = base.complete.dynamic_batching
+    own = batching.max_queue_delay_microseconds if batching is not None else 0
+    return tuple(delay for delay in QUEUE_DELAYS_US if delay > own) if base.batches_dynamically else ()
+
+
+def _dimensions(
+    facts: ModelFacts, request: ModelRequest | None, settings: SearchSettings, core_count: int
+) -> Sequence[Dimension]:
+    if request is not None and request.config_parameters:
+        return manual_dimensions(facts.name, {name: json.loads(text) for name, text in request.config_parameters})
+    if settings.disabled:
+        return ()
+    return automatic_dimensions(
+        facts,
+        instance_counts=range(settings.instances_min, settings.instances_max + 1),
+        batch_sizes=powers_of_two(settings.batch_size_min, settings.batch_size_max),
+        core_count=core_count,
+    )
+
+
+def _load(options: TuneOptions, requests: Sequence[ModelRequest]) -> LoadSpace:
+    search, measure = options.search, options.measure
+    rates = next((request.request_rate for request in requests if request.request_rate), ()) or measure.request_rate
+    counts = next((request.concurrency for request in requests if request.concurrency), ()) or measure.concurrency
+    by_rate = bool(rates) or (search.by_rate and not counts)
+    values: tuple[float, ...] = rates if by_rate else tuple(map(float, counts))
+    if not values and search.disabled:
+        values = (float(search.rate_min if by_rate else search.concurrency_min),)
+    return LoadSpace(
+        mode=LoadMode.REQUEST_RATE if by_rate else LoadMode.CONCURRENCY,
+        minimum=float(search.rate_min if by_rate else search.concurrency_min),
+        maximum=float(search.rate_max if by_rate else search.concurrency_max),
+        values=values,
+        batch_sizes=next((request.batch_sizes for request in requests if request.batch_sizes), measure.batch_sizes),
+        formula=search.formula and not values,
+        stops_early=search.stops_early,
+        binary_steps_max=search.binary_steps_max,
+    )
+
+
+def _search_options(options: TuneOptions, space: SearchSpace, time_budget_s: float) -> SearchOptions:
+    search = options.search
+    size = math.prod(len(dimension.values) for dimension in space.dimensions)
+    return SearchOptions(
+        mode=search.mode,
+        time_budget_s=time_budget_s,
+        seed=search.seed,
+        finalist_count=options.output.configs_per_model,
+        repeats_max=_SMALL_REPEATS_MAX if size <= SMALL_SPACE else SearchOptions().repeats_max,
+    )
+
+
+def model_goal(request: ModelRequest, settings: GoalSettings) -> ModelGoal:
+    """Return the goal of a model: its own if it has one, else that of all models."""
+    wanted = request.objectives or settings.objectives or (Objective(Metric.THROUGHPUT),)
+    limits = list(settings.constraints if request.constraints is None else request.constraints)
+    if settings.latency_budget_ms and not _limits(limits, Metric.LATENCY_P99):
+        limits.append(Constraint(Metric.LATENCY_P99, maximum=float(settings.latency_budget_ms)))
+    if settings.min_throughput and not _limits(limits, Metric.THROUGHPUT):
+        limits.append(Constraint(Metric.THROUGHPUT, minimum=float(settings.min_throughput)))
+    return ModelGoal(request.name, wanted, tuple(limits), request.weight)
+
+
+def _limits(constraints: list[Constraint], of: Metric) -> bool:
+    return any(constraint.metric is of for constraint in constraints)
+
+
+FILE = "charonia-tune.jsonl"
+VERSION = 1
+"""Version of a line: raised when a reader of the old one would misunderstand the new one."""
+
+_HASH_CHUNK = 1 << 20
+_NOT_CONTENT = "__pycache__"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trial that was measured, or failed.
+
+    Attributes:
+        measured: The measurements, None for a failure.
+        failed: Why it failed, None otherwise.
+    """
+
+    scope: str
+    key: str
+    measured: Measured | None = None
+    failed: Failed | None = None
+    levels: dict[str, LevelResult] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.measured or self.failed or Failed("nothing is known of it")
+
+
+class Journal:
+    """The journal of a folder. A context manager that locks the folder: one process at a time uses it.
+
+    Args:
+        folder: The folder; made where it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Open it and read its lines.
+
+        Raises:
+            ServingError: INVALID_ARG when it cannot be read or written, or another process has it.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab+")
+            _lock(self._file, self.path)
+            self._file.seek(0)
+            content = self._file.read()
+            if content and not content.endswith(b"\n"):
+                self._file.write(b"\n")  # a truncated entry stays a separate line
+        except OSError as error:
+            self._close()
+            raise _unwritable(self.path, error) from error
+        except ServingError:
+            self._close()
+            raise
+        for line in content.split(b"\n"):
+            if (entry := _entry(line)) is not None:
+                self._entries[entry.scope, entry.key] = entry
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def find(self, scope: str, key: str) -> Entry | None:
+        """Return the entry of a trial, None if there is none. Of several lines, the last counts."""
+        return self._entries.get((scope, key))
+
+    def append(self, entry: Entry) -> None:
+        """Write a line and sync it to disk."""
+        if self._file is None:
+            raise invalid(f"journal '{self.path}' is not open")
+        line = json.dumps({"version": VERSION, **plain(entry)}, allow_nan=False).encode() + b"\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._entries[entry.scope, entry.key] = entry
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def scope_of(facts: Mapping[str, object]) -> str:
+    """Return a digest of what results depend on. The facts must be representable in JSON."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def content_of(folder: Path) -> str:
+    """Return a digest of the names and the content of all files of a model. Blocks on the disk.
+
+    Raises:
+        ServingError: INVALID_ARG when a file cannot be read.
+    """
+    digest = blake2b(digest_size=16)
+    try:
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder)
+            if not path.is_file() or _NOT_CONTENT in inside.parts or any(part.startswith(".") for part in inside.parts):
+                continue
+            digest.update(b"%s\0%d\0" % (os.fsencode(inside), path.stat().st_size))
+            with path.open("rb") as file:
+                while chunk := file.read(_HASH_CHUNK):
+                    digest.update(chunk)
+    except OSError as error:
+        raise invalid(f"'{error.filename}' cannot be read: {(error.strerror or str(error)).lower()}") from error
+    return digest.hexdigest()
+
+
+def _entry(line: bytes) -> Entry | None:
+    try:
+        data: Any = json.loads(line)
+        if not isinstance(data, dict) or data.get("version") != VERSION:
+            return None
+        entry = record(Entry, data)
+    except (ValueError, TypeError, KeyError, RecursionError, ServingError):
+        return None
+    return entry if (entry.measured is None) != (entry.failed is None) else None
+
+
+def _unwritable(path: Path, error: OSError) -> ServingError:
+    return invalid(f"journal '{path}' cannot be written: {(error.strerror or str(error)).lower()}")
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise invalid(
+            f"journal '{path}' is in use by another run", hint="name another folder with --checkpoint-directory"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

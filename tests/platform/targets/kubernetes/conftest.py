@@ -13,7 +13,7 @@ from tests.support.models import identity_pbtxt
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import PlacedModel, Workload, key_file
-from charonia.platform.targets.kserve.opened import kserve_target
+from charonia.platform.targets.kserve.objects import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import ServiceAddresses, keys_name, object_name
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, repository_folder

@@ -3,7 +3,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.tensor import Tensor, to_bfloat16
-from charonia.tools.perf.validation import mismatch
+from charonia.tools.perf.sending import mismatch
 from charonia.wire.tensors import bytes_array
 
 D = DataType

@@ -1,4 +1,4 @@
-"""KServe objects of a workload, as `charonia export kserve` writes them; an InferenceService as a Deployment. Pure.
+"""The target `kserve`: objects as `charonia export kserve` writes them; an InferenceService as a Deployment.
 
 The same rules then apply to both. The Deployment that KServe or Knative creates owns the pods, and a note says which
 revision serves.
@@ -6,35 +6,48 @@ revision serves.
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import invalid
 from charonia.export.kserve import ExportedModels, kserve_objects
 from charonia.export.options import KserveOptions, Mode
+from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
+from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import (
+    INFERENCE_SERVICE,
     MANAGED_BY,
     MANAGER,
     OBJECT,
     OWNER,
     RECORD,
     REVISION,
+    SECRET,
     SERVING,
     TEMPLATE,
     TITLE,
+    KserveAddresses,
+    ObjectKind,
     Plain,
+    RevisionRecord,
     annotations,
     in_order,
     keys_name,
     note_name,
     object_name,
+    reference,
     template_mark,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.rollout import KSERVE
+from charonia.platform.targets.kubernetes.opened import owner_of
+from charonia.platform.targets.kubernetes.own_objects import OwnObjects
+from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
+from charonia.platform.targets.kubernetes.rollout import KSERVE, Sight
+from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 KEYS_FOLDER = "/etc/charonia/keys"
 """Where servers find the file of API keys."""
@@ -233,3 +246,58 @@ def _failure(service: Plain) -> str:
 def _condition(service: Plain, kind: str) -> Plain:
     conditions = (service.get("status") or {}).get("conditions") or ()
     return next((each for each in conditions if each.get("type") == kind), {})
+
+
+NAME = "kserve"
+
+
+def open_kserve(settings: KubernetesSettings, store: ArtifactStore, data: Path) -> KubernetesTarget:
+    """Return the target, without contacting the cluster. See `open_kubernetes`."""
+    owner = owner_of(settings, data)
+    return kserve_target(Cluster(settings), settings, owner, open_repositories(store, settings.claim))
+
+
+def kserve_target(
+    cluster: Cluster, settings: KubernetesSettings, owner: str, repositories: ModelRepositories
+) -> KubernetesTarget:
+    """Return the target in a namespace.
+
+    Args:
+        owner: Name of this platform; the objects of the target `kubernetes` have a different owner.
+    """
+    return KubernetesTarget(
+        cluster,
+        f"{owner}.{NAME}",
+        lambda workload, repository: kserve_rendered(workload, repository, settings),
+        repositories,
+        KserveAddresses(cluster.namespace, settings.proxy),
+        lambda workload: kserve_problem(workload, settings),
+        name=NAME,
+        objects=KserveObjects,
+        prepare=kserve_prepared,
+    )
+
+
+class KserveObjects(OwnObjects):
+    """Reads and writes the objects of deployments. See `OwnObjects`."""
+
+    kinds: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
+        **OwnObjects.kinds,
+        "services": (INFERENCE_SERVICE, ""),
+        "notes": (SECRET, f",{RECORD}={NOTE}"),
+    }
+
+    def apply_objects(self, record: RevisionRecord, serving: int) -> None:
+        """Apply the objects of a record, then record their revision in the note. See `OwnObjects`."""
+        for each in record.objects:
+            applied = self._cluster.apply(each)
+            if reference(each).kind == INFERENCE_SERVICE:
+                noted = note(applied, self.owner, record.deployment, record.revision, serving)
+                self._cluster.apply(noted, force=True)
+        self.forget()
+
+    def look(self, deployment: str, *, is_live: bool = False) -> Sight:
+        """Return the state of a deployment. See `OwnObjects`."""
+        found = self._found(deployment, is_live=is_live)
+        service, noted = (next(iter(found[what]), None) for what in ("services", "notes"))
+        return self._sight(as_workload(service, noted, found["workloads"]), found)
