@@ -299,7 +299,11 @@ def started_line(service: str, address: str, port: int) -> str:
 
 def _announce(options: ServerOptions, server: RunningServer) -> None:
     """Log the table of models, then the lines that start scripts wait for, metrics last."""
-    _log_models(server)
+    entries = server.models()
+    if entries:
+        _log.info("%s", summary(entries), extra={logs.BLOCK: models_table(entries)})
+    else:
+        _log.warning("no models: a repository is a folder of model folders, such as <repository>/resnet/1/model.onnx")
     for service, address, endpoint in (
         ("GRPCInferenceService", options.grpc.address, server.grpc),
         ("HTTPService", options.http.address, server.http),
@@ -328,14 +332,6 @@ def _log_refusal(error: ServingError) -> None:
         _log.error("the server cannot start: %s", fact, extra={logs.BLOCK: further + hint})
     else:
         _log.error("the server cannot start: %s%s", fact, f" ({error.hint})" if error.hint else "")
-
-
-def _log_models(server: RunningServer) -> None:
-    entries = server.models()
-    if entries:
-        _log.info("%s", summary(entries), extra={logs.BLOCK: models_table(entries)})
-    else:
-        _log.warning("no models: a repository is a folder of model folders, such as <repository>/resnet/1/model.onnx")
 
 
 def _stop_event() -> asyncio.Event:

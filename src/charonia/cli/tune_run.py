@@ -167,14 +167,10 @@ def apply(request: ReportRequest) -> int:
             _write(before, path.read_bytes())
         _write(path, config.text.encode())
         if not request.quiet:
-            print(f"{path}: {config.short_name}", *_lines_of_change(config.diff), sep="\n")
+            print(f"{path}: {config.short_name}", *[f"  {line}" for line in config.diff.splitlines()[2:]], sep="\n")
     if not changed and not request.quiet:
         print("Nothing to apply: the run recommends the configuration that is there. -n names another one.")
     return 0
-
-
-def _lines_of_change(diff: str) -> list[str]:
-    return [f"  {line}" for line in diff.splitlines()[2:]]
 
 
 def check_writable(output: OutputSettings) -> None:

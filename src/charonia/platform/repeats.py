@@ -130,7 +130,8 @@ def demand_first(database: Database, caller: str) -> None:
         return
     if row.request != call.request:
         raise invalid(f"{HEADER}: this key was used for another call", hint="use a new key for each call")
-    answer = _opened(call, row.answer)
+    found = unseal(row.answer, _sealing_key(call))
+    answer = FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1")) if found else None
     if answer is None:
         raise conflict(
             f"the call with this {HEADER} was carried out, and its answer is lost",
@@ -145,8 +146,3 @@ def _sealing_key(call: KeyedCall) -> OctKey:
 
 def _sealed(call: KeyedCall, answer: FirstAnswer) -> str:
     return seal({**answer._asdict(), "body": answer.body.decode("latin-1")}, _sealing_key(call))
-
-
-def _opened(call: KeyedCall, text: str) -> FirstAnswer | None:
-    found = unseal(text, _sealing_key(call))
-    return FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1")) if found else None

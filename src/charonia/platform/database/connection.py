@@ -130,7 +130,11 @@ class Database:
     def migrate(self) -> None:
         """Make the tables, or migrate those of an earlier release."""
         with self._explained(), self.engine.execution_options(**{_WRITES: True}).begin() as connection:
-            _allow_long_statements(connection)
+            if connection.dialect.name == "postgresql":
+                driver: Any = connection.connection.dbapi_connection
+                driver.limit_s = MIGRATION_S_MAX
+                connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(MIGRATION_S_MAX * 1e3)}")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(MIGRATION_S_MAX * 1e3)}")
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             config.attributes["connection"] = connection
@@ -285,11 +289,3 @@ def _postgresql(url: str) -> Engine:
         return connection
 
     return engine
-
-
-def _allow_long_statements(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        driver: Any = connection.connection.dbapi_connection
-        driver.limit_s = MIGRATION_S_MAX
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {round(MIGRATION_S_MAX * 1e3)}")
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(MIGRATION_S_MAX * 1e3)}")

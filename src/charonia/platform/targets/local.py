@@ -242,7 +242,9 @@ class LocalTarget:
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         folder = self._folder(deployment)
         if folder.served.exists():
-            self._write_keys(folder, keys, _read_project(folder))
+            self._write_keys(
+                folder, keys, int(folder.revision(_read_goal(folder).revision).read("serve").get("project", 0))
+            )
 
     def deployments(self) -> Sequence[str]:
         return [f"{path.parent.name}/{path.name}" for path in self._root.glob("*/*") if path.is_dir()]
@@ -465,10 +467,6 @@ def _launcher(workload: Workload, variables: Path, gpus: Sequence[LocalGpu]) -> 
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def _read_project(folder: DeploymentFolder) -> int:
-    return int(folder.revision(_read_goal(folder).revision).read("serve").get("project", 0))
 
 
 def _made(workload: Workload) -> str:

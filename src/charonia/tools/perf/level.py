@@ -151,7 +151,8 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
         warmup.end()
     load = RunningLoad(context, level, plan.request_count)
     if plan.request_count or level.mode is LoadMode.PERIODIC:
-        span = _to_the_end(load)
+        verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
+        span = ResultSpan(load.begin_ns, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
     elif plan.mode is MeasurementMode.ADAPTIVE:
         span = _adaptively(context, load)
     else:
@@ -163,11 +164,6 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
         span = replace(span, used_begin_ns=low, used_end_ns=high)
         span = replace(span, windows=(_used_window(context, load, low, high),))
     return _result(context, load, _judged(load, span))
-
-
-def _to_the_end(load: RunningLoad) -> ResultSpan:
-    verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
-    return ResultSpan(load.begin_ns, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
 
 
 def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:

@@ -192,7 +192,10 @@ class Observer:
         plan = self._settings.server
         if plan.metrics_url and now >= self._next_page:
             self._next_page = now + plan.metrics_interval_ms / 1000
-            self._read_page(plan.metrics_url)
+            try:
+                self._pages.append((time.monotonic_ns(), statistics.parse_page(read_page(plan.metrics_url))))
+            except ServingError as error:
+                self._metrics_problem = error.message
 
     def server_side(self, begin_ns: int, end_ns: int, ended: Callable[[int, int], int], in_flight: int) -> ServerSide:
         """Return the server's statistics of an interval.
@@ -249,12 +252,6 @@ class Observer:
             sample = timed(self._processes)
             if sample is not None and (not self._samples or sample[0] > self._samples[-1][0]):
                 self._samples.append(sample)
-
-    def _read_page(self, url: str) -> None:
-        try:
-            self._pages.append((time.monotonic_ns(), statistics.parse_page(read_page(url))))
-        except ServingError as error:
-            self._metrics_problem = error.message
 
 
 _T = TypeVar("_T")

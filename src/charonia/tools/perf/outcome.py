@@ -227,7 +227,9 @@ def level_result(
     is_lost = span.verdict is Verdict.SERVER_LOST  # its failures follow the measured interval
     return LevelResult(
         level=level,
-        verdict=verdict if len(good) else _without_requests(verdict),
+        verdict=verdict
+        if len(good)
+        else (verdict if verdict in (Verdict.INTERRUPTED, Verdict.SERVER_LOST) else Verdict.NO_REQUESTS),
         reasons=reasons if len(good) else (*reasons, "No request was answered successfully."),
         duration_ns=duration_ns,
         request_count=len(good),
@@ -344,10 +346,6 @@ def clamped(rows: Rows, begin_ns: int, end_ns: int) -> tuple[int, int]:
     if not len(rows):
         return begin_ns, end_ns
     return int(rows[:, INTENDED].min()), int(rows[:, DONE].max()) + 1
-
-
-def _without_requests(verdict: Verdict) -> Verdict:
-    return verdict if verdict in (Verdict.INTERRUPTED, Verdict.SERVER_LOST) else Verdict.NO_REQUESTS
 
 
 def _mean(values: Rows) -> float:

@@ -120,7 +120,10 @@ class Deployment:
             # A loaded ensemble is checked against its models while they change, and would refuse them.
             for name in reversed(changed):
                 if bases[name].composing:
-                    self._unload(name)
+                    self._touched.add(name)
+                    self._loaded.pop(name, None)
+                    with self._watched():
+                        self.client.unload_model(name)
             for name in changed:
                 self._load(name, texts[name])
         except ServingError:
@@ -172,12 +175,6 @@ class Deployment:
         after such a load, the model's own configuration is sent in full, too.
         """
         return "" if config == base.config and base.name not in self._overridden else load_text(config)
-
-    def _unload(self, name: str) -> None:
-        self._touched.add(name)
-        self._loaded.pop(name, None)
-        with self._watched():
-            self.client.unload_model(name)
 
     def _load(self, name: str, text: str) -> None:
         self._touched.add(name)

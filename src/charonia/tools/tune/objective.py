@@ -175,18 +175,15 @@ class Evidence:
         value = sum(estimate.value for estimate in estimates) / len(estimates)
         error = math.sqrt(sum(standard_error(estimate) ** 2 for estimate in estimates)) / len(estimates)
         freedom = math.inf
-        spread, known = self._noise_of(name, effort)
+        if self._noise is None:
+            self._noise = run_to_run_noise(group for loads in self._groups.values() for group in loads.values())
+        spread, known = self._noise.get((name, effort), (0.0, 0))
         between = spread * abs(value) / math.sqrt(len(estimates))
         if between > error:
             error, freedom = between, float(known)
         half = student(self._goal.confidence, freedom) * error
         interval = Estimate(value, max(0.0, value - half), value + half, self._goal.confidence)
         return _Pool(interval, error, freedom)
-
-    def _noise_of(self, name: str, effort: float) -> tuple[float, int]:
-        if self._noise is None:
-            self._noise = run_to_run_noise(group for loads in self._groups.values() for group in loads.values())
-        return self._noise.get((name, effort), (0.0, 0))
 
     def _score(self, pools: Mapping[str, Mapping[str, "_Pool"]]) -> Score:
         value, variance, freedom = 0.0, 0.0, math.inf

@@ -691,7 +691,10 @@ def profile(
     notes = list(request.notes)
     source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
     output = OutputRepository(options.output.repository, source, override=options.output.override)
-    _note_server(options, notes, progress)
+    if options.launch.mode is LaunchMode.LOCAL and not is_there(options.launch.server_path):
+        notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
+    for note in notes:
+        progress(Noted(note))
     with (
         Journal(options.output.journal_folder) as journal,
         server_of(options.launch, options.measure.protocol, lambda text: progress(Noted(text)), stop) as server,
@@ -700,7 +703,8 @@ def profile(
         if not options.launch.reload_disabled:
             deployment.check_explicit()
         context = SearchContext(server, deployment, journal, output, progress)
-        info = _server_info(server)
+        protocol = server.control_url.partition("://")[0]
+        info = ServerInfo.of(server.control_url, protocol, server.client.server_metadata())
         run = _TuningRun(options, context, prepare, stop, free, source, info, _gpus(server), notes)
         run.groups()
     return TuneRun(
@@ -913,18 +917,6 @@ class _TuningRun:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.context.progress(Noted(text))
-
-
-def _note_server(options: TuneOptions, notes: list[str], progress: Progress) -> None:
-    if options.launch.mode is LaunchMode.LOCAL and not is_there(options.launch.server_path):
-        notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
-    for note in notes:
-        progress(Noted(note))
-
-
-def _server_info(server: MeasuredServer) -> ServerInfo:
-    protocol = server.control_url.partition("://")[0]
-    return ServerInfo.of(server.control_url, protocol, server.client.server_metadata())
 
 
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:

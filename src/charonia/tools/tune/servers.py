@@ -240,7 +240,7 @@ class RemoteServer:
     def url(self, protocol: WireProtocol) -> str:
         options = self._options
         endpoint = options.grpc_endpoint if protocol is WireProtocol.GRPC else options.http_endpoint
-        return _with_scheme(endpoint, protocol)
+        return endpoint if "://" in endpoint else f"{protocol.value}://{endpoint}"
 
     def restart(self) -> None:
         """Refuse: a remote server is not started from here."""
@@ -289,10 +289,6 @@ def command_of(options: LaunchOptions) -> list[str]:
 def is_there(server_path: str) -> bool:
     """Return whether the named server can be started: Model Analyzer's default may not be installed."""
     return server_path != THEIR_SERVER or shutil.which(THEIR_SERVER) is not None
-
-
-def _with_scheme(endpoint: str, protocol: WireProtocol) -> str:
-    return endpoint if "://" in endpoint else f"{protocol.value}://{endpoint}"
 
 
 def _free_ports() -> list[int]:

@@ -301,7 +301,7 @@ def _json_tensor(spec: TensorSpec, value: object, place: str) -> Array:
     try:
         return _array(spec, value)
     except ServingError as error:
-        _raise(place, error)
+        raise invalid(f"{place}: {error.message}", hint=error.hint) from None
 
 
 def _array(spec: TensorSpec, value: object) -> Array:
@@ -330,7 +330,3 @@ def _shape(value: object) -> tuple[int, ...]:
 
 def _lengths(streams: list[list[tuple[str, Item]]]) -> str:
     return f"{len(streams)} streams of {', '.join(str(len(stream)) for stream in streams)} steps"
-
-
-def _raise(place: str, error: ServingError) -> NoReturn:
-    raise invalid(f"{place}: {error.message}", hint=error.hint) from None

@@ -146,7 +146,11 @@ def _read_openai(document: Mapping[str, Any], piece: _Piece) -> None:
     for choice in document.get("choices") or ():
         message = choice.get("delta") or choice.get("message")
         if message:
-            _read_message(message, piece)
+            piece.content += message.get("content") or ""
+            piece.reasoning += message.get("reasoning_content") or message.get("reasoning") or ""
+            for call in message.get("tool_calls") or ():
+                function = call.get("function") or {}
+                piece.content += (function.get("name") or "") + (function.get("arguments") or "")
         elif choice.get("text"):
             piece.content += choice["text"]
     piece.has_content = bool(document.get("data"))  # embeddings
@@ -154,14 +158,6 @@ def _read_openai(document: Mapping[str, Any], piece: _Piece) -> None:
     if usage:
         piece.prompt_tokens = int(usage.get("prompt_tokens", UNKNOWN))
         piece.completion_tokens = int(usage.get("completion_tokens", UNKNOWN))
-
-
-def _read_message(message: Mapping[str, Any], piece: _Piece) -> None:
-    piece.content += message.get("content") or ""
-    piece.reasoning += message.get("reasoning_content") or message.get("reasoning") or ""
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        piece.content += (function.get("name") or "") + (function.get("arguments") or "")
 
 
 def _read_generate(document: Mapping[str, Any], piece: _Piece) -> None:

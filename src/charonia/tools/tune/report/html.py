@@ -328,7 +328,7 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
     yield tile(title, record.short_name if record else "", loads_text(best.loads))
     for metric in (Metric.THROUGHPUT, latency_metric(group), *MEMORIES):
         estimate = overall(best, metric)
-        if estimate is None or (metric is Metric.CPU_USED_RAM and _has_gpu(best)):
+        if estimate is None or (metric is Metric.CPU_USED_RAM and (overall(best, Metric.GPU_USED_MEMORY) is not None)):
             continue
         base = overall(default, metric) if default is not None and not best.variant.is_default else None
         below = f"{value_text(metric, estimate.low)} to {value_text(metric, estimate.high)}"
@@ -343,10 +343,6 @@ def _tiles(group: GroupRecord, best: Ranked) -> Iterator[str]:
         yield tile(
             "Gain over the default", change(best.gain).partition(" [")[0], f"[{change(best.gain).partition('[')[2]}"
         )
-
-
-def _has_gpu(best: Ranked) -> bool:
-    return overall(best, Metric.GPU_USED_MEMORY) is not None
 
 
 def _change(view: VariantView) -> Iterator[str]:

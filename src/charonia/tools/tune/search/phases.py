@@ -336,7 +336,9 @@ def _raise_delay(driver: TrialDriver, point: Point, facts: ModelFacts) -> Steps[
         return
     here = point
     for delay_us in facts.queue_delays_us:
-        if delay_us > _longest_us(point):
+        if delay_us > (
+            LATENCY_SHARE_MAX * min(_metric_of(point, model, Metric.LATENCY_AVG) for model in point.metrics) * 1e3
+        ):
             return
         variant = delayed(driver, point.variant, facts.name, delay_us)
         there = yield from driver.measure(variant, point.loads, USUAL, "queue delay")
@@ -372,10 +374,6 @@ def _batches(facts: ModelFacts, change: ModelChange) -> bool:
 def _items(load: LoadPoint, point: Point) -> float:
     """Return how many items are in flight, by Little's law: arrivals in a response time."""
     return _metric_of(point, load.model, Metric.THROUGHPUT) * _metric_of(point, load.model, Metric.LATENCY_AVG) / 1e3
-
-
-def _longest_us(point: Point) -> float:
-    return LATENCY_SHARE_MAX * min(_metric_of(point, model, Metric.LATENCY_AVG) for model in point.metrics) * 1e3
 
 
 def _metric_of(point: Point, model: str, metric: Metric) -> float:
