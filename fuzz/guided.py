@@ -30,7 +30,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.platform.artifacts.archives import SUFFIXES, extract
 from charonia.platform.deployments.spec import changes, read_spec, write_spec
-from charonia.tools.perf.data.files import read_json
+from charonia.tools.perf.data.load import read_json
 from charonia.tools.perf.data.spec import ModelSpec, TensorSpec
 from charonia.wire.form_bodies import form_document
 from charonia.wire.json_text import parse_object

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from charonia.cli.banner import banner, models_table, signature
+from charonia.cli.serve import banner, models_table, signature
 from charonia.cli.terminal import Style, is_terminal
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
 from charonia.config.parameters import EXAMPLE_REFUSED

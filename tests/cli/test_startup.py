@@ -1,7 +1,6 @@
 import pytest
 
-from charonia.cli.banner import models_table, summary
-from charonia.cli.serve import started_line
+from charonia.cli.serve import models_table, started_line, summary
 from charonia.core.metadata import ModelIndexEntry, ModelState
 
 ENTRIES = [

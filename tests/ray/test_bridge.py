@@ -14,8 +14,8 @@ from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, write_model
 from tritonclient.grpc import service_pb2
 
-from charonia.ray import AppOptions, bridge
-from charonia.ray.bridge import METHODS, answer_http, answer_stream, answer_unary
+from charonia.ray import AppOptions, replica
+from charonia.ray.replica import METHODS, answer_http, answer_stream, answer_unary
 from charonia.server.app import InferenceServer
 from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.http.frontend import HttpFrontend
@@ -118,7 +118,7 @@ async def test_a_unary_call_is_answered_or_fails_with_its_status(models: Path) -
 async def test_a_stream_takes_no_more_messages_than_its_limit_ahead(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge, "UNTAKEN_BYTES_MAX", 0)
+    monkeypatch.setattr(replica, "UNTAKEN_BYTES_MAX", 0)
     message, sent = grpc_message(model="sleeping"), []
 
     async def messages() -> AsyncIterator[bytes]:

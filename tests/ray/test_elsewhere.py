@@ -14,7 +14,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
-from charonia.ray.elsewhere import ModelsElsewhere, received, sent
+from charonia.ray.replica import ModelsElsewhere, received, sent
 
 
 class Models(FakeEngine):

@@ -8,9 +8,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from charonia.client.balancing.addresses import parse_addresses
 from charonia.client.balancing.options import DEFAULT, Balancing
-from charonia.client.balancing.transport import ANYWHERE, BalancedTransport, EndpointStatus, Routing, prefix_of
+from charonia.client.balancing.transport import (
+    ANYWHERE,
+    BalancedTransport,
+    EndpointStatus,
+    Routing,
+    parse_addresses,
+    prefix_of,
+)
 from charonia.client.errors import ClientError, error_of, failed
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport

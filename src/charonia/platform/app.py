@@ -61,7 +61,7 @@ from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
 from charonia.platform.targets.kserve.objects import open_kserve
-from charonia.platform.targets.kubernetes.opened import open_kubernetes
+from charonia.platform.targets.kubernetes.target import open_kubernetes
 from charonia.platform.targets.local import LocalTarget
 from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks

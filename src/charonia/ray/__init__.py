@@ -9,8 +9,7 @@ except ImportError as _error:
     raise _unsupported("charonia.ray needs the Python package ray[serve]", hint=_extra_hint("ray")) from _error
 
 from charonia.ray.application import app
-from charonia.ray.bridge import add_grpc_services
 from charonia.ray.options import AppOptions
-from charonia.ray.replica import addresses
+from charonia.ray.replica import add_grpc_services, addresses
 
 __all__ = ["AppOptions", "add_grpc_services", "addresses", "app"]

@@ -1,7 +1,15 @@
-"""A replica: a server, the methods that Ray's proxies call, addresses for clients that bypass them, health checks."""
+"""A replica: a server, the methods that Ray's proxies call, addresses for clients that bypass them, health checks.
+
+Requests of Ray's proxies are answered by the server's front ends in the same process. Bytes pass through unchanged: the
+front ends decode and encode them, as on connections of clients. All of it runs on the event loop on which Ray runs the
+deployment's code, where the server runs, too. Python models may call models in other applications of the Ray cluster.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import copyreg
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from tempfile import NamedTemporaryFile
@@ -13,22 +21,284 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from charonia.core.errors import ServingError
-from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse
-from charonia.ray.bridge import METHODS, answer_http, answer_stream, answer_unary
-from charonia.ray.elsewhere import Failure, ModelsElsewhere, received
+from charonia.config.model import ModelConfig
+from charonia.core.errors import Code, ServingError, internal, unavailable, unsupported
+from charonia.core.request import FIELDS, InferRequest, RequestedOutput
+from charonia.core.response import ExecutionRecord, InferResponse, Reply, Ticket
+from charonia.core.tensor import Tensor
 from charonia.ray.options import AppOptions
 from charonia.server.app import InferenceServer
+from charonia.server.backends.api import Models
 from charonia.server.embedding import InProcessFrontend
-from charonia.server.http.asgi import Message
+from charonia.server.grpc.detached import DetachedCall
+from charonia.server.grpc.frontend import GrpcFrontend
+from charonia.server.grpc.methods import Method, method_table
+from charonia.server.http.asgi import Message, begin
 from charonia.server.http.frontend import HttpFrontend
 from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
 from charonia.server.options import WILDCARD_ADDRESSES
+from charonia.wire.grpc_framing import PREFIX_BYTES
 from charonia.wire.grpc_headers import Header
 from charonia.wire.grpc_status import MESSAGE_BYTES_MAX, RpcError, rpc_error
 from charonia.wire.http_status import STATUS, UNEXECUTED
 from charonia.wire.json_text import encode_error
+
+Failure = tuple[str, str, str]
+"""Code, message and hint of an error on its way between replicas."""
+
+
+_RECORDS: dict[type[Any], tuple[str, ...]] = {
+    ExecutionRecord: ("instance", "batch_size", "queue_ns", "compute_ns"),
+    InferRequest: FIELDS,
+    InferResponse: ("model_name", "model_version", "id", "outputs", "parameters", "execution"),
+    RequestedOutput: ("name", "classification"),
+    Tensor: ("name", "datatype", "array"),
+}
+"""Classes of messages between replicas, with the arguments of their constructors. Compiled ones cannot be pickled."""
+
+
+def _made(kind: type[Any], arguments: Mapping[str, object]) -> object:
+    return kind(**arguments)
+
+
+def _reduced(record: object) -> tuple[Any, ...]:
+    kind = type(record)
+    return _made, (kind, {name: getattr(record, name) for name in _RECORDS[kind]})
+
+
+for _kind in _RECORDS:
+    copyreg.pickle(_kind, _reduced)
+
+
+def sent(request: InferRequest) -> tuple[InferRequest, int]:
+    """Return a request as it goes to another replica, and how long its caller waits, in ns; 0 for no limit."""
+    left_ns = max(request.deadline_ns - time.monotonic_ns(), 1) if request.deadline_ns else 0
+    here = {"deadline_ns", "caller", "trace", "affinity"}  # what means nothing there
+    return InferRequest(**{name: getattr(request, name) for name in {*FIELDS} - here}), left_ns
+
+
+def received(request: InferRequest, left_ns: int) -> InferRequest:
+    """Return a request that came from another replica, with its deadline by this machine's clock."""
+    request.deadline_ns = time.monotonic_ns() + left_ns if left_ns else 0
+    return request
+
+
+class ModelsElsewhere:
+    """The models of this replica, and some of other applications.
+
+    Args:
+        models: The models of this replica.
+        applications: Application of each of the others, by model.
+    """
+
+    def __init__(self, models: Models, applications: Mapping[str, str]) -> None:
+        self._models = models
+        self._applications = applications
+        self._handles: dict[str, Any] = {}
+
+    def infer(self, request: InferRequest, reply: Reply) -> Ticket:
+        """Run a request, here or in the application that has the model."""
+        if request.model_name not in self._applications:
+            return self._models.infer(request, reply)
+        return asyncio.get_running_loop().create_task(self._ask(request, reply))  # type: ignore[return-value]
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Whether a model is ready."""
+        if name not in self._applications:
+            return await self._models.model_ready(name, version)
+        ready: bool = await (await self._handle(name)).model_ready.remote(name, version)
+        return ready
+
+    def is_loadable(self, name: str) -> bool:
+        """Whether a request for this model waits for it: their application decides for other models."""
+        return name in self._applications or self._models.is_loadable(name)
+
+    def model_config(self, name: str, version: str = "") -> ModelConfig:
+        """Return the configuration of a model of this replica."""
+        if name in self._applications:
+            raise unavailable(f"model '{name}' is in the application '{self._applications[name]}'")
+        return self._models.model_config(name, version)
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load a model of this replica."""
+        self._check_here(name)
+        await self._models.load_model(name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Unload a model of this replica."""
+        self._check_here(name)
+        await self._models.unload_model(name, unload_dependents)
+
+    def _check_here(self, name: str) -> None:
+        if name in self._applications:
+            raise unsupported(f"model '{name}' cannot be controlled: it is in '{self._applications[name]}'")
+
+    async def _ask(self, request: InferRequest, reply: Reply) -> None:
+        name = request.model_name
+        try:
+            outcome = await self._answer(request)
+        except asyncio.CancelledError:
+            reply(ServingError(Code.CANCELLED, f"the request to model '{name}' was cancelled"), True)
+            raise
+        except ServingError as error:
+            outcome = error
+        except Exception as error:  # of Ray: a replica that was killed, an application that is gone
+            outcome = internal(f"model '{name}' of the application '{self._applications[name]}': {error}")
+        reply(outcome, True)
+
+    async def _answer(self, request: InferRequest) -> InferResponse | ServingError:
+        handle = await self._handle(request.model_name)
+        response = handle.infer.remote(*sent(request))
+        try:
+            outcome: InferResponse | Failure = await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        if isinstance(outcome, InferResponse):
+            return outcome
+        code, message, hint = outcome
+        return ServingError(Code(code), message, hint=hint)
+
+    async def _handle(self, name: str) -> Any:
+        """Return the handle of the application that has a model."""
+        application = self._applications[name]
+        if application not in self._handles:
+            # Asks Ray's controller, and waits for its answer.
+            try:
+                self._handles[application] = await asyncio.to_thread(serve.get_app_handle, application)
+            except Exception as error:
+                raise unavailable(
+                    f"model '{name}': the application '{application}' cannot be reached: {error}",
+                    hint="deploy it in the same Ray cluster, by this name",
+                ) from error
+        return self._handles[application]
+
+
+METHODS: dict[str, Method] = {method.name: method for method in method_table().values()}
+"""All methods by name. Ray's proxy calls the replica's method of that name."""
+
+UNTAKEN_BYTES_MAX = 1024 * 1024
+"""Bytes of a streaming call's messages that may wait in the server before no more are read from its caller."""
+
+ANSWER_TURNS = 0 if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else 64
+"""Turns of the event loop that an answer waits for others, so that Ray sends more of them to its proxy together:
+most of the cost of a request is what proxy and replica do for each message. If the loop has nothing else to do, all
+turns take 0.1 ms. Where HAProxy takes the place of that proxy, answers go straight to their connections."""
+
+
+def add_grpc_services(servicer: object, server: Any) -> None:
+    """Add the inference, health and reflection services to Ray's gRPC proxy (`grpc_servicer_functions`).
+
+    Messages have no deserializer: the proxy passes them on as bytes.
+    """
+    by_service: dict[str, dict[str, Any]] = {}
+    for path, method in method_table().items():
+        _, service, name = path.decode().split("/")
+        handler = grpc.unary_unary_rpc_method_handler if method.run else grpc.stream_stream_rpc_method_handler
+        # Ray's proxy replaces this function by its own.
+        by_service.setdefault(service, {})[name] = handler(servicer)
+    for service, handlers in by_service.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+class _Last:
+    """The end of a gRPC call."""
+
+    def __init__(self, error: RpcError | None) -> None:
+        self.error = error
+
+
+async def answer_http(
+    http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Callable[[Message], Awaitable[None]]
+) -> None:
+    """Answer an HTTP request with ASGI messages; to be cancelled if the client leaves."""
+    messages: list[Message] = []
+    arrived = asyncio.Event()
+
+    def take(more: list[Message]) -> None:
+        messages.extend(more)
+        arrived.set()
+
+    exchange = begin(http, scope, body, take)
+    is_open = True
+    try:
+        while is_open:
+            await arrived.wait()
+            arrived.clear()
+            for _ in range(ANSWER_TURNS):
+                await asyncio.sleep(0)
+            sending, messages[:] = messages[:], ()
+            for message in sending:
+                await send(message)
+            is_open = sending[-1].get("more_body", True)
+    finally:
+        if is_open:
+            exchange.abandon()
+
+
+async def answer_unary(service: GrpcFrontend, method: Method, metadata: Iterable[Header], message: bytes) -> bytes:
+    """Return the response to a unary gRPC call.
+
+    Raises:
+        RpcError: The call failed.
+    """
+    responses: list[bytes] = []
+    ended: asyncio.Future[RpcError | None] = asyncio.get_running_loop().create_future()
+
+    def end(error: RpcError | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    call = DetachedCall(service, method, metadata, send=responses.append, end=end)
+    try:
+        call.receive(message)
+        error = await ended
+    finally:
+        call.abandon()  # nothing, once it is over
+    if error is not None:
+        raise error
+    return responses[0]
+
+
+async def answer_stream(
+    service: GrpcFrontend, method: Method, metadata: Iterable[Header], messages: AsyncIterable[bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the responses of a streaming gRPC call; to be closed if the caller leaves. Raises as `answer_unary`."""
+    arrived: asyncio.Queue[bytes | _Last] = asyncio.Queue()
+    untaken_bytes = 0
+    has_room = asyncio.Event()
+
+    def consumed(size: int) -> None:
+        nonlocal untaken_bytes
+        untaken_bytes -= size
+        has_room.set()
+
+    def end(error: RpcError | None) -> None:
+        arrived.put_nowait(_Last(error))
+
+    async def feed() -> None:
+        nonlocal untaken_bytes
+        try:
+            async for message in messages:
+                untaken_bytes += PREFIX_BYTES + len(message)
+                call.receive(message, end=False)
+                while untaken_bytes > UNTAKEN_BYTES_MAX:
+                    has_room.clear()
+                    await has_room.wait()
+        finally:
+            call.end()
+
+    call = DetachedCall(service, method, metadata, send=arrived.put_nowait, end=end, consumed=consumed)
+    feeding = asyncio.create_task(feed())
+    try:
+        while not isinstance(item := await arrived.get(), _Last):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        feeding.cancel()
+        call.abandon()
+
 
 ADDRESSES_PATH = "/addresses"
 """Route with the addresses of all replicas of the application; absent if the server requires keys."""

@@ -1,8 +1,8 @@
 import pytest
 
-from charonia.client.balancing.addresses import parse_addresses
 from charonia.client.balancing.options import Balancing
 from charonia.client.balancing.pool import SERVERS_MAX
+from charonia.client.balancing.transport import parse_addresses
 from charonia.core.errors import ServingError
 from charonia.wire.endpoint import Endpoint
 

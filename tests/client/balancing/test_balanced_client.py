@@ -11,7 +11,7 @@ import pytest
 from tests.support.client_servers import LOOPBACK, Served, read_request, scripted, served
 
 from charonia.client import AsyncClient, Balancing, Client, ClientError, Failure, SequencePart
-from charonia.client.balancing import addresses
+from charonia.client.balancing import transport
 from charonia.client.balancing import transport as balanced
 from charonia.core.errors import Code, ServingError, turned_away, unavailable
 
@@ -485,7 +485,7 @@ async def test_a_name_server_that_does_not_answer_holds_a_request_for_its_timeou
 
 
 async def test_names_are_looked_up_by_the_system() -> None:
-    assert LOOPBACK in await addresses.resolve("localhost", 80)
+    assert LOOPBACK in await transport.resolve("localhost", 80)
     async with servers(1) as [one], AsyncClient(f"dns+{one.urls['http']}") as client:
         assert await client.server_ready()
 

@@ -28,7 +28,7 @@ from charonia.tools.tune.api import (
 from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Evidence, gain, standard_error
 from charonia.tools.tune.search import phases
-from charonia.tools.tune.search.trial_driver import Steps, TrialDriver
+from charonia.tools.tune.search.phases import Steps, TrialDriver
 
 FACTS = ModelFacts("m", max_batch_size=8)
 GOAL = Goal((ModelGoal("m"),))

@@ -32,8 +32,7 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide
-from charonia.tools.tune.search.phases import CLEAR, Search
-from charonia.tools.tune.search.trial_driver import FAILURES_MAX, USUAL
+from charonia.tools.tune.search.phases import CLEAR, FAILURES_MAX, USUAL, Search
 from charonia.tools.tune.space import Grid, automatic_dimensions, load_values
 
 FACTS = ModelFacts("m", max_batch_size=8, threads_tunable=True)

@@ -33,7 +33,7 @@ from charonia.tools.tune.options import (
     SearchSettings,
     TuneOptions,
 )
-from charonia.tools.tune.problem import model_goal, percentiles, problem_of
+from charonia.tools.tune.profile import model_goal, percentiles, problem_of
 from charonia.tools.tune.variants import BaseModel
 
 TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type: TYPE_FP32 dims: 4 }'

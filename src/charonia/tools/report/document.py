@@ -274,7 +274,7 @@ def document(title: str, body: Sequence[str], data: Any, *, script: str, style: 
         style: Its own style sheet, in addition to `page.css`.
     """
     whole = "\n".join([*(asset("charonia.tools.report", name) for name in SCRIPTS), script])
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{b64encode(sha256(whole.encode()).digest()).decode()}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_digest(whole)}'"
     # Escaped, so that no text can contain `</script>`.
     shown = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return "\n".join(
@@ -339,3 +339,7 @@ def separated(facts: Sequence[str]) -> str:
 def asset(package: str, name: str) -> str:
     """Return a file of the folder `page` of a package."""
     return (files(package) / "page" / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return b64encode(sha256(script.encode()).digest()).decode()

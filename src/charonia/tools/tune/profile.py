@@ -59,8 +59,14 @@ from charonia.tools.tune.api import (
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked, decide
-from charonia.tools.tune.deployment import Deployment, ServerLostError
-from charonia.tools.tune.measure import InterruptedTrialError, Measurer, Prepare, outcome_of
+from charonia.tools.tune.measure import (
+    Deployment,
+    InterruptedTrialError,
+    Measurer,
+    Prepare,
+    ServerLostError,
+    outcome_of,
+)
 from charonia.tools.tune.options import (
     GoalSettings,
     LaunchMode,

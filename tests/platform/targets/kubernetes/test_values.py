@@ -13,7 +13,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.kubernetes.objects import prepared, reference
-from charonia.platform.targets.kubernetes.opened import Chart
+from charonia.platform.targets.kubernetes.target import Chart
 from charonia.platform.targets.kubernetes.values import chart_values, image_values, usual_values
 
 SETTINGS = KubernetesSettings("config", image="registry:5000/charonia:1.0", store_secret="store")

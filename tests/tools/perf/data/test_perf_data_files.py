@@ -6,8 +6,7 @@ import pytest
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
-from charonia.tools.perf.data.files import read_path
-from charonia.tools.perf.data.load import load_inputs
+from charonia.tools.perf.data.load import load_inputs, read_path
 from charonia.tools.perf.data.spec import ModelSpec, TensorSpec
 from charonia.tools.perf.options import DataOptions, PerfOptions, TargetOptions
 
@@ -134,7 +133,7 @@ def test_booleans_become_floats(tmp_path: Path) -> None:
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "X").write_bytes(b"12345678")
-    monkeypatch.setattr("charonia.tools.perf.data.files.FILE_BYTES_MAX", 5)
+    monkeypatch.setattr("charonia.tools.perf.data.load.FILE_BYTES_MAX", 5)
 
     assert refused(tmp_path, model(X)) == "X: expected at most 5 bytes, got 8"
 

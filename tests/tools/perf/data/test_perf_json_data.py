@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError
 from charonia.core.tensor import from_bfloat16
-from charonia.tools.perf.data.files import read_json
+from charonia.tools.perf.data.load import read_json
 from charonia.tools.perf.data.spec import (
     ModelSpec,
     Stream,
@@ -282,7 +282,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia.tools.perf.data.files.FILE_BYTES_MAX", 5)
+    monkeypatch.setattr("charonia.tools.perf.data.load.FILE_BYTES_MAX", 5)
 
     assert refused(tmp_path, {"data": []}, model()) == f"{tmp_path / 'data.json'}: expected at most 5 bytes, got 12"
 

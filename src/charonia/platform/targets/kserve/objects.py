@@ -43,11 +43,10 @@ from charonia.platform.targets.kubernetes.objects import (
     template_mark,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.opened import owner_of
 from charonia.platform.targets.kubernetes.own_objects import OwnObjects
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
 from charonia.platform.targets.kubernetes.rollout import KSERVE, Sight
-from charonia.platform.targets.kubernetes.target import KubernetesTarget
+from charonia.platform.targets.kubernetes.target import KubernetesTarget, owner_of
 
 KEYS_FOLDER = "/etc/charonia/keys"
 """Where servers find the file of API keys."""
