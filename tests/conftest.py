@@ -41,20 +41,20 @@ LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 # Of the first ones, some compute and some wait.
 # fmt: off
 SLOWEST_FILES = [
-    "test_described_api.py", "test_ocr_example.py", "test_pytorch_conformance.py", "test_stories.py",
+    "test_described_api.py", "test_ocr_example.py", "test_stories.py",
     "test_page.py", "test_hostile_folder.py", "test_platform_demo.py", "test_platform_story.py",
     "test_sentence_encoder_example.py",
     "test_tensorflow.py", "test_environments.py", "test_replicas.py", "test_platform_commands.py",
     "test_upgrade.py", "test_balancers.py", "test_demo.py", "test_from_other_servers.py",
     "test_llama_cpp_server.py", "test_traffic_served.py", "test_tune_command.py", "test_openai_served.py",
     "test_run.py", "test_balanced_process.py", "test_platform_faults.py", "test_slow_clients.py", "test_pods.py",
-    "test_killed_platform.py", "test_voice_activity_torch.py", "test_estimators.py",
+    "test_killed_platform.py", "test_voice_activity_torch.py",
     "test_tune_language.py", "test_local_target.py", "test_situations.py", "test_perf_command.py",
     "test_renewal.py", "test_on_this_machine.py", "test_scaling.py", "test_serve_files.py", "test_reconcile.py",
     "test_search_modes.py", "test_model_calls.py", "test_compare_runs.py", "test_chart.py",
-    "test_tensorflow_server.py", "test_tracing.py", "test_sklearn_server.py", "test_fil.py", "test_answers.py",
-    "test_pytorch_server.py", "test_fairness.py", "test_walked_ensembles.py", "test_scheduler_properties.py",
-    "test_s3_server.py", "test_converted.py", "test_checks.py", "test_walks.py", "test_platform_process.py",
+    "test_tensorflow_server.py", "test_tracing.py", "test_answers.py",
+    "test_fairness.py", "test_walked_ensembles.py", "test_scheduler_properties.py",
+    "test_s3_server.py", "test_checks.py", "test_walks.py", "test_platform_process.py",
     "test_run_served.py", "test_faults.py", "test_repository_features.py", "test_cache_and_rate_limiter.py",
     "test_keepalive.py", "test_guarded_server.py", "test_campaign.py",
 ]
