@@ -1,10 +1,9 @@
 """A client for servers that speak the KServe v2 protocol, over HTTP and gRPC."""
 
-from charonia.client.async_client import AsyncClient
+from charonia.client.async_client import AsyncClient, InferResult, SequencePart
 from charonia.client.balancing.options import Balancing
 from charonia.client.balancing.transport import EndpointStatus
 from charonia.client.errors import ClientError
-from charonia.client.requests import InferResult, SequencePart
 from charonia.client.sync_client import Client
 from charonia.wire.answer import Failure
 from charonia.wire.query import SharedMemoryRegion

@@ -33,8 +33,7 @@ from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer, find_processes
 from charonia.tools.perf.options import is_decoupled, is_sequence
-from charonia.tools.perf.pool import pool, process_count
-from charonia.tools.perf.shared_memory import shared
+from charonia.tools.perf.pool import pool, process_count, shared
 from charonia.tools.perf.statistics import composing_models
 from charonia.tools.results.records import (
     LevelResult,
