@@ -23,7 +23,6 @@ class ChartRefusalError(Exception):
     """What helm says about values that it refuses."""
 
 
-@cache
 def rendered(values: Path) -> str:
     """Return what `helm template` prints for a file of values."""
     return template(f"--values={values}")
@@ -39,8 +38,13 @@ def objects_of(values: Mapping[str, Any], release: str = RELEASE) -> list[Manife
 
 
 def loaded(text: str) -> list[Manifest]:
-    """Return the objects of a stream of YAML documents."""
-    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+    """Return the objects of a stream of YAML documents, a new copy each time."""
+    return list(json.loads(_as_json(text)))
+
+
+@cache
+def _as_json(text: str) -> str:
+    return json.dumps([document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document])
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
@@ -66,6 +70,7 @@ def pod_specs(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
         )
 
 
+@cache
 def template(*arguments: str, text: str = "", release: str = RELEASE) -> str:
     """Return what `helm template` prints. Raises `ChartRefusalError`."""
     done = subprocess.run(
