@@ -24,7 +24,7 @@ from charonia.platform.deployments.workloads import Workloads
 
 NAMES = ("reader", "writer", "finder")
 VERSIONS = 3
-ROUNDS = 100
+ROUNDS = 60
 KILL_SHARE = 0.15
 STEPS_MAX = 12
 """A platform is killed at one of its next steps: calls of its target, and ends of transactions."""
