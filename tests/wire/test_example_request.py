@@ -19,6 +19,7 @@ from charonia.core.tensor import Tensor
 from charonia.wire.example_inputs import example_dims, example_inputs, takes_picture
 from charonia.wire.example_request import ELEMENTS_MAX, HINT_ELEMENTS_MAX, ExampleRequest, body_hint, example_request
 from charonia.wire.python_values import make_tensors
+from charonia.wire.tensors import bytes_array
 from charonia.wire.v2_generate import decode_generate
 from charonia.wire.v2_request import InferDecoder
 
@@ -227,6 +228,31 @@ def test_a_key_is_in_every_form_of_the_request() -> None:
     ]
 
 
+def test_curl_sends_a_file_that_is_the_only_input() -> None:
+    picture, other = {"in put0": "a b.png"}, {"in put1": "c.png"}
+    request = replace(example_request(model((DataType.BYTES, (1,)))), files=picture)
+    pair = example_request(model((DataType.BYTES, (1,)), (DataType.BYTES, (1,))))
+
+    assert request.curl() == (
+        "curl http://localhost:8000/v2/models/my%20model/infer -H 'Inference-Header-Content-Length: 0' "
+        "--data-binary '@a b.png' --output response.bin"
+    )
+    assert replace(request, parameters={"top_k": 3}).curl() == ""
+    assert replace(pair, files=picture).curl() == replace(pair, files=picture | other).curl() == ""
+    assert replace(example_request(model((DataType.FP32, (1,)))), files=picture).curl() == ""
+    assert replace(example_request(model((DataType.BYTES, (1,)), decoupled=True)), files=picture).curl() == ""
+
+
+@pytest.mark.parametrize(("elements", "filled"), [([b"a"], True), ([b"a\0", b"a"], False)])
+def test_long_texts_are_filled_where_they_are_equal(elements: list[bytes], filled: bool) -> None:
+    array = bytes_array("x", [300, len(elements)], elements * 300)
+    request = replace(
+        example_request(model((DataType.BYTES, (300, -1)))), inputs={"x": Tensor("x", DataType.BYTES, array)}
+    )
+
+    assert ("np.full(" in request.python()) is filled
+
+
 def test_outputs_that_json_cannot_carry_are_asked_for_in_binary_form() -> None:
     config = ModelConfig(
         name="m",
@@ -322,7 +348,9 @@ def test_the_first_warm_up_sample_gives_the_shape() -> None:
         name="m",
         max_batch_size=2,
         input=(ModelInput("x", DataType.FP32, dims=(-1,)),),
-        model_warmup=(ModelWarmup("w", 1, {"x": WarmupInput(DataType.FP32, (77,), zero_data=True)}),),
+        model_warmup=tuple(
+            ModelWarmup("w", 1, {"x": WarmupInput(DataType.FP32, (size,), zero_data=True)}) for size in (77, 78)
+        ),
     )
 
     assert example_inputs(config)["x"].shape == (1, 77)

@@ -295,9 +295,7 @@ def _constant(tensor: Tensor) -> object:
     if not tensor.array.size:
         return None
     first = tensor.array.ravel()[:1]
-    if tensor.datatype.numpy.kind == "O":
-        return first[0] if all(element == first[0] for element in tensor.array.ravel()) else None
-    return first.tolist()[0] if bool((tensor.array == first[0]).all()) else None
+    return first.tolist()[0] if bool((tensor.array == first).all()) else None
 
 
 def _python_value(tensor: Tensor) -> str:
