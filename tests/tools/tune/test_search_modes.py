@@ -110,6 +110,10 @@ def test_racing_finds_the_optimum_of_a_space_too_large_to_look_at_all_of_it() ->
     assert best
     found = server.truth(best.variant, best.loads[0])[Metric.THROUGHPUT]
     assert found >= 0.97 * true_best(server, load_values(space.load))
+    grid = Grid(space)
+    measured = {told.trial.variant.key for told in search.history} | {each.variant.key for each in search.skipped}
+    coordinates = {grid.variant(each).key: each for each in grid.coordinates()}
+    assert {grid.variant(each).key for each in grid.neighbours(coordinates[best.variant.key])} <= measured
 
 
 def test_racing_measures_for_less_time_than_brute_force() -> None:
