@@ -1,6 +1,7 @@
 """Changes, settings and plans as JSON: what is read, and what is refused with which words."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_a_change_leaves_alone_what_it_does_not_name_and_null_resets() -> None:
     assert read_change({"action": "pause"}) == TrafficChange(action=CanaryAction.PAUSE)
     assert read_change({"canary": {"version": 2}}) == TrafficChange(canary=CanaryPlan(2))
     assert read_change({"sticky": "Header:X-User"}) == TrafficChange(sticky="header:x-user")
+
+
+def test_the_defaults_of_a_plan_are_those_of_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "traffic.md").read_text(encoding="utf-8")
+    example = json.loads('{"canary": ' + page.partition('{"canary": ')[2].partition("\n```")[0])
+
+    assert read_plan(example["canary"]) == CanaryPlan(2)
 
 
 def test_only_conditions_may_be_null_in_a_plan() -> None:

@@ -306,6 +306,18 @@ def test_what_both_versions_did_is_shown_with_its_weight() -> None:
     }
 
 
+def test_errors_are_compared_when_both_versions_can_be_expected_to_have_requests() -> None:
+    canary = Canary(CanaryPlan(2, 1, steps=(1.0,), difference_rate_max=0.0), 0)
+
+    canary.handle(Looked(RequestWindow(5, 5), RequestWindow(5, 0)), S)
+    canary.handle(Looked(), 2 * S)
+
+    assert canary.checks()["errors"].endswith(
+        "5 of 5 requests failed with version 2, 0 of 5 with version 1; no evidence of a regression so far"
+    )
+    assert canary.checks()["differences"].startswith("0 of 0 answers differ from those given, 0.00% may")
+
+
 @pytest.mark.parametrize(("ours", "few"), [(49, "49 of version 2"), (50, "60 of version 1")])
 def test_the_version_with_too_few_latencies_is_named(ours: int, few: str) -> None:
     canary = Canary(PLAN, 0)
