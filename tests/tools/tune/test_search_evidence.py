@@ -354,7 +354,7 @@ def test_a_sweep_goes_on_while_a_constraint_is_missed_by_less_and_less() -> None
     limits = (Constraint(Metric.THROUGHPUT, minimum=1e6),)
     driver = driver_of(LoadSpace(maximum=1024), Goal((ModelGoal("m", constraints=limits),)))
 
-    asked = play(load.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: 1e5 * min(value, 8)))
+    asked = play(phases.sweep(driver, DEFAULT, 1.0, ""), answer(lambda value: 1e5 * min(value, 8)))
 
     assert asked == [1, 2, 4, 8, 16]
 
