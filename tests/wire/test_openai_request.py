@@ -120,6 +120,7 @@ def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage: expected a boolean"),
         ({"messages": []}, "messages: expected 1 to 10000 messages, got 0"),
         ({"messages": ["hi"]}, "messages[0]: expected an object with a role"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]: expected a part of type text"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: expected a string"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content: expected a string"),
         ({"messages": [{"role": "assistant", "content": 5}]}, "messages[0].content: expected a string"),
@@ -127,6 +128,14 @@ def test_what_changes_nothing_is_accepted(members: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_done_is_refused_by_name(members: dict[str, Any], beginning: str) -> None:
     assert refusal(model(), **members).startswith(beginning)
+
+
+def test_all_prompts_of_a_request_share_the_limit_of_answers() -> None:
+    asked = decode_text_request(model(), {"prompt": ["a", "b"], "n": 64}, is_chat=False)
+    assert (asked.count, asked.prompts) == (64, ("a", "b"))
+
+    with pytest.raises(ServingError, match="n: expected at most 128 answers to a request, got 130"):
+        decode_text_request(model(), {"prompt": ["a", "b"], "n": 65}, is_chat=False)
 
 
 @pytest.mark.parametrize(
