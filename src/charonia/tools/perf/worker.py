@@ -1,4 +1,4 @@
-"""A worker process, which sends load. `pool` starts it, and they exchange `messages` over sockets.
+"""A worker process, which sends load. `pool` starts it, and they exchange messages over sockets.
 
 It has its own event loop and connections, and exits when the socket closes. Responses of language models are
 stored undecoded; only a session's replies are decoded here, because its next request repeats them.

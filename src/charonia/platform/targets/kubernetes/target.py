@@ -1,6 +1,6 @@
 """The target `kubernetes`: the objects of the Helm chart for each deployment, in a namespace of a cluster.
 
-State is kept in the cluster: a record of each revision (`records.py`), and annotations that say which one serves. A
+State is kept in the cluster: a record of each revision, and annotations that say which one serves. A
 restarted platform finds it and continues where the previous process was interrupted: each step may be repeated. The
 pods of a new revision replace the previous ones one by one; if they cannot be ready, the previous revision is applied
 again.
