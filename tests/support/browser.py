@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect, sync_playwright
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """The first needs a third less CPU time for the same tests: it has no windows, extensions or services of a desktop."""
@@ -34,6 +34,7 @@ def new_tab(browser: Browser) -> Page:
     """Return a tab without animations, in a context of its own."""
     tab = browser.new_context(reduced_motion="reduce").new_page()
     tab.set_default_timeout(20_000)
+    expect.set_options(timeout=20_000)  # other tests need the processors, too
     return tab
 
 
