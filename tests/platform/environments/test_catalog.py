@@ -317,6 +317,6 @@ def test_a_real_environment_runs_this_release(environments: Environments) -> Non
     assert row.size > 10_000_000
     assert f"charonia: {compiled.form} form" in environments.log("small")
     assert "iniconfig" in dict(row.packages)
-    command = [str(environments.python("small")), "-c", "import charonia, iniconfig, sys; print(charonia.__file__)"]
+    command = [str(environments.python("small")), "-Ic", "import charonia, iniconfig, sys; print(charonia.__file__)"]
     found = subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
     assert Path(found).is_relative_to(environments.folder / "1" / row.digest)
