@@ -96,6 +96,8 @@ def test_only_conditions_may_be_null_in_a_plan() -> None:
         ({"weights": {"1": float("inf")}}, "weights.1: expected a number from 0 to 1e+12, got inf"),
         ({"weights": {"1": 10**30}}, f"weights.1: expected a number from 0 to 1e+12, got {10**30}"),
         ({"canary": {"version": 2, "samples_min": 1.5}}, "canary.samples_min: expected a whole number"),
+        ({"canary": {"version": 2, "significance": 0}}, "canary.significance: expected a number from 1e-09 to 0.5"),
+        ({"canary": {"version": 2, "p99_ratio_max": 0.5}}, "canary.p99_ratio_max: expected a number from 1 to 1e+06"),
         ({"canary": {"version": 2, "checks_errors": 1}}, "canary.checks_errors: expected true or false"),
         ({"canary": {"version": 2}, "weights": {"1": 1}}, "canary: the plan sets the weights itself"),
         ({"action": "stop"}, "action: expected one of pause, resume, promote, abort, got 'stop'"),
