@@ -38,7 +38,9 @@ def compiled_statements() -> Iterator[None]:
 
     def with_kept_statements(url: str, driver: str) -> Engine:
         engine = make(url, driver)
-        first = engines.setdefault(driver, engine)
+        first = engines.get(driver, engine)
+        if first.dialect.server_version_info is None:  # its dialect learns about the database when it connects
+            first = engines[driver] = engine
         engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
         return engine
 
