@@ -22,6 +22,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.backends.api import ModelFiles
 from charonia.server.traffic import canary as canary_module
 from charonia.server.traffic import split
+from charonia.server.traffic.canary import VersionFigures
 from charonia.server.traffic.service import TrafficService
 
 ALL = CONFIG + "version_policy: { all { } }\n"
@@ -483,6 +484,38 @@ async def test_a_canary_that_fails_is_rolled_back(served: Served) -> None:
 
 def fail(requests: object) -> Any:
     raise ServingError(Code.INTERNAL, "broken")
+
+
+BROKEN, CANCELLED = (ServingError(code, "no") for code in (Code.INTERNAL, Code.CANCELLED))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "errors", "counted"),
+    [
+        ([None], 0, 1),
+        ([BROKEN], 1, 1),
+        ([None, BROKEN], 1, 1),
+        ([BROKEN, None, None], 1, 1),  # a stream goes on after the error of one response
+        ([CANCELLED], 0, 0),
+        ([BROKEN, CANCELLED], 1, 1),
+    ],
+)
+def test_a_request_counts_once_whatever_its_stream_had(
+    outcomes: list[ServingError | None], errors: int, counted: int
+) -> None:
+    figures = VersionFigures()
+    figures.sent()
+    passed: list[tuple[object, bool]] = []
+    reply = split._Counted(figures, lambda outcome, final: passed.append((outcome, final)))
+
+    *earlier, last = outcomes
+    for outcome in earlier:
+        reply(outcome, False)
+    reply(last, True)
+
+    window = figures.take()
+    assert (window.requests, window.errors, figures.errors, figures.in_flight) == (counted, errors, errors, 0)
+    assert [outcome for outcome, _ in passed] == outcomes
 
 
 @pytest.mark.usefixtures("fast_looks")

@@ -282,15 +282,15 @@ class _Counted:
         self._begun_ns = now_ns()
 
     def __call__(self, outcome: Outcome, final: bool) -> None:
-        is_error = isinstance(outcome, ServingError)
+        is_abandoned = isinstance(outcome, ServingError) and outcome.code is Code.CANCELLED
+        self._is_failed = self._is_failed or (isinstance(outcome, ServingError) and not is_abandoned)
         if final:
-            if is_error and outcome.code is Code.CANCELLED:  # type: ignore[union-attr]
-                self._figures.given_up(now_ns() - self._begun_ns)
-            elif is_error or self._is_failed:
+            if self._is_failed:  # also if its client left after an error
                 self._figures.failed()
+            elif is_abandoned:
+                self._figures.given_up(now_ns() - self._begun_ns)
             else:
                 self._figures.answered(now_ns() - self._begun_ns)
-        self._is_failed = self._is_failed or is_error
         self._reply(outcome, final)
 
 
