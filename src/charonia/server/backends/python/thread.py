@@ -119,21 +119,16 @@ Tell = Callable[..., None]
 
 
 class _Handed(Work):
-    """A batch that is not finished, or has left requests open."""
+    """A batch of a thread."""
 
-    __slots__ = ("batch", "is_done", "over")
+    __slots__ = ("batch", "is_done")
 
     def __init__(
         self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None, batch: ModelBatch
     ) -> None:
         super().__init__(sink, requests, shapes)
         self.batch = batch
-        self.over: set[int] = set()
         self.is_done = False
-
-    def is_open(self) -> bool:
-        """Return whether a caller still waits for a last response."""
-        return any(not (i in self.over or self.sink.is_cancelled(i)) for i in range(len(self.requests)))
 
 
 class ThreadInstance:
@@ -268,7 +263,7 @@ class ThreadInstance:
         if handed is None:
             return
         if final or not self._is_decoupled:
-            handed.over.add(index)
+            handed.note_over(index)
         handed.sink.respond(index, handed.answered(result), final)
         self._forget_if_over(handed)
 
@@ -276,19 +271,10 @@ class ThreadInstance:
         handed.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
-        try:
-            for index, result in enumerate(results):
-                if result is not None:
-                    handed.over.add(index)
-                    handed.sink.respond(index, handed.answered(result), True)
-        except Exception:
-            _log.exception("the results of a batch of '%s' cannot be handed on", self.name)
+        is_open, error = handed.hand_on(results, self.name)
+        if not is_open:
             self._handed.pop(handed.batch.number, None)
-            error = internal(f"the server met a fault of its own with the results of instance '{self.name}'")
-            handed.sink.finish(input_end, output_start, error)
-            return
-        self._forget_if_over(handed)
-        handed.sink.finish(input_end, output_start, leaves_open=handed.batch.number in self._handed)
+        handed.sink.finish(input_end, output_start, error, leaves_open=is_open)
 
     def _note_start(self, started: Mapping[str, object] | ServingError) -> None:
         """Handle the capabilities of the initialized model, or why it failed to initialize."""

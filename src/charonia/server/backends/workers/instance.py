@@ -30,31 +30,19 @@ RESTART_WAIT_S_MAX = 20.0
 
 
 class BatchInFlight(Work):
-    """A batch that is not finished, or has left requests open.
+    """A batch of a worker.
 
     Attributes:
         number: Its number in messages, 0 until it is sent to the current worker.
-        over: Indices of requests that have their last response; None for none.
         gone: Indices of requests whose callers have gone; None for none.
     """
 
-    __slots__ = ("gone", "number", "over")
+    __slots__ = ("gone", "number")
 
     def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None) -> None:
         super().__init__(sink, requests, shapes)
         self.number = 0
-        self.over: set[int] | None = None
         self.gone: set[int] | None = None
-
-    def note_over(self, index: int) -> None:
-        """Note that a request has its last response."""
-        if self.over is None:
-            self.over = set()
-        self.over.add(index)
-
-    def open_requests(self) -> list[int]:
-        """Return the indices of the requests without a last response."""
-        return [index for index in range(len(self.requests)) if self.over is None or index not in self.over]
 
     def fail(self, error: ServingError) -> None:
         """End the batch with an error for all of its requests."""
@@ -207,13 +195,10 @@ class Batches:
             self.answered += 1
             if self._execute_s_max:
                 self._limit(self._execute_s_max if self._queue else 0, self._executed_too_long)
-        try:
-            is_open = self._hand_on(batch, decoded)
-        except Exception:
-            _log.exception("the results of a batch of '%s' cannot be handed on", self._name)
-            batch.fail(internal(f"the server met a fault of its own with the results of instance '{self._name}'"))
-        else:
-            batch.sink.finish(input_end, output_start, leaves_open=is_open)
+        is_open, error = batch.hand_on(decoded, self._name)
+        if is_open:
+            self._left_open[number] = batch
+        batch.sink.finish(input_end, output_start, error, leaves_open=is_open)
 
     def responses(self, message: Incoming, link: WorkerLink) -> None:
         """Handle responses to requests of the running batch, or to open ones. Raises as `decode_results`."""
@@ -240,24 +225,6 @@ class Batches:
                 if not batch.open_requests():
                     self._left_open.pop(number, None)
             batch.sink.respond(index, batch.answered(result), final)
-
-    def _hand_on(self, batch: BatchInFlight, results: Sequence[Result | None]) -> bool:
-        """Pass results to the requests of a batch; return whether some stay open."""
-        sink = batch.sink
-        is_open = False
-        for index, result in enumerate(results):
-            if result is None:
-                is_open = True
-            else:
-                sink.respond(index, batch.answered(result), True)
-        if is_open:
-            for index, result in enumerate(results):
-                if result is not None:
-                    batch.note_over(index)
-            is_open = any(not sink.is_cancelled(index) for index in batch.open_requests())
-            if is_open:
-                self._left_open[batch.number] = batch
-        return is_open
 
     def _send(self, batch: BatchInFlight) -> None:
         """Send a batch, together with others of the same iteration of the event loop."""

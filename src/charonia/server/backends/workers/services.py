@@ -41,18 +41,53 @@ class StoppableTicket(Protocol):
 
 
 class Work:
-    """The batch that an instance works on when it makes a call, in the shapes of its model."""
+    """A batch of an instance that is not finished, or has left requests open, in the shapes of its model.
 
-    __slots__ = ("_shapes", "requests", "sink")
+    Attributes:
+        over: Indices of requests that have their last response; None for none.
+    """
+
+    __slots__ = ("_shapes", "over", "requests", "sink")
 
     def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None = None) -> None:
         self.sink = sink
         self.requests = requests if shapes is None else list(map(shapes.given, requests))
+        self.over: set[int] | None = None
         self._shapes = shapes
 
     def answered(self, result: Result | None) -> Result | None:
         """Return an answer of the model in the shapes of the configuration."""
         return result if result is None or self._shapes is None else self._shapes.answered(result)
+
+    def note_over(self, index: int) -> None:
+        """Note that a request has its last response."""
+        if self.over is None:
+            self.over = set()
+        self.over.add(index)
+
+    def open_requests(self) -> list[int]:
+        """Return the indices of the requests without a last response."""
+        return [index for index in range(len(self.requests)) if self.over is None or index not in self.over]
+
+    def is_open(self) -> bool:
+        """Return whether a caller still waits for a last response."""
+        return any(not self.sink.is_cancelled(index) for index in self.open_requests())
+
+    def hand_on(self, results: Sequence[Result | None], instance: str) -> tuple[bool, ServingError | None]:
+        """Answer the requests that have a result; return whether others stay open, and the error if this fails."""
+        try:
+            for index, result in enumerate(results):
+                if result is not None:
+                    self.sink.respond(index, self.answered(result), True)
+        except Exception:
+            _log.exception("the results of a batch of '%s' cannot be handed on", instance)
+            return False, internal(f"the server met a fault of its own with the results of instance '{instance}'")
+        if None not in results:
+            return False, None
+        for index, result in enumerate(results):
+            if result is not None:
+                self.note_over(index)
+        return self.is_open(), None
 
     def deadline_ns(self) -> int:
         """Return the latest deadline of the requests as monotonic time, 0 where one has none."""
