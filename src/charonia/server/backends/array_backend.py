@@ -4,14 +4,15 @@ A subclass inspects and opens models. Its instances are `ArrayInstance`. If a ba
 whose fault it is, so each request is run again alone.
 """
 
+import asyncio
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path, PurePosixPath
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from charonia.config.backends import record_of
 from charonia.config.complete import Signature, merge_signature
@@ -20,6 +21,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.problems import Problem, check_problems
 from charonia.core.errors import Code, ServingError, internal, invalid, unsupported
 from charonia.core.request import InferRequest
+from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import (
     BackendSettings,
@@ -32,6 +34,7 @@ from charonia.server.backends.api import (
 )
 from charonia.server.backends.batch import batch_sizes, gather, input_plans, output_plans, scatter, tensors_of
 from charonia.server.backends.parameters import Params
+from charonia.server.machine.memory import release_freed_memory
 
 
 class BatchInstance(ABC):
@@ -136,6 +139,36 @@ class ArrayInstance(BatchInstance):
         ]
         answers = map(list, zip(*columns, strict=True) if columns else repeat((), len(requests)))
         return Execution(list(map(Outputs, answers)), input_end_ns, output_start_ns)
+
+
+Opened = TypeVar("Opened")
+
+
+class SharingModel:
+    """A loaded version whose instances share what the first of them opens.
+
+    Attributes:
+        usage: The memory that it takes, as far as it is known.
+    """
+
+    def __init__(self) -> None:
+        self.usage: list[MemoryUsage] = []
+        self._opened: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def shared(self, key: Hashable, opens: Callable[[], Coroutine[Any, Any, Opened]]) -> Opened:
+        """Return what `opens` returns, which is called for the first instance with a key."""
+        if key not in self._opened:
+            self._opened[key] = asyncio.create_task(opens())
+        found: Opened = await asyncio.shield(self._opened[key])
+        return found
+
+    def memory(self) -> list[MemoryUsage]:
+        return list(self.usage)
+
+    async def aclose(self) -> None:
+        """Release what the instances shared, and return its memory to the system."""
+        self._opened.clear()
+        await asyncio.to_thread(release_freed_memory)
 
 
 _STARTS = (

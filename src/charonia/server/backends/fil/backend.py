@@ -33,7 +33,7 @@ from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.install_hint import extra_hint
 from charonia.server.backends.api import BackendSettings, Execution, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance
+from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance, SharingModel
 from charonia.server.backends.boosters import lightgbm_columns, xgboost_columns
 from charonia.server.backends.fil.forest import LIGHTGBM_END, Forest, forest_file, read_forest, reason_of
 from charonia.server.backends.fil.options import LIBRARY, PARAMETERS, TREELITE, ForestPlan, read_plan, remarks
@@ -354,31 +354,20 @@ def answers(scores: Rows, plan: ForestPlan, width: int) -> Rows:
 _log = logging.getLogger(__name__)
 
 
-class FilModel:
-    """A loaded version. Its instances share the forest, which the first one opens."""
+class FilModel(SharingModel):
+    """A loaded version. Its instances share the forest."""
 
     def __init__(self, path: Path, model_type: str, config: ModelConfig, plan: ForestPlan) -> None:
+        super().__init__()
         self._path = path
         self._type = model_type
         self._config = config
         self._plan = plan
-        self._opening: asyncio.Task[OpenForest] | None = None
-        self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> FilInstance:
-        if self._opening is None:
-            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
-        forest = await asyncio.shield(self._opening)
+        forest = await self.shared("forest", lambda: asyncio.to_thread(self._open))
         threads = self._plan.threads or placement.threads
         return FilInstance(forest, self._config, self._plan, threads, placement.cores)
-
-    def memory(self) -> list[MemoryUsage]:
-        return list(self._memory)
-
-    async def aclose(self) -> None:
-        """Release the forest, and return its memory to the system."""
-        self._opening = None
-        await asyncio.to_thread(release_freed_memory)
 
     def _open(self) -> OpenForest:
         config, plan = self._config, self._plan
@@ -396,7 +385,7 @@ class FilModel:
         if explains and library is not None:
             library.contributions(rows[:1])
         release_freed_memory()
-        self._memory = [MemoryUsage("CPU", 0, self._path.stat().st_size)]
+        self.usage = [MemoryUsage("CPU", 0, self._path.stat().st_size)]
         return OpenForest(choice, library if explains else None)
 
     def _library(self, forest: Forest, rows: Rows, *, must: bool) -> Library | None:

@@ -37,7 +37,14 @@ from charonia.core.tensor import Array
 from charonia.install_hint import package_hint
 from charonia.server.backends import array_backend
 from charonia.server.backends.api import BackendSettings, Completion, LoadedModel, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayInstance, PlannedBackend, inputs_hint, model_file, weights_bytes
+from charonia.server.backends.array_backend import (
+    ArrayInstance,
+    PlannedBackend,
+    SharingModel,
+    inputs_hint,
+    model_file,
+    weights_bytes,
+)
 from charonia.server.backends.batch import gather
 from charonia.server.backends.onnxruntime.options import (
     CPU,
@@ -459,20 +466,19 @@ _ROUTED = (
 _log = logging.getLogger(__name__)
 
 
-class OnnxRuntimeModel:
-    """A loaded version, with the sessions of its instances.
+class OnnxRuntimeModel(SharingModel):
+    """A loaded version, with the sessions of its instances: its memory is the size of the weights for each session.
 
     Args:
         verbose: Whether ONNX Runtime may write to stderr.
     """
 
     def __init__(self, path: Path, config: ModelConfig, plan: SessionPlan, *, verbose: bool) -> None:
+        super().__init__()
         self._path = path
         self._config = config
         self._plan = plan
         self._verbose = verbose
-        self._shared: dict[tuple[int, ...], asyncio.Task[Session]] = {}  # by the cores that instances are bound to
-        self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> OnnxRuntimeInstance:
         """Make one more instance.
@@ -482,25 +488,14 @@ class OnnxRuntimeModel:
         if placement.kind is InstanceKind.KIND_GPU:
             session = await asyncio.to_thread(self._open, placement)
         else:
-            shared = self._shared.get(placement.cores)
-            if shared is None:
-                shared = self._shared[placement.cores] = asyncio.create_task(asyncio.to_thread(self._open, placement))
-            session = await asyncio.shield(shared)
+            session = await self.shared(placement.cores, lambda: asyncio.to_thread(self._open, placement))
         return OnnxRuntimeInstance(session, self._config, self._plan.run_entries)
-
-    def memory(self) -> list[MemoryUsage]:
-        """Return the size of the weights for each session, which is that of their files."""
-        return list(self._memory)
-
-    async def aclose(self) -> None:
-        self._shared.clear()
-        await asyncio.to_thread(release_freed_memory)
 
     def _open(self, placement: Placement) -> Session:
         with bound_to(placement.cores):
-            return self._opened(placement)
+            return self._open_here(placement)
 
-    def _opened(self, placement: Placement) -> Session:
+    def _open_here(self, placement: Placement) -> Session:
         config, plan = self._config, self._plan
         providers = choose_providers(config, plan, placement, installed_providers())
         if plan.has_pattern is None:
@@ -515,7 +510,7 @@ class OnnxRuntimeModel:
             session = open_session(self._path, plan, threads=1, providers=providers, verbose=self._verbose)
         release_freed_memory()
         kind, device = ("CPU", 0) if on_cpu else ("GPU", placement.device_id)
-        self._memory.append(MemoryUsage(kind, device, weights_bytes(self._path)))
+        self.usage.append(MemoryUsage(kind, device, weights_bytes(self._path)))
         return session
 
     def _threads(self, placement: Placement) -> int:

@@ -24,6 +24,7 @@ from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import (
     ArrayBackend,
     ArrayInstance,
+    SharingModel,
     inputs_hint,
     load_error,
     model_file,
@@ -434,30 +435,21 @@ class OpenVinoInstance(ArrayInstance):
 DEFAULT_FILE = "model.xml"
 
 
-class OpenVinoModel:
+class OpenVinoModel(SharingModel):
     """A loaded version, with the compiled model of all its instances."""
 
     def __init__(self, path: Path, config: ModelConfig, plan: OpenVinoPlan) -> None:
+        super().__init__()
         self._path = path
         self._config = config
         self._plan = plan
-        self._compiled: asyncio.Task[tuple[Network, Any]] | None = None
 
     async def create_instance(self, placement: Placement) -> OpenVinoInstance:
-        if self._compiled is None:
-            self._compiled = asyncio.create_task(asyncio.to_thread(self._compile, placement.threads))
-        network, compiled = await asyncio.shield(self._compiled)
+        network, compiled = await self.shared("model", lambda: asyncio.to_thread(self._compile, placement.threads))
         is_async = loses_errors(compiled, network, self._plan)
         learns = is_async and self._config.max_batch_size > 0 and follows_batch(network)
         request = compiled.create_infer_request()
         return OpenVinoInstance(request, network, self._config, is_async=is_async, learns=learns)
-
-    def memory(self) -> list[MemoryUsage]:
-        return [MemoryUsage("CPU", 0, weights_bytes(self._path))] if self._compiled is not None else []
-
-    async def aclose(self) -> None:
-        self._compiled = None
-        await asyncio.to_thread(release_freed_memory)
 
     def _compile(self, threads: int) -> tuple[Network, Any]:
         core = new_core(self._plan)
@@ -465,6 +457,7 @@ class OpenVinoModel:
         check_problems(self._config.name, check_signature(self._config, signature_of(network, self._config)))
         compiled = compile_network(core, network, self._config, self._plan, threads)
         release_freed_memory()
+        self.usage = [MemoryUsage("CPU", 0, weights_bytes(self._path))]
         return network, compiled
 
 

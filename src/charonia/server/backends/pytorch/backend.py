@@ -25,7 +25,7 @@ from charonia.core.request import InferRequest
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Tensor
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.array_backend import PlannedBackend
+from charonia.server.backends.array_backend import PlannedBackend, SharingModel
 from charonia.server.backends.block_pool import BlockPool
 from charonia.server.backends.pytorch.archive import FileKind
 from charonia.server.backends.pytorch.devices import ComputeDevice, CpuDevice, GpuDevice, check_gpu, gpu_count, pinned
@@ -79,18 +79,16 @@ def requests(config: ModelConfig) -> Iterator[InferRequest]:
             yield InferRequest(config.name, tensors)
 
 
-class PyTorchModel:
-    """A loaded version."""
+class PyTorchModel(SharingModel):
+    """A loaded version: its memory is the weights of each instance, or of each device where instances share them."""
 
     def __init__(self, source: Source, config: ModelConfig, plan: RunPlan, pool: BlockPool) -> None:
+        super().__init__()
         self._source = source
         self._config = config
         self._plan = plan
         self._pool = pool
-        self._shared: dict[torch.device | None, asyncio.Task[Program]] = {}
-        self._signature: asyncio.Task[Signature | None] | None = None
         self._instances: list[PyTorchInstance] = []
-        self._memory: list[MemoryUsage] = []
 
     async def create_instance(self, placement: Placement) -> PyTorchInstance:
         if placement.kind is InstanceKind.KIND_GPU:
@@ -99,35 +97,25 @@ class PyTorchModel:
         if not self._plan.shares_weights:
             program = await in_passing_thread(self._open, device, placement.name, 1)
         else:
-            if device not in self._shared:
-                runners = self._sharing(placement)
-                opening = in_passing_thread(self._open, device, "", runners)
-                self._shared[device] = asyncio.create_task(opening)
-            program = await asyncio.shield(self._shared[device])
-        if self._signature is None:
-            self._signature = asyncio.create_task(in_passing_thread(self._exported_signature))
-        signature = await asyncio.shield(self._signature)
+            runners = self._sharing(placement)
+            program = await self.shared(device, lambda: in_passing_thread(self._open, device, "", runners))
+        signature = await self.shared("signature", lambda: in_passing_thread(self._exported_signature))
         check_problems(self._config.name, check_signature(self._config, signature) if signature is not None else [])
         return await in_passing_thread(self._make, placement, program, device)
-
-    def memory(self) -> list[MemoryUsage]:
-        """Return the size of the weights: of each instance, or of each device where instances share them."""
-        return list(self._memory)
 
     async def is_ready(self) -> bool:
         return not any(each.problem for each in self._instances if not each.is_closed)
 
     async def aclose(self) -> None:
-        self._shared.clear()
         self._instances.clear()
-        await asyncio.to_thread(release_freed_memory)
+        await super().aclose()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             await asyncio.to_thread(torch.cuda.empty_cache)
 
     def _open(self, device: torch.device | None, instance: str, runners: int) -> Program:
         program = self._source.open(device, self._plan, runners)
         kind, number = ("GPU", device.index or 0) if device is not None and device.type == "cuda" else ("CPU", 0)
-        self._memory.append(MemoryUsage(kind, number, program.memory_bytes(), instance))
+        self.usage.append(MemoryUsage(kind, number, program.memory_bytes(), instance))
         release_freed_memory()
         return program
 

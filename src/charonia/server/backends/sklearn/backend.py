@@ -32,7 +32,7 @@ from charonia.core.errors import ServingError, internal, invalid
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance
+from charonia.server.backends.array_backend import ArrayBackend, ArrayInstance, SharingModel
 from charonia.server.backends.sklearn.features import (
     CLASS_NUMBERS,
     EXAMPLE_ROWS,
@@ -52,7 +52,6 @@ from charonia.server.backends.sklearn.features import (
 from charonia.server.backends.sklearn.files import Trust, plain_text, read_estimator
 from charonia.server.backends.sklearn.options import PARAMETERS, TRUSTED, TRUSTED_TYPES, EstimatorPlan, read_plan
 from charonia.server.channel.tables import MISSING, class_schema
-from charonia.server.machine.memory import release_freed_memory
 
 _OF_OTHERS = "/torch/"
 """In the path of a library whose threads another backend sets."""
@@ -133,35 +132,29 @@ _FORESTS = (
 )
 
 
-class SklearnModel:
-    """A loaded version.
+class SklearnModel(SharingModel):
+    """A loaded version. Its memory is the size of the file: estimators do not tell theirs.
 
     Attributes:
         estimator: The estimator, which all instances share.
     """
 
     def __init__(self, path: Path, estimator: Any, features: Features, config: ModelConfig) -> None:
-        self._path = path
+        super().__init__()
+        self.usage = [MemoryUsage("CPU", 0, path.stat().st_size)]
         self.estimator = estimator
         self._features = features
         self._config = config
         self._libraries = Threads()
-        self._checked: asyncio.Task[None] | None = None
 
     async def create_instance(self, placement: Placement) -> SklearnInstance:
         instance = SklearnInstance(self.estimator, self._features, self._config, self._libraries, placement.threads)
-        if self._checked is None:
-            self._checked = asyncio.create_task(asyncio.to_thread(self._check, instance))
-        await asyncio.shield(self._checked)
+        await self.shared("check", lambda: asyncio.to_thread(self._check, instance))
         return instance
-
-    def memory(self) -> list[MemoryUsage]:
-        """Return the size of the file: estimators do not tell theirs."""
-        return [MemoryUsage("CPU", 0, self._path.stat().st_size)] if self._path.is_file() else []
 
     async def aclose(self) -> None:
         self.estimator = None
-        await asyncio.to_thread(release_freed_memory)
+        await super().aclose()
 
     def _check(self, instance: SklearnInstance) -> None:
         """Compare the configuration with what the estimator answers to an example."""

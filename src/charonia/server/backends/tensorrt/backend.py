@@ -8,7 +8,6 @@ import ctypes
 import logging
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from charonia.core.errors import internal, invalid, unavailable, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Completion, ModelFiles, Placement
-from charonia.server.backends.array_backend import ArrayInstance, PlannedBackend, model_file
+from charonia.server.backends.array_backend import ArrayInstance, PlannedBackend, SharingModel, model_file
 from charonia.server.backends.block_pool import Block, BlockPool, within_an_eighth
 from charonia.server.backends.tensorrt.options import (
     PARAMETERS,
@@ -44,7 +43,6 @@ from charonia.server.backends.tensorrt.options import (
 from charonia.server.backends.tensorrt.plan import LoadedPlan, Profile, check_gpu, library, read_plan
 from charonia.server.channel.cuda_driver import CudaError, Driver, driver
 from charonia.server.machine.gpus import visible_gpus
-from charonia.server.machine.memory import release_freed_memory
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory
 
 ALIGNMENT = 256
@@ -537,41 +535,39 @@ def open_plan(files: ModelFiles, config: ModelConfig, options: PlanOptions, devi
         raise unsupported(f"GPU {device} cannot be used: {error}") from error
 
 
-class TensorRtModel:
-    """A loaded version, with an engine for each GPU that its instances run on."""
+class TensorRtModel(SharingModel):
+    """A loaded version, with an engine for each GPU that its instances run on.
+
+    Its memory is the size of each plan on a GPU, and what a batch of each instance takes besides.
+    """
 
     def __init__(self, files: ModelFiles, config: ModelConfig, options: PlanOptions, gpus: Gpus) -> None:
+        super().__init__()
         self._files = files
         self._config = config
         self._options = options
         self._gpus = gpus
-        self._plans: dict[int, LoadedPlan] = {}
-        self._opening: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._memory: list[MemoryUsage] = []
+        self._devices: set[int] = set()
 
     async def create_instance(self, placement: Placement) -> PlanInstance:
         device = placement.device_id
-        async with self._opening[device]:
-            if device not in self._plans:
-                await asyncio.to_thread(self._gpus.trim, device)
-                plan = await asyncio.to_thread(open_plan, self._files, self._config, self._options, device)
-                self._plans[device] = plan
-                self._memory.append(MemoryUsage("GPU", device, plan.size))
+        self._devices.add(device)
+        plan = await self.shared(device, lambda: asyncio.to_thread(self._open, device))
         numbers = profiles_of(group_of(self._config, placement.name))
-        instance = await asyncio.to_thread(self._make, self._plans[device], placement, numbers)
-        self._memory.append(MemoryUsage("GPU", device, instance.bytes, placement.name))
+        instance = await asyncio.to_thread(self._make, plan, placement, numbers)
+        self.usage.append(MemoryUsage("GPU", device, instance.bytes, placement.name))
         return instance
 
-    def memory(self) -> list[MemoryUsage]:
-        """Return the size of each plan on a GPU, and what a batch of each instance takes besides."""
-        return list(self._memory)
-
     async def aclose(self) -> None:
-        devices = list(self._plans)
-        self._plans.clear()
-        for device in devices:
+        await super().aclose()
+        for device in self._devices:
             await asyncio.to_thread(self._gpus.trim, device)
-        await asyncio.to_thread(release_freed_memory)
+
+    def _open(self, device: int) -> LoadedPlan:
+        self._gpus.trim(device)
+        plan = open_plan(self._files, self._config, self._options, device)
+        self.usage.append(MemoryUsage("GPU", device, plan.size))
+        return plan
 
     def _make(self, plan: LoadedPlan, placement: Placement, numbers: Sequence[int]) -> PlanInstance:
         config, device = self._config, placement.device_id

@@ -21,12 +21,12 @@ from charonia.server.backends.api import BackendSettings, ModelFiles, Placement
 from charonia.server.backends.array_backend import (
     ArrayBackend,
     ArrayInstance,
+    SharingModel,
     inputs_hint,
     load_error,
     plain_error,
 )
 from charonia.server.backends.parameters import Params, declared_by, parameter
-from charonia.server.machine.memory import release_freed_memory
 
 _THREADS = "tflite_num_threads"
 
@@ -273,7 +273,7 @@ class TfliteInstance(ArrayInstance):
             raise failure from error
 
 
-class TfliteModel:
+class TfliteModel(SharingModel):
     """A loaded version.
 
     Args:
@@ -281,6 +281,7 @@ class TfliteModel:
     """
 
     def __init__(self, program: TfliteProgram, config: ModelConfig, threads: int) -> None:
+        super().__init__()
         self._program = program
         self._config = config
         self._threads = threads
@@ -295,9 +296,6 @@ class TfliteModel:
     def memory(self) -> list[MemoryUsage]:
         """Return the size of the file, and as much for each instance, whose kernels have the weights in their order."""
         return [MemoryUsage("CPU", 0, (1 + self._count) * len(self._program.content))]
-
-    async def aclose(self) -> None:
-        await asyncio.to_thread(release_freed_memory)
 
 
 class TfliteBackend(ArrayBackend[TflitePlan, TfliteModel]):
