@@ -1,17 +1,23 @@
 """HTTP calls of commands, the tools and the platform. Standard library only: a larger client takes 0.2 s to import.
 
-A call goes where its URL says: through no proxy of the environment, and along no redirect.
+A call goes where its URL says, unless it asks for more: through no proxy of the environment, and along no redirect.
 """
 
+import base64
 import ssl
-from collections.abc import Mapping
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 NO_ANSWER = (OSError, ValueError, HTTPException)
 """A call got no answer: the server is missing, ended or silent, or the URL is invalid."""
+
+HOPS_MAX = 5
+"""Most redirects that a call follows."""
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class HttpAnswer(NamedTuple):
@@ -32,8 +38,31 @@ def http_call(
     timeout_s: float,
     bytes_max: int | None = None,
     context: ssl.SSLContext | None = None,
+    through_proxy: bool = False,
 ) -> HttpAnswer:
-    """Make a call and wait for its answer, whatever its status is.
+    """Make a call and wait for its answer, whatever its status is. Further arguments and errors as for `open_call`.
+
+    Args:
+        bytes_max: The rest of a longer body is not read; None for all.
+    """
+    opened = open_call(method, url, headers, body, timeout_s=timeout_s, context=context, through_proxy=through_proxy)
+    with opened as answer:
+        return HttpAnswer(answer.status, answer.reason, answer.headers, answer.read(bytes_max))
+
+
+@contextmanager
+def open_call(
+    method: str,
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    *,
+    timeout_s: float,
+    context: ssl.SSLContext | None = None,
+    through_proxy: bool = False,
+    check_redirect: Callable[[str], None] | None = None,
+) -> Iterator[HTTPResponse]:
+    """Make a call, and yield its answer with the body to read, whatever its status is.
 
     Args:
         method: The method.
@@ -41,20 +70,64 @@ def http_call(
         headers: Headers to send.
         body: Body of the request.
         timeout_s: Longest silence of the server.
-        bytes_max: The rest of a longer body is not read; None for all.
         context: Certificates to trust, None for the system's.
+        through_proxy: Whether the proxy that the environment names for this URL makes the call.
+        check_redirect: Raises for a target of a redirect that must not be called; the others are called without the
+            headers, which are for the server of the URL only. None: redirects are answers.
 
     Raises:
         OSError, ValueError, HTTPException: There is no answer. See `NO_ANSWER`.
     """
+    sent = {"User-Agent": "charonia", **(headers or {})}
+    for hop in range(HOPS_MAX + 1):
+        connection, target = _connection(url, sent, timeout_s, context, through_proxy=through_proxy)
+        with closing(connection):
+            connection.request(method, target, body, sent)
+            answer = connection.getresponse()
+            place = answer.headers["Location"] if answer.status in _REDIRECTS else None
+            if check_redirect is None or place is None or hop == HOPS_MAX:
+                yield answer
+                return
+        url, sent = urljoin(url, place), {"User-Agent": "charonia"}
+        check_redirect(url)
+
+
+def _connection(
+    url: str, headers: dict[str, str], timeout_s: float, context: ssl.SSLContext | None, *, through_proxy: bool
+) -> tuple[HTTPConnection, str]:
+    """Return a connection to the server or its proxy, and the target of the request; a proxy may need headers."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got '{url}'")
-    connection = HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-    if parts.scheme == "https":
-        context = context or ssl.create_default_context()
-        connection = HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
-    with closing(connection):
-        connection.request(method, f"{parts.path or '/'}{parts.query and '?'}{parts.query}", body, dict(headers or {}))
-        answer = connection.getresponse()
-        return HttpAnswer(answer.status, answer.reason, answer.headers, answer.read(bytes_max))
+    proxy = _proxy_of(parts) if through_proxy else None
+    server = proxy or parts
+    host = server.hostname or ""
+    target = f"{parts.path or '/'}{parts.query and '?'}{parts.query}"
+    known = _credentials(proxy) if proxy is not None else {}
+    if parts.scheme == "http":
+        if proxy is not None:
+            headers |= known
+            target = f"http://{parts.netloc}{target}"
+        return HTTPConnection(host, server.port, timeout=timeout_s), target
+    context = context or ssl.create_default_context()
+    connection = HTTPSConnection(host, server.port, timeout=timeout_s, context=context)
+    if proxy is not None:
+        connection.set_tunnel(parts.hostname, parts.port, known)
+    return connection, target
+
+
+def _proxy_of(parts: SplitResult) -> SplitResult | None:
+    """Return the proxy that the environment names for a URL, as in HTTPS_PROXY and NO_PROXY."""
+    from urllib.request import getproxies, proxy_bypass
+
+    found = getproxies().get(parts.scheme, "")
+    if not found or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return urlsplit(found if "://" in found else f"http://{found}")
+
+
+def _credentials(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}

@@ -21,7 +21,7 @@ INTERNAL = {
     "python_command": set(),
     "http_call": set(),
     "install_hint": set(),
-    "stores": {"core", "install_hint"},
+    "stores": {"core", "http_call", "install_hint"},
     "archives": {"core"},
     "schema": {"core"},
     "config": {"core", "schema"},
@@ -202,7 +202,7 @@ INTERNAL = {
     "platform.tasks": {"core", "die_with_parent"},
     "platform.artifacts": {"archives", "core", "install_hint", "python_command", "stores"},
     "platform.isolation": {"core", "die_with_parent"},
-    "platform.models": {"archives", "core", "config", "python_command", "stores", "platform.artifacts"},
+    "platform.models": {"archives", "core", "config", "http_call", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"compiled", "core", "config"},
     "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
     | {"platform.deployments.spec", "python_command"},
@@ -306,6 +306,7 @@ CALCULATION = {
 
 # Libraries that calculate and nothing else.
 LIBRARIES = {
+    "annotated_types",
     "mypy_extensions",
     "numpy",
     "google.protobuf",

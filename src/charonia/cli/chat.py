@@ -4,7 +4,6 @@ Text on standard input that is no terminal is one message, whose answer is print
 done, 1 the server does not respond or refuses, 2 misuse.
 """
 
-import http.client
 import json
 import ssl
 import sys
@@ -12,12 +11,15 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.client import HTTPResponse
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.cli.terminal import Style, style_of
 from charonia.cli.values import KEY_VARIABLE, api_key, integer, number
 from charonia.core.errors import ServingError, invalid, unavailable
+from charonia.http_call import NO_ANSWER, open_call
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_request import URL
 
@@ -144,7 +146,7 @@ class Chat:
 
 def events(options: ChatOptions, request: dict[str, object]) -> Generator[dict[str, Any], None, None]:
     """Send a request, and yield the chunks of its answer. Closing the iterator cancels the request."""
-    with _response(options, "POST", ROUTE, json.dumps(request)) as response:
+    with _response(options, "POST", ROUTE, json.dumps(request).encode()) as response:
         for line in response:
             data = line.strip().removeprefix(b"data: ")
             if data == b"[DONE]":
@@ -167,29 +169,23 @@ def only_model(options: ChatOptions) -> str:
 
 
 @contextmanager
-def _response(options: ChatOptions, method: str, path: str, body: str | None) -> Iterator[http.client.HTTPResponse]:
+def _response(options: ChatOptions, method: str, path: str, body: bytes | None) -> Iterator[HTTPResponse]:
     """Send a request, and yield its response. Raises as `events`."""
     endpoint = parse_url(options.url)
     key = api_key(options.key)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=options.timeout_s)
-    if endpoint.tls:
-        context = ssl.create_default_context(cafile=options.ssl_ca or None)
-        connection = http.client.HTTPSConnection(
-            endpoint.host, endpoint.port, timeout=options.timeout_s, context=context
-        )
+    context = ssl.create_default_context(cafile=options.ssl_ca or None) if endpoint.tls else None
     try:
-        connection.request(method, endpoint.prefix + path, body, headers)
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise invalid(_message(response.read(), f"status {response.status}"))
-        yield response
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        with open_call(
+            method, f"{endpoint}{path}", headers, body, timeout_s=options.timeout_s, context=context
+        ) as response:
+            if response.status != HTTPStatus.OK:
+                raise invalid(_message(response.read(), f"status {response.status}"))
+            yield response
+    except NO_ANSWER as error:
         raise unavailable(
             f"{endpoint.authority}: {error or type(error).__name__}", hint="--url says where the server is"
         ) from error
-    finally:
-        connection.close()
 
 
 def _message(body: bytes, otherwise: str) -> str:

@@ -2,24 +2,25 @@
 
 import atexit
 import copy
-import http.client
 import os
 import re
 import shutil
 import tempfile
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from http import HTTPStatus
+from http.client import HTTPResponse
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from charonia.core.errors import invalid, unavailable
+from charonia.http_call import NO_ANSWER, open_call
 from charonia.install_hint import extra_hint
 from charonia.stores.location import (
     FILE_VARIABLE,
@@ -55,9 +56,6 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of a file that are in memory at a time."""
 
 REASON_CHARS_MAX = 400
-
-HOPS_MAX = 5
-"""Redirects of the address of a file."""
 
 _SIGNATURES = re.compile(
     r"((?:sig|signature|x-amz-[a-z-]+|x-oss-[a-z-]+|OSSAccessKeyId|token)=)[^&\s\"')]+", re.IGNORECASE
@@ -254,7 +252,7 @@ class HttpFile:
         self.uri = address.uri
         self._url = address.url
         self._headers = headers
-        self._opener = urllib.request.build_opener(_CheckedRedirects(check))
+        self._check = check
 
     def files(self) -> Iterator[RemoteFile]:
         """Yield the file. See `RemoteStore.files`."""
@@ -271,18 +269,31 @@ class HttpFile:
         with self._open() as answer:
             yield from pieces(answer, end, f"'{self.uri}'")
 
-    def _open(self) -> Any:
-        request = urllib.request.Request(self._url)  # noqa: S310 # https, as each address of a file
-        for name, value in self._headers.items():
-            request.add_unredirected_header(name, value)
+    @contextmanager
+    def _open(self) -> Iterator[HTTPResponse]:
         try:
-            return self._opener.open(request, timeout=SILENCE_S_MAX)
-        except urllib.error.HTTPError as error:
-            with error:
-                expired = " (a presigned address is valid for a limited time)" if error.code in (401, 403) else ""
-            raise unavailable(f"'{self.uri}': the server answers {error.code}{expired}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            with open_call(
+                "GET",
+                self._url,
+                self._headers,
+                timeout_s=SILENCE_S_MAX,
+                through_proxy=True,
+                check_redirect=self._check_redirect,
+            ) as answer:
+                if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+                    expired = (
+                        " (a presigned address is valid for a limited time)" if answer.status in (401, 403) else ""
+                    )
+                    raise unavailable(f"'{self.uri}': the server answers {answer.status}{expired}")
+                yield answer
+        except NO_ANSWER as error:
             raise unavailable(f"'{self.uri}' cannot be reached: {_reason(error)}") from None
+
+    def _check_redirect(self, url: str) -> None:
+        if not url.startswith("https://"):
+            raise unavailable(f"'{self.uri}': expected a redirect to https://, got another")
+        if self._check is not None:
+            self._check(url.partition("?")[0])
 
 
 def pieces(answer: Any, size: int, title: str) -> Iterator[bytes]:
@@ -296,7 +307,7 @@ def pieces(answer: Any, size: int, title: str) -> Iterator[bytes]:
     while left > 0:
         try:
             piece = answer.read1(min(CHUNK_BYTES, left))
-        except (OSError, http.client.HTTPException) as error:
+        except NO_ANSWER as error:
             raise unavailable(f"{title} cannot be fetched: {_reason(error)}") from None
         if not piece:
             raise unavailable(f"{title} came incomplete: {size - left} of {size} bytes")
@@ -304,29 +315,6 @@ def pieces(answer: Any, size: int, title: str) -> Iterator[bytes]:
             raise unavailable(f"{title} cannot be fetched: expected {PART_BYTES} bytes in {PART_S_MAX:g} s, got fewer")
         left -= len(piece)
         yield piece
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects are errors: they would take the credentials along."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
-class _CheckedRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to https addresses that pass a check."""
-
-    max_redirections = HOPS_MAX
-
-    def __init__(self, check: Callable[[str], None] | None) -> None:
-        self._check = check
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if not newurl.startswith("https://"):
-            raise unavailable(f"'{req.full_url.partition('?')[0]}': expected a redirect to https://, got another")
-        if self._check is not None:
-            self._check(newurl.partition("?")[0])
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def open_store(

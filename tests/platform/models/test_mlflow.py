@@ -81,8 +81,8 @@ def test_credentials_go_to_the_server_that_the_environment_names_only(mlflow: Ml
 
 
 def test_redirects_are_not_followed(mlflow: MlflowStandIn) -> None:
-    with pytest.raises(ServingError, match="answers 302"):
-        MlflowServer(mlflow.address, {}).open("moved")
+    with pytest.raises(ServingError, match="answers 302"), MlflowServer(mlflow.address, {}).open("moved"):
+        pass
 
 
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "very slow"])

@@ -11,7 +11,6 @@ Git LFS's specification of pointers, its batch API, and the authentication of se
 import base64
 import contextlib
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -21,20 +20,20 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from charonia.core.errors import ServingError, invalid, not_found, too_large, unavailable, unsupported
+from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.artifacts.blobs import demand_room
 from charonia.platform.artifacts.manifest import FILES_MAX, safe_path
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
 from charonia.stores.location import parse_address
-from charonia.stores.remote import HttpFile, NoRedirect, RemoteFile
+from charonia.stores.remote import HttpFile, RemoteFile
 
 POINTER_BYTES_MAX = 1024
 
@@ -127,18 +126,16 @@ def _places(server: LfsServer, wanted: list[RemoteFile], allow: Callable[[str], 
     objects = [{"oid": pointer.tag, "size": pointer.size} for pointer in wanted]
     body = {"operation": "download", "transfers": ["basic"], "hash_algo": "sha256", "objects": objects}
     headers = {**server.headers, "Accept": _MEDIA, "Content-Type": _MEDIA}
+    url, sent = f"{server.url.rstrip('/')}/objects/batch", json.dumps(body).encode()
     try:
-        request = urllib.request.Request(  # noqa: S310 # its scheme was checked
-            f"{server.url.rstrip('/')}/objects/batch", json.dumps(body).encode(), headers
+        answer = http_call(
+            "POST", url, headers, sent, timeout_s=SILENCE_S_MAX, bytes_max=ANSWER_BYTES_MAX, through_proxy=True
         )
-        with urllib.request.build_opener(NoRedirect).open(request, timeout=SILENCE_S_MAX) as answer:
-            found: Any = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except urllib.error.HTTPError as error:
-        with error:
-            raise unavailable(f"Git LFS: '{server.url}' answers {error.code}") from None
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        reason = getattr(error, "reason", type(error).__name__)
-        raise unavailable(f"Git LFS: '{server.url}' cannot be read: {reason}") from None
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise unavailable(f"Git LFS: '{server.url}' answers {answer.status}")
+        found: Any = json.loads(answer.body)
+    except (*NO_ANSWER, RecursionError) as error:
+        raise unavailable(f"Git LFS: '{server.url}' cannot be read: {str(error) or type(error).__name__}") from None
     listed = found.get("objects") if isinstance(found, dict) else None
     entries = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     return {

@@ -13,20 +13,20 @@ import json
 import os
 import re
 import socket
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http import HTTPStatus
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
+from charonia.core.errors import invalid, not_found, unavailable, unsupported
+from charonia.http_call import NO_ANSWER, open_call
 from charonia.platform.artifacts.archives import is_archive, unpack
 from charonia.platform.artifacts.blobs import PIECE_BYTES, disk_faults
 from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, safe_path
@@ -36,7 +36,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models.git import checkout, parse_git
 from charonia.platform.values import Number, RequestBody, Text
 from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
-from charonia.stores.remote import NoRedirect, ObjectStore, RemoteFile, RemoteStore, open_store, pieces
+from charonia.stores.remote import ObjectStore, RemoteFile, RemoteStore, open_store, pieces
 
 Sections = Mapping[str, Mapping[str, object]]
 """Credentials of stores by scheme and address."""
@@ -296,7 +296,6 @@ class MlflowServer:
                 hint=f"name one, or set {SERVER_VARIABLE} for the platform",
             )
         self._headers = _credentials(environment) if self.address == own else {}
-        self._opener = urllib.request.build_opener(NoRedirect)
 
     def artifacts(self, model: str) -> tuple[str, str]:
         """Return where the files of a model's version are, and its name: "models:/NAME/VERSION".
@@ -316,38 +315,36 @@ class MlflowServer:
 
     def _ask(self, call: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         with self.open(f"{call}?{urllib.parse.urlencode(query)}") as answer:
-            try:
-                text = answer.read(ANSWER_BYTES_MAX + 1)
-                found = json.loads(text[:ANSWER_BYTES_MAX])
-            except (OSError, HTTPException) as error:
-                raise self._away(error) from None
-            except ValueError:
-                raise unavailable(f"server of MLflow '{self.address}': its answer is not JSON") from None
+            text = answer.read(ANSWER_BYTES_MAX)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            raise unavailable(f"server of MLflow '{self.address}': its answer is not JSON") from None
         if not isinstance(found, dict):
             raise unavailable(f"server of MLflow '{self.address}': its answer is not a JSON object")
         return found
 
-    def open(self, call: str) -> Any:
-        """Send a request and return the open answer."""
-        request = urllib.request.Request(f"{self.address}/api/2.0/{call}", headers=self._headers)  # noqa: S310 # its scheme was checked
+    @contextmanager
+    def open(self, call: str) -> Iterator[HTTPResponse]:
+        """Send a request and yield the open answer. A redirect is an error: it would take the credentials along."""
+        url = f"{self.address}/api/2.0/{call}"
         try:
-            return self._opener.open(request, timeout=SILENCE_S_MAX)
-        except urllib.error.HTTPError as error:
-            with error:
-                reason = _message(error.read(2000))
-            text = f"server of MLflow '{self.address}' answers {error.code}{f': {reason}' if reason else ''}"
-            raise (not_found(text) if error.code == 404 else unavailable(text)) from None
-        except (OSError, HTTPException) as error:
-            raise self._away(error) from None
+            with open_call("GET", url, self._headers, timeout_s=SILENCE_S_MAX, through_proxy=True) as answer:
+                if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+                    reason = _message(answer.read(2000))
+                    text = f"server of MLflow '{self.address}' answers {answer.status}{f': {reason}' if reason else ''}"
+                    raise not_found(text) if answer.status == HTTPStatus.NOT_FOUND else unavailable(text)
+                yield answer
+        except NO_ANSWER as error:
+            raise unavailable(
+                f"server of MLflow '{self.address}' cannot be reached: {str(error) or type(error).__name__}",
+                hint="try again",
+            ) from None
 
     def list(self, folder: str) -> list[Mapping[str, Any]]:
         """Return the entries of a folder of artifacts that the server hands out."""
         files = self._ask("mlflow-artifacts/artifacts", {"path": folder}).get("files", [])
         return [entry for entry in files if isinstance(entry, dict)] if isinstance(files, list) else []
-
-    def _away(self, error: OSError | HTTPException) -> ServingError:
-        reason = getattr(error, "reason", error)
-        return unavailable(f"server of MLflow '{self.address}' cannot be reached: {reason}", hint="try again")
 
 
 class ProxiedArtifacts:
