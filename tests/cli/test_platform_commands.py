@@ -164,7 +164,7 @@ def test_a_model_is_deployed_changed_and_taken_back(run: Any, echo: ServedPlatfo
     assert again[1].splitlines()[0] == "reader: no change, revision 1"
     assert changed[1].splitlines()[:2] == ["reader: changed, revision 2", "  model 'echo': version 1 -> version 2"]
     assert undone[1].splitlines()[:2] == ["reader: changed, revision 3", "  model 'echo': version 2 -> version 1"]
-    assert [each.spec.models[0].instances_min for each in echo.target.applied] == [2, 2, 2]
+    assert [each.spec.models[0].instances.min for each in echo.target.applied] == [2, 2, 2]
 
 
 def test_a_revision_that_fails_is_said(run: Any, echo: ServedPlatform) -> None:

@@ -60,8 +60,8 @@ class FakeTarget:
                 raise unavailable("it is not done")
             server.applying, server.phase, server.left_s = number, RevisionPhase.STARTING, self.start_s
             server.keys = workload.keys
-            server.most = workload.spec.replicas_max
-            server.count = min(max(server.count, workload.spec.replicas_min), server.most)
+            server.most = workload.spec.replicas.max
+            server.count = min(max(server.count, workload.spec.replicas.min), server.most)
             self.applied.append(workload)
 
     def scale(self, deployment: str, replicas: int) -> str:

@@ -2,7 +2,7 @@
 
 import errno
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -67,7 +67,7 @@ from charonia.platform.targets.ray.target import open_ray
 from charonia.platform.tasks import routes as tasks
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials import Trials
-from charonia.platform.values import TEXT_PATTERN
+from charonia.platform.values import problems_of
 from charonia.version import __version__
 from charonia.wire.browsers import foreign_page, host_name, is_local_host, listens_locally
 
@@ -232,13 +232,7 @@ def _refusal(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError | ValidationError)
-    message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_reason(each)}" for each in error.errors())
-    return _answer(request, 400, message, f"{OPENAPI_PATH} describes the calls")
-
-
-def _reason(problem: Mapping[str, Any]) -> str:
-    is_text = problem.get("ctx", {}).get("pattern") == TEXT_PATTERN
-    return "Texts must not contain NUL" if is_text else str(problem["msg"])
+    return _answer(request, 400, "; ".join(problems_of(error.errors())), f"{OPENAPI_PATH} describes the calls")
 
 
 def _failed(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 
 from charonia.platform.alerts.alerts import Alerts
 from charonia.platform.artifacts.store import ArtifactStore
@@ -19,6 +19,7 @@ from charonia.platform.settings import PlatformSettings
 from charonia.platform.targets.kubernetes.target import KubernetesTarget
 from charonia.platform.tasks.runner import TaskRunner
 from charonia.platform.trials import Trials
+from charonia.platform.values import LIMIT_MAX, Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,6 @@ def _platform(request: Request) -> Platform:
 
 Here = Annotated[Platform, Depends(_platform)]
 """The platform, as a parameter of a route."""
+
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]
+Offset = Annotated[Number, Query(description="How many entries to skip.")]

@@ -205,7 +205,9 @@ class Trials:
 
     def start(self, who: Principal, project: str, model: str, number: int, environment: str = "") -> None:
         """Start the server of a version, unless it is running."""
-        spec = DeploymentSpec("trial", models=(DeployedModel(model, versions=(number,)),), environment=environment)
+        spec = DeploymentSpec(
+            name="trial", models=(DeployedModel(name=model, versions=(number,)),), environment=environment
+        )
         with self._database.reading() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)
             whole = with_steps(session, found.id, spec).spec

@@ -4,13 +4,24 @@ Each parameter and each member of a request has one of these types or a narrower
 """
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
-from fastapi import Query
-from pydantic import AfterValidator, AllowInfNan, BaseModel, ConfigDict, StringConstraints
-from pydantic_core import PydanticCustomError
+from annotated_types import Ge, GroupedMetadata, Le
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from charonia.core.errors import invalid
 
@@ -75,14 +86,133 @@ Amount = Annotated[float, Ge(0), Le(AMOUNT_MAX), AllowInfNan(False)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 
 
+_EXPECTED = {
+    "missing": "a value",
+    "invalid_key": "a text",
+    "string_type": "a text",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "string_pattern_mismatch": "a text that matches {pattern}",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+}
+"""What a value must be, by type of the error of pydantic."""
+
+_KEY = "[key]"
+"""The end of the location of a name, in errors of pydantic."""
+
+
+def problems_of(errors: Sequence[Mapping[str, Any]], whole: str = "body") -> list[str]:
+    """Return what is wrong, a sentence each, from errors of pydantic: "models[0].name: expected a text, got 3".
+
+    Args:
+        whole: What a problem is about that is none of a member.
+    """
+    return [f"{_path(error['loc']) or whole}: {_said(error)}" for error in errors]
+
+
+def _path(location: Sequence[str | int]) -> str:
+    names = location[:-2] if location and location[-1] == _KEY else location
+    text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in names)
+    return text.removeprefix(".")
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    kind, value, about = error["type"], error["input"], error.get("ctx", {})
+    what = "a text without NUL" if about.get("pattern") == TEXT_PATTERN else _EXPECTED.get(kind, "").format(**about)
+    if not what:
+        return str(error["msg"])
+    return f"expected {what}, got {'nothing' if kind == 'missing' else about.get('actual_length') or shown(value)}"
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut to 80 characters."""
+    text = f"'{value}'" if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def refused(what: str, value: object) -> PydanticCustomError:
+    """Return the error of a validator about a value.
+
+    Args:
+        what: What was expected.
+    """
+    return PydanticCustomError("expected", f"expected {what}, got {shown(value)}")
+
+
+def expected(what: str, *, is_shown: bool = True) -> WrapValidator:
+    """Describe a type: all that is wrong with a value is that it is not this.
+
+    Args:
+        is_shown: Whether the message may show the value.
+    """
+
+    def read(value: object, inner: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise (refused(what, value) if is_shown else PydanticCustomError("expected", f"expected {what}")) from None
+
+    return WrapValidator(read)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(GroupedMetadata):
+    """The bounds of a whole number."""
+
+    least: int
+    most: int
+
+    def __iter__(self) -> Iterator[object]:
+        yield Ge(self.least)
+        yield Le(self.most)
+        yield expected(f"a whole number from {self.least} to {self.most}")
+
+
+def errors_at(*found: tuple[Sequence[str | int], str]) -> ValidationError:
+    """Return the error of a validator with several problems: where in the value, and what is wrong."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError("expected", text), loc=tuple(at), input=None) for at, text in found
+    ]
+    return ValidationError.from_exception_data("value", details)
+
+
 class RequestBody(BaseModel):
     """Base of the bodies of requests: types are not converted, unknown members are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-
-Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]
-Offset = Annotated[Number, Query(description="How many entries to skip.")]
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_known_members(cls, value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(value)
+        except ValidationError as error:
+            unknown = f"expected one of {', '.join(cls.model_fields)}, got this name"
+            found = error.errors(include_url=False)
+            raise errors_at(
+                *((each["loc"], unknown if each["type"] == "extra_forbidden" else _said(each)) for each in found)
+            ) from None
 
 
 OLDER_PYTHONS = ("3.10", "3.9", "3.8")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from charonia.core.errors import ServingError
+from charonia.platform.deployments.spec import Replicas
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase, Workload
 
 
@@ -81,7 +82,7 @@ class TargetCase:
 def _scalable(case: TargetCase) -> list[Workload]:
     """Return two workloads that may have three servers, and one that can never be ready."""
     workloads = [case.workload(1), case.workload(2), case.broken(3)]
-    return [replace(one, spec=replace(one.spec, replicas_max=3)) for one in workloads]
+    return [replace(one, spec=one.spec.model_copy(update={"replicas": Replicas(max=3)})) for one in workloads]
 
 
 class TargetSuite:

@@ -71,9 +71,9 @@ def test_all_that_is_wrong_with_a_specification_is_said_at_once(admin: TestClien
 
     assert answer.status_code == 400
     assert answer.json()["error"].splitlines() == [
-        "models[0].colour: expected one of name, versions, traffic, instances, batching, config, got this name",
-        "models[0].versions: expected a whole number from 1 to 10000, got 0",
         "name: expected up to 63 of a-z, 0-9, - and _, with a letter or digit first, got 'No!'",
+        "models[0].versions[0]: expected a whole number from 1 to 10000, got 0",
+        "models[0].colour: expected one of name, versions, traffic, instances, batching, config, got this name",
         "keys: expected true or false, got 'yes'",
     ]
 

@@ -5,12 +5,12 @@ import pytest
 from charonia.config import pbtxt
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.spec import DeployedModel
+from charonia.platform.deployments.spec import Batching, DeployedModel, Instances
 from charonia.platform.deployments.workloads import configured
 
 
 def result(text: str = "", **changes: object) -> ModelConfig:
-    model = DeployedModel("echo", **changes)  # type: ignore[arg-type]
+    model = DeployedModel(name="echo", **changes)  # type: ignore[arg-type]
     return pbtxt.parse(configured(text, model, [1, 3]))
 
 
@@ -35,10 +35,8 @@ def test_what_the_deployment_says_holds_and_the_rest_is_that_of_the_version() ->
 
     found = result(
         text,
-        instances_min=1,
-        instances_max=4,
-        max_batch_size=8,
-        max_queue_delay_us=100,
+        instances=Instances(min=1, max=4),
+        batching=Batching(max_batch_size=8, max_queue_delay_microseconds=100),
         traffic={"weights": {"1": 90, "3": 10}},
         config={"dynamic_batching": {"preserve_ordering": True}, "response_cache": {"enable": True}},
     )
@@ -64,8 +62,16 @@ def test_what_the_deployment_says_holds_and_the_rest_is_that_of_the_version() ->
     [
         ("", {"config": {"colour": 1}}, "ModelConfig has no field 'colour'"),
         ("colour: 1", {}, "colour"),
-        ("instance_group [ { count: 1 }, { count: 2 } ]", {"instances_min": 2}, "expected one instance group"),
-        ("sequence_batching { }", {"max_queue_delay_us": 5}, "this one has sequence_batching"),
+        (
+            "instance_group [ { count: 1 }, { count: 2 } ]",
+            {"instances": Instances(min=2)},
+            "expected one instance group",
+        ),
+        (
+            "sequence_batching { }",
+            {"batching": Batching(max_queue_delay_microseconds=5)},
+            "this one has sequence_batching",
+        ),
     ],
 )
 def test_what_cannot_be_so_is_refused(text: str, changes: dict[str, object], problem: str) -> None:

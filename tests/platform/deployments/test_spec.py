@@ -1,7 +1,6 @@
 """Specifications: from and to plain values, and what a change changes."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,15 +8,18 @@ from hypothesis import strategies as st
 
 from charonia.core.errors import ServingError
 from charonia.platform.deployments.spec import (
+    Batching,
     DeployedModel,
     DeploymentSpec,
+    Device,
+    Instances,
+    Replicas,
     Strategy,
     changes,
     changes_traffic_only,
     read_change,
     read_spec,
     rolled_out,
-    write_spec,
 )
 
 WHOLE = {
@@ -43,15 +45,23 @@ WHOLE = {
 }
 SPEC = read_spec(WHOLE)
 
+
+def written(spec: DeploymentSpec) -> dict[str, object]:
+    """Return a specification as the database stores it."""
+    return spec.model_dump(mode="json")
+
+
 names = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,20}", fullmatch=True)
 models = st.builds(
     DeployedModel,
     name=names,
     versions=st.lists(st.integers(1, 9), max_size=3, unique=True).map(lambda found: tuple(sorted(found))),
-    instances_min=st.integers(1, 4),
-    instances_max=st.sampled_from([0, 5]),
-    max_batch_size=st.none() | st.integers(1, 64),
-    max_queue_delay_us=st.none() | st.integers(0, 1000),
+    instances=st.builds(Instances, min=st.integers(1, 4), max=st.sampled_from([4, 5])),
+    batching=st.builds(
+        Batching,
+        max_batch_size=st.none() | st.integers(1, 64),
+        max_queue_delay_microseconds=st.none() | st.integers(0, 1000),
+    ),
     config=st.dictionaries(st.text(min_size=1), st.integers() | st.booleans(), max_size=2),
 )
 specs = st.builds(
@@ -59,9 +69,8 @@ specs = st.builds(
     name=names,
     models=st.lists(models, min_size=1, max_size=3, unique_by=lambda model: model.name).map(tuple),
     environment=st.sampled_from(["", "pytorch"]),
-    cpu_cores=st.integers(0, 8),
-    gpus=st.sampled_from([(), (0,), (0, 1)]),
-    replicas_max=st.integers(1, 3),
+    device=st.builds(Device, cpu_cores=st.integers(0, 8), gpus=st.sampled_from([(), (0,), (0, 1)])),
+    replicas=st.builds(Replicas, max=st.integers(1, 3)),
     keys=st.booleans(),
 )
 
@@ -73,22 +82,18 @@ def test_a_whole_specification_is_read() -> None:
             target="local",
             models=(
                 DeployedModel(
-                    "detection",
-                    (1, 2),
-                    {"weights": {"1": 90, "2": 10}, "sticky": "key"},
-                    instances_min=1,
-                    instances_max=4,
-                    max_batch_size=8,
-                    max_queue_delay_us=100,
+                    name="detection",
+                    versions=(1, 2),
+                    traffic={"weights": {"1": 90, "2": 10}, "sticky": "key"},
+                    instances=Instances(min=1, max=4),
+                    batching=Batching(max_batch_size=8, max_queue_delay_microseconds=100),
                     config={"response_cache": {"enable": True}},
                 ),
-                DeployedModel("recognition", instances_min=2),
+                DeployedModel(name="recognition", instances=Instances(min=2)),
             ),
             environment="pytorch",
-            cpu_cores=2,
-            gpus=(0,),
-            memory_mib=2048,
-            replicas_max=3,
+            device=Device(cpu_cores=2, gpus=(0,), memory_mib=2048),
+            replicas=Replicas(max=3),
             keys=True,
             ready_within_s=60.0,
             idle_unload_s=900,
@@ -99,21 +104,19 @@ def test_a_whole_specification_is_read() -> None:
 
 @given(specs)
 def test_what_is_written_is_read_as_the_same(spec: DeploymentSpec) -> None:
-    assert read_spec(write_spec(spec)) == spec
-    assert changes(spec, read_spec(write_spec(spec))) == []
+    assert read_spec(written(spec)) == spec
+    assert changes(spec, read_spec(written(spec))) == []
 
 
 @given(specs, specs)
 def test_different_specifications_have_changes_that_words_say(one: DeploymentSpec, other: DeploymentSpec) -> None:
-    other = replace(other, name=one.name)
+    other = other.model_copy(update={"name": one.name})
 
-    assert bool(changes(one, other)) == (
-        write_spec(replace(one, models=_sorted(one))) != write_spec(replace(other, models=_sorted(other)))
-    )
+    assert bool(changes(one, other)) == (written(_sorted(one)) != written(_sorted(other)))
 
 
-def _sorted(spec: DeploymentSpec) -> tuple[DeployedModel, ...]:
-    return tuple(sorted(spec.models, key=lambda model: model.name))
+def _sorted(spec: DeploymentSpec) -> DeploymentSpec:
+    return spec.model_copy(update={"models": tuple(sorted(spec.models, key=lambda model: model.name))})
 
 
 @given(
@@ -137,7 +140,7 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
     [
         ({"models": []}, "models: expected at least one model, got []"),
         ({"colour": 1}, "colour: expected one of name, target, environment, models, device, replicas, keys, "
-            "ready_within_s, idle_unload_s, variables, secrets, got this name"),
+            "ready_within_s, idle_unload_s, variables, secrets, strategy, got this name"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
         ({"variables": {"LD_PRELOAD": "x"}}, "variables: expected letters, digits and _, and none of the server's own "
             "variables, got 'LD_PRELOAD'"),
@@ -180,16 +183,16 @@ def test_what_is_wrong_is_named_with_what_is_expected(change: dict[str, object],
 
 def test_changes_are_said_in_words() -> None:
     detection, recognition = SPEC.models
-    after = replace(
-        SPEC,
-        environment="",
-        gpus=(),
-        keys=False,
-        replicas_max=1,
-        models=(
-            replace(detection, versions=(2,), traffic={}, instances_max=0, max_batch_size=None, config={"a": 1}),
-            DeployedModel("order", (3,)),
-        ),
+    batching = detection.batching.model_copy(update={"max_batch_size": None})
+    changed = {"versions": (2,), "traffic": {}, "instances": Instances(min=1), "batching": batching, "config": {"a": 1}}
+    after = SPEC.model_copy(
+        update={
+            "environment": "",
+            "device": SPEC.device.model_copy(update={"gpus": ()}),
+            "keys": False,
+            "replicas": Replicas(),
+            "models": (detection.model_copy(update=changed), DeployedModel(name="order", versions=(3,))),
+        }
     )
 
     assert changes(SPEC, after) == [
@@ -228,15 +231,16 @@ def test_traffic_is_told_in_words(traffic: dict[str, object], words: str) -> Non
 
 def test_a_change_of_traffic_alone_is_known_as_such() -> None:
     detection, recognition = SPEC.models
-    traffic = replace(SPEC, models=(replace(detection, traffic={"weights": {"2": 1}}), recognition))
+    split = detection.model_copy(update={"traffic": {"weights": {"2": 1}}})
+    traffic = SPEC.model_copy(update={"models": (split, recognition)})
 
     assert changes_traffic_only(SPEC, traffic)
-    assert not changes_traffic_only(SPEC, replace(traffic, keys=False))
+    assert not changes_traffic_only(SPEC, traffic.model_copy(update={"keys": False}))
 
 
 def _split(versions: tuple[int, ...], **weights: float) -> DeploymentSpec:
     traffic = {"weights": {name[1:]: weight for name, weight in weights.items()}, "sticky": "key"} if weights else {}
-    return DeploymentSpec("a", models=(DeployedModel("m", versions, traffic),))
+    return DeploymentSpec(name="a", models=(DeployedModel(name="m", versions=versions, traffic=traffic),))
 
 
 @pytest.mark.parametrize(
@@ -262,14 +266,14 @@ def test_a_strategy_says_which_versions_stay_and_which_get_requests(
     weights: dict[str, float],
     begins: dict[str, int],
 ) -> None:
-    wanted = DeploymentSpec("a", models=(DeployedModel("m", versions),))
+    wanted = DeploymentSpec(name="a", models=(DeployedModel(name="m", versions=versions),))
 
-    spec, canaries = rolled_out(before, wanted, Strategy(kind))
+    spec, canaries = rolled_out(before, wanted, Strategy(kind=kind))
 
     assert (spec.models[0].versions, spec.models[0].traffic.get("weights", {})) == (expected, weights)
     assert spec.models[0].traffic.get("sticky") == before.models[0].traffic.get("sticky")
     assert canaries == begins
-    assert rolled_out(before, wanted, Strategy(kind), under_way=["m"])[1] == {}
+    assert rolled_out(before, wanted, Strategy(kind=kind), under_way=["m"])[1] == {}
 
 
 @pytest.mark.parametrize(

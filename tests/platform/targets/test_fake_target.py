@@ -26,7 +26,7 @@ class TestFakeTarget(TargetSuite):
 
         def workload(revision: int) -> Workload:
             target.start_s = 1.0
-            return Workload("default/reader", revision, DeploymentSpec("reader"), ())
+            return Workload("default/reader", revision, DeploymentSpec.model_construct(name="reader"), ())
 
         def broken(revision: int) -> Workload:
             target.broken[revision] = "no such file"

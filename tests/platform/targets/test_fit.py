@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine, Needs, misfits, needs_of, obstacle
 from charonia.platform.targets.local import gpus_of, this_machine
@@ -16,11 +16,12 @@ MACHINE = LocalMachine(8, 4000 * MIB, GPUS, idle_cores=4.0)
 
 
 def workload(**spec: Any) -> Workload:
-    return Workload("default/reader", 1, DeploymentSpec("reader", **spec), ())
+    whole = DeploymentSpec(name="reader", models=(DeployedModel(name="echo"),), **spec)
+    return Workload("default/reader", 1, whole, ())
 
 
 def test_the_memory_of_a_gpu_has_to_be_free_and_not_be_promised_to_others() -> None:
-    asked = workload(gpus=(0, 1), gpu_memory_mib=10000)
+    asked = workload(device={"gpus": (0, 1), "gpu_memory_mib": 10000})
     others = [Needs(0, (1,), 4000 * MIB), Needs(0, (1,), 4000 * MIB), Needs(0, (0,), 0)]
 
     assert list(misfits(asked, MACHINE, [])) == []
@@ -28,12 +29,12 @@ def test_the_memory_of_a_gpu_has_to_be_free_and_not_be_promised_to_others() -> N
         "device.gpu_memory_mib: it may use 10000 MiB of GPU 1, and 8000 MiB are left: 16000 of 16000 MiB are free, and "
         "8000 MiB were promised to others"
     ]
-    (misfit,) = misfits(workload(gpus=(0,), gpu_memory_mib=12001), MACHINE, [])
+    (misfit,) = misfits(workload(device={"gpus": (0,), "gpu_memory_mib": 12001}), MACHINE, [])
     assert "12000 MiB are left" in misfit
 
 
 def test_servers_that_are_added_need_their_memory_each_and_an_upgrade_that_of_one() -> None:
-    asked = workload(gpus=(0,), gpu_memory_mib=5000, memory_mib=1500, replicas_min=3, replicas_max=4)
+    asked = workload(device={"gpus": (0,), "gpu_memory_mib": 5000, "memory_mib": 1500}, replicas={"min": 3, "max": 4})
 
     assert [text.partition(":")[0] for text in misfits(asked, MACHINE, [])] == ["memory", "device.gpu_memory_mib"]
     assert list(misfits(asked, MACHINE, [], running=3)) == []
@@ -42,15 +43,15 @@ def test_servers_that_are_added_need_their_memory_each_and_an_upgrade_that_of_on
 @pytest.mark.parametrize(
     ("spec", "machine", "said"),
     [
-        ({"gpu_memory_mib": 1}, MACHINE, "expected device.gpus, too"),
+        ({"device": {"gpu_memory_mib": 1}}, MACHINE, "expected device.gpus, too"),
         (
-            {"gpus": (0,), "gpu_memory_mib": 1},
+            {"device": {"gpus": (0,), "gpu_memory_mib": 1}},
             LocalMachine(8, 4000 * MIB, [LocalGpu(cuda="0")]),
             "is not known: this needs an NVIDIA driver",
         ),
-        ({"gpus": (2,), "gpu_memory_mib": 1}, MACHINE, "this machine has GPUs 0 to 1, got 2"),
+        ({"device": {"gpus": (2,), "gpu_memory_mib": 1}}, MACHINE, "this machine has GPUs 0 to 1, got 2"),
         (
-            {"gpus": (0, 1)},
+            {"device": {"gpus": (0, 1)}},
             LocalMachine(8, 4000 * MIB, [LocalGpu(cuda="MIG-1"), LocalGpu(cuda="1")]),
             "one slice of a GPU (MIG)",
         ),
@@ -70,7 +71,7 @@ def test_all_cores_count_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_more_server_needs_idle_cores_and_memory() -> None:
-    needs = needs_of(workload(memory_mib=1500, gpus=(0,), gpu_memory_mib=7000))
+    needs = needs_of(workload(device={"memory_mib": 1500, "gpus": (0,), "gpu_memory_mib": 7000}))
 
     assert obstacle(needs, 1, MACHINE, [needs]) == ""
     busy = LocalMachine(8, 4000 * MIB, idle_cores=0.2)

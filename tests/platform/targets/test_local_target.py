@@ -16,7 +16,7 @@ from tests.support.models import identity_pbtxt
 from tests.support.ports import free_ports
 from tests.support.process import eventually
 
-from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
+from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec, Device, Replicas
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
@@ -46,7 +46,7 @@ def workload(folder: Path, revision: int, code: str = "") -> Workload:
         (source / "1" / "model.py").write_text(code)
     config = identity_pbtxt("python" if code else "identity", dims=(4,), max_batch_size=revision)
     model = PlacedModel("echo", {1: source}, config, 1, {1: str(revision)})
-    spec = DeploymentSpec("reader", models=(DeployedModel("echo", (1,)),))
+    spec = DeploymentSpec(name="reader", models=(DeployedModel(name="echo", versions=(1,)),))
     return Workload("default/reader", revision, spec, (model,))
 
 
@@ -69,9 +69,8 @@ class TestLocalTarget(TargetSuite):
 def test_what_does_not_fit_is_said_all_at_once(tmp_path: Path) -> None:
     target = LocalTarget(tmp_path, (22000, 22001), machine=lambda: LocalMachine(2, 100 * MIB, [LocalGpu(cuda="0")]))
     asked = workload(tmp_path, 1)
-    spec = DeploymentSpec(
-        "reader", models=asked.spec.models, cpu_cores=3, gpus=(0, 1), memory_mib=60, replicas_min=2, replicas_max=2
-    )
+    device = Device(cpu_cores=3, gpus=(0, 1), memory_mib=60)
+    spec = asked.spec.model_copy(update={"device": device, "replicas": Replicas(min=2, max=2)})
 
     found = target.problems(Workload(asked.deployment, 1, spec, asked.models))
 
@@ -254,7 +253,12 @@ def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
 def test_a_server_with_another_idle_time_is_not_interchangeable(tmp_path: Path) -> None:
     one = workload(tmp_path, 1)
 
-    assert len({_made(replace(one, spec=replace(one.spec, idle_unload_s=idle_s))) for idle_s in (0, 60, 900)}) == 3
+    assert (
+        len(
+            {_made(replace(one, spec=one.spec.model_copy(update={"idle_unload_s": idle_s}))) for idle_s in (0, 60, 900)}
+        )
+        == 3
+    )
 
 
 def test_variables_reach_the_interpreter_of_a_revision_by_a_private_file(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from charonia.core.errors import ServingError, conflict, invalid, not_found, una
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import RepeatedStep
-from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, ProjectRow, TaskRow
+from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, ProjectRow, TaskRow, named
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.models.sources import ANY, AllowedHosts
 from charonia.platform.people import audit, projects
@@ -361,8 +361,7 @@ class Alerts:
 
 
 def _named(session: Session, project: ProjectRow, name: str) -> AlertRow:
-    query = select(AlertRow).where(AlertRow.project_id == project.id, AlertRow.name == name)
-    row = session.scalar(query.options(joinedload(AlertRow.project)))
+    row = named(session, AlertRow, project.id, name)
     if row is None:
         raise not_found(f"project '{project.name}' has no alert '{name}'")
     return row

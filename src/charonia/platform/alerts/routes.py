@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 from charonia.platform.alerts.alerts import AlertRule
 from charonia.platform.database.tables import copied
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here
-from charonia.platform.values import Limit, Number, Text
+from charonia.platform.state import Here, Limit
+from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["alerts"])
 

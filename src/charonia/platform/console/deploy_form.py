@@ -134,6 +134,7 @@ def by_field(message: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for line in message.splitlines():
         path, colon, _ = line.partition(": ")
+        path = re.sub(r"(?<!^models)\[\d+\]$", "", path)  # a number in a list: the field has all of them
         field = field_of(path) if colon and known.fullmatch(path) else ""
         found.setdefault(field, []).append(line)
     return {field: "\n".join(lines) for field, lines in found.items()}

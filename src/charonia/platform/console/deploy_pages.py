@@ -22,7 +22,7 @@ from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.console.text import size_text
-from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow
+from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow, named
 from charonia.platform.deployments.reads import ChangePlan
 from charonia.platform.deployments.spec import BESIDE, CANARY, REPLACE
 from charonia.platform.environments import catalog
@@ -156,7 +156,8 @@ def _redrawn(
         problems["models"] = f"'{added}' has already been added"
     elif added:
         with visit.platform.database.reading() as session:
-            if registry.row_of(session, projects.find(session, visit.who, visit.project).id, added) is None:
+            project = projects.find(session, visit.who, visit.project)
+            if named(session, ModelRow, project.id, added) is None:
                 problems["models"] = f"model '{added}' does not exist"
             else:
                 form["models"].append(form_of({"models": [{"name": added}]})["models"][0])

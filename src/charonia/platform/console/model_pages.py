@@ -19,7 +19,7 @@ from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested, to_build
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
 from charonia.platform.console.text import size_text
-from charonia.platform.database.tables import TaskRow
+from charonia.platform.database.tables import EnvironmentRow, TaskRow, named
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import preset_request
 from charonia.platform.models import arrival, follow, registry
@@ -218,7 +218,8 @@ def deploy(visit: OnPage, name: Text, number: Number) -> Response:
 def _build_and_deploy(visit: Visit, preset: Preset, value: Mapping[str, Any]) -> Response:
     """Build an environment, which then deploys a version."""
     with visit.platform.database.transaction() as session:
-        if catalog.find(session, projects.find(session, visit.who, visit.project), preset.name) is None:
+        project = projects.find(session, visit.who, visit.project)
+        if named(session, EnvironmentRow, project.id, preset.name) is None:
             catalog.add(session, visit.who, visit.project, preset_request(preset), value)
         else:
             catalog.rebuild(session, visit.who, visit.project, preset.name, value)

@@ -17,8 +17,9 @@ from sqlalchemy import (
     UniqueConstraint,
     event,
     insert,
+    select,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 NAME_CHARS_MAX = 128
 
@@ -398,6 +399,13 @@ class AuditRow(PlatformTable):
     address: Mapped[str] = mapped_column(String(64), default="")
 
     project: Mapped[ProjectRow | None] = relationship()
+
+
+def named(session: Session, kind: type[_T], project_id: int, name: str, *, for_update: bool = False) -> _T | None:
+    """Return the row of a table of resources with a name in a project, None if it does not exist."""
+    columns: Any = kind
+    query = select(kind).where(columns.project_id == project_id, columns.name == name)
+    return session.scalar(query.with_for_update() if for_update else query)
 
 
 def copied(kind: type[_T], row: object, **more: Any) -> _T:

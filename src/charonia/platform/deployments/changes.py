@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from charonia.core.errors import Code, ServingError, conflict, invalid, not_found, unavailable
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import DeploymentRow, RevisionRow
-from charonia.platform.deployments.reads import ChangePlan, find, revision_of, row_of
+from charonia.platform.database.tables import DeploymentRow, RevisionRow, named
+from charonia.platform.deployments.reads import ChangePlan, find, revision_of
 from charonia.platform.deployments.spec import (
     DeploymentSpec,
     Strategy,
@@ -18,7 +18,6 @@ from charonia.platform.deployments.spec import (
     read_change,
     read_spec,
     rolled_out,
-    write_spec,
 )
 from charonia.platform.deployments.workloads import Workloads, with_steps
 from charonia.platform.people import audit, projects
@@ -158,7 +157,7 @@ class DeploymentChanges:
         with self._database.reading() as session:
             found = projects.find(session, who, project, role)
             pipelines = with_steps(session, found.id, spec)
-            row = row_of(session, found.id, spec.name)
+            row = named(session, DeploymentRow, found.id, spec.name)
             key, number = f"{project}/{spec.name}", row.latest + 1 if row is not None else 1
             workload = self._workloads.workload(session, found.id, key, number, pipelines.spec)
             latest = None if row is None else revision_of(session, row.id, row.latest)
@@ -180,7 +179,7 @@ class DeploymentChanges:
             [*changed, *ended, *begun],
             problems,
             number,
-            write_spec(workload.spec),
+            workload.spec.model_dump(mode="json"),
             is_new=row is None,
             steps=pipelines.steps,
             missing=pipelines.missing,
@@ -204,7 +203,7 @@ class DeploymentChanges:
         if plan.problems:
             raise invalid("\n".join(plan.problems), hint="a dry run shows what fits")
         with self._database.transaction() as session:
-            row = row_of(session, project_id, spec.name, for_update=True)
+            row = named(session, DeploymentRow, project_id, spec.name, for_update=True)
             number = row.latest if row is not None else 0
             if number != (plan.revision if revision is None else revision):
                 raise _conflict(spec.name, number, plan.revision if revision is None else revision)

@@ -248,12 +248,6 @@ def with_latest() -> Any:
     return select(DeploymentRow, RevisionRow).join(RevisionRow, join)
 
 
-def row_of(session: Session, project_id: int, name: str, *, for_update: bool = False) -> DeploymentRow | None:
-    """Return a deployment, None if it does not exist."""
-    query = select(DeploymentRow).where(DeploymentRow.project_id == project_id, DeploymentRow.name == name)
-    return session.scalar(query.with_for_update() if for_update else query)
-
-
 def revision_of(session: Session, deployment_id: int, number: int) -> RevisionRow | None:
     """Return a revision, None if it does not exist."""
     query = select(RevisionRow).where(RevisionRow.deployment_id == deployment_id, RevisionRow.number == number)

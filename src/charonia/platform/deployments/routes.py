@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.reads import (
@@ -15,11 +17,22 @@ from charonia.platform.deployments.reads import (
     RevisionView,
     ServerKeyView,
 )
+from charonia.platform.deployments.spec import DeploymentChange
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here
-from charonia.platform.values import Amount, JsonObject, Limit, Number, Offset, RequestBody, Text, Time
+from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.values import Amount, JsonObject, Number, RequestBody, Text, Time
 
-Spec = Annotated[JsonObject, Body(description="The specification, as in a file for `charonia apply`.")]
+
+class _OfSpecification:
+    """Describes a JSON object as a specification; `DeploymentChanges` reads it, for files, forms and calls alike."""
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(DeploymentChange.__pydantic_core_schema__)
+
+
+Spec = Annotated[
+    JsonObject, _OfSpecification(), Body(description="The specification, as in a file for `charonia apply`.")
+]
 Seen = Annotated[
     Number | None,
     Query(

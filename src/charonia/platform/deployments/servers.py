@@ -7,7 +7,6 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import delete, select
@@ -18,7 +17,6 @@ from charonia.platform.database.tables import DeploymentRow, ServerKeyRow, copie
 from charonia.platform.deployments.changes import DeploymentChanges
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.reads import ChangePlan, DeploymentReads, NewServerKey, ServerKeyView, find
-from charonia.platform.deployments.spec import read_spec, write_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
@@ -106,8 +104,8 @@ class DeploymentServers:
         who.demand(ProjectRole.DEPLOYER, project)
         read_change(dict(change))
         view = self._reads.get(who, project, name)
-        spec = read_spec(self._reads.revision(who, project, name, view.wanted or view.revision).spec)
-        if model not in [deployed.name for deployed in spec.models]:
+        spec = self._reads.revision(who, project, name, view.wanted or view.revision).spec
+        if model not in [deployed["name"] for deployed in spec["models"]]:
             raise not_found(f"deployment '{name}' has no model '{model}'")
         if "weights" in change:
             self._demand_no_plan(who, project, name, model)
@@ -121,10 +119,12 @@ class DeploymentServers:
                 audit.note(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
             return merged_traffic(list(answers.values()))
         models = [
-            replace(deployed, traffic=_with(deployed.traffic, change)) if deployed.name == model else deployed
-            for deployed in spec.models
+            {**deployed, "traffic": _with(deployed.get("traffic", {}), change)}
+            if deployed["name"] == model
+            else deployed
+            for deployed in spec["models"]
         ]
-        value = write_spec(replace(spec, models=tuple(models)))
+        value = {**spec, "models": models}
         return self._changes.change(who, project, value, note=note or f"traffic of '{model}'", revision=view.revision)
 
     def _demand_no_plan(self, who: Principal, project: str, name: str, model: str) -> None:

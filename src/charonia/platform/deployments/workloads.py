@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from charonia.platform.database.tables import (
     ModelRow,
     ServerKeyRow,
     VersionRow,
+    named,
 )
 from charonia.platform.deployments.spec import MODELS_MAX, DeployedModel, DeploymentSpec
 from charonia.platform.environments.builder import folder_of, python_of
@@ -88,7 +89,7 @@ class Workloads:
                 problems.append(f"secrets.{variable}: {error.message}")
         if problems:
             raise invalid("\n".join(problems))
-        spec = replace(spec, models=tuple(model for model, _ in models))
+        spec = spec.model_copy(update={"models": tuple(model for model, _ in models)})
         runs_code = bool(variables) or any(  # a variable can make a library load a file
             may_make_code(model.config) or any(version.runs_code for version in versions.values())
             for model, versions in models
@@ -172,9 +173,7 @@ class Workloads:
 def _environment(session: Session, project_id: int, name: str, problems: list[str]) -> EnvironmentRow | None:
     if not name:
         return None
-    row = session.scalar(
-        select(EnvironmentRow).where(EnvironmentRow.project_id == project_id, EnvironmentRow.name == name)
-    )
+    row = named(session, EnvironmentRow, project_id, name)
     if row is None:
         problems.append(f"environment: '{name}' does not exist")
     elif row.state != "ready":
@@ -196,7 +195,7 @@ def with_steps(session: Session, project_id: int, spec: DeploymentSpec) -> Pipel
         called = dict[str, tuple[str, VersionRow]]()
         for name in waiting:
             lacking = list[str]()
-            _, versions = _versions(found.get(name, DeployedModel(name)), rows.get(name), lacking)
+            _, versions = _versions(found.get(name, DeployedModel(name=name)), rows.get(name), lacking)
             if name in callers and lacking:
                 caller, version = callers[name]
                 text = (
@@ -205,7 +204,7 @@ def with_steps(session: Session, project_id: int, spec: DeploymentSpec) -> Pipel
                 (problems if version.backend == ENSEMBLE else missing).append(text)
                 continue
             if name in callers:
-                found[name] = DeployedModel(name)
+                found[name] = DeployedModel(name=name)
             for version in versions.values():
                 called |= {each: (name, version) for each in version.report.get("calls", ()) if each not in called}
         waiting = [name for name in called if name not in found and name not in callers]
@@ -215,7 +214,7 @@ def with_steps(session: Session, project_id: int, spec: DeploymentSpec) -> Pipel
     if len(found) > MODELS_MAX:
         raise invalid(f"models: expected at most {MODELS_MAX} with all that they call, got {len(found)}")
     steps = [name for name in found if name in callers and name not in {model.name for model in spec.models}]
-    return Pipelines(replace(spec, models=tuple(found.values())), steps, missing)
+    return Pipelines(spec.model_copy(update={"models": tuple(found.values())}), steps, missing)
 
 
 def _models(session: Session, project_id: int, names: Sequence[str]) -> Mapping[str, Mapping[int, VersionRow]]:
@@ -250,7 +249,9 @@ def _versions(
             problems.append(f"models: version {number} of '{model.name}' does not exist, expected one of {known}")
         elif number not in ready:
             problems.append(f"models: version {number} of '{model.name}' is {rows[number].state}, expected ready")
-    return replace(model, versions=numbers), {number: rows[number] for number in numbers if number in rows}
+    return model.model_copy(update={"versions": numbers}), {
+        number: rows[number] for number in numbers if number in rows
+    }
 
 
 TRAFFIC = "traffic"
@@ -279,9 +280,10 @@ def configured(text: str, model: DeployedModel, versions: Sequence[int], workers
 
 
 def _set_batching(members: dict[str, Any], model: DeployedModel) -> None:
-    if model.max_batch_size is not None:
-        members["max_batch_size"] = model.max_batch_size
-    if model.max_queue_delay_us is not None:
+    batch_size, delay_us = model.batching.max_batch_size, model.batching.max_queue_delay_microseconds
+    if batch_size is not None:
+        members["max_batch_size"] = batch_size
+    if delay_us is not None:
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in members:
                 raise invalid(
@@ -289,14 +291,14 @@ def _set_batching(members: dict[str, Any], model: DeployedModel) -> None:
                     f"and this one has {other}",
                     hint="set its own fields in 'config'",
                 )
-        batching = members.setdefault("dynamic_batching", {})
-        batching["max_queue_delay_microseconds"] = model.max_queue_delay_us
+        members.setdefault("dynamic_batching", {})["max_queue_delay_microseconds"] = delay_us
 
 
 def _set_instances(members: dict[str, Any], model: DeployedModel) -> None:
-    least = model.instances_min or (1 if model.instances_max else 0)
-    if not least:
+    bounds = model.instances
+    if not bounds.max:
         return
+    least = max(1, bounds.min)
     groups: list[dict[str, Any]] = members.setdefault("instance_group", [])
     if not groups:
         groups.append({})
@@ -306,9 +308,9 @@ def _set_instances(members: dict[str, Any], model: DeployedModel) -> None:
             hint="set 'instance_group' in 'config'",
         )
     groups[0]["count"] = least
-    if model.instances_max:
+    if bounds.max > bounds.min:
         _parameters(members)[INSTANCES_MIN] = {"string_value": str(least)}
-        _parameters(members)[INSTANCES_MAX] = {"string_value": str(model.instances_max)}
+        _parameters(members)[INSTANCES_MAX] = {"string_value": str(bounds.max)}
 
 
 def _parameters(members: dict[str, Any]) -> dict[str, Any]:

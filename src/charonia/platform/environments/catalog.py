@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from charonia.config.backends import Preset
 from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow
+from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow, named
 from charonia.platform.environments import builder
 from charonia.platform.environments.requirements import Requirements, check_python, read_requirements, read_script
 from charonia.platform.isolation.isolation import Isolation
@@ -61,7 +61,7 @@ def add(
     if required.extras and python in OLDER_PYTHONS:
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
     digest = _digest(required, python)
-    if find(session, found, name) is not None:
+    if named(session, EnvironmentRow, found.id, name) is not None:
         raise conflict(f"environment '{name}' exists already", hint="choose another name")
     row = EnvironmentRow(
         project_id=found.id,
@@ -90,15 +90,9 @@ def rebuild(
     return row, _build(session, who, found, row, deployment, "environment.rebuild")
 
 
-def find(session: Session, project: ProjectRow, name: str) -> EnvironmentRow | None:
-    return session.scalar(
-        select(EnvironmentRow).where(EnvironmentRow.project_id == project.id, EnvironmentRow.name == name)
-    )
-
-
 def get(session: Session, project: ProjectRow, name: str) -> EnvironmentRow:
     """Return an environment."""
-    row = find(session, project, name)
+    row = named(session, EnvironmentRow, project.id, name)
     if row is None:
         raise not_found(f"environment '{name}' does not exist in project '{project.name}'")
     return row

@@ -12,8 +12,8 @@ from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here
-from charonia.platform.values import Limit, Offset, Text
+from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.values import Text
 
 router = APIRouter(prefix="/api/v1", tags=["environments"])
 

@@ -178,7 +178,7 @@ _LOG = "the log has the reason"
 def _trial(session: Session, project_id: int, job: TuneJob) -> DeploymentSpec:
     if job.version < 1:
         raise invalid(f"version: expected the number of a version, got {job.version}")
-    model = DeployedModel(job.model, versions=(job.version,))
+    model = DeployedModel(name=job.model, versions=(job.version,))
     spec = DeploymentSpec(name="tune", models=(model,), environment=job.environment)
     return with_steps(session, project_id, spec).spec
 

@@ -21,7 +21,15 @@ from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.connection import Database, now
-from charonia.platform.database.tables import EnvironmentRow, ModelRow, ProjectRow, TaskRow, UploadRow, VersionRow
+from charonia.platform.database.tables import (
+    EnvironmentRow,
+    ModelRow,
+    ProjectRow,
+    TaskRow,
+    UploadRow,
+    VersionRow,
+    named,
+)
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.models import uploads as upload_rows
 from charonia.platform.models.check import CheckingPython, absent_module, first_look, full_check
@@ -46,7 +54,7 @@ from charonia.platform.models.records import (
     AddedVersion,
     VersionReport,
 )
-from charonia.platform.models.registry import DetailsBody, collect_later, create, drop_attempt, drop_failed, row_of
+from charonia.platform.models.registry import DetailsBody, collect_later, create, drop_attempt, drop_failed
 from charonia.platform.models.sources import (
     ANY,
     START_BYTES,
@@ -119,7 +127,7 @@ def _begin(
     session: Session, who: Principal, project: ProjectRow, name: str, source: str, notes: str = ""
 ) -> VersionRow:
     """Create a version without files, and its model if that does not exist."""
-    owner = row_of(session, project.id, name) or create(session, who, project.name, name, DetailsBody())
+    owner = named(session, ModelRow, project.id, name) or create(session, who, project.name, name, DetailsBody())
     owner.last_number += 1
     row = VersionRow(
         model_id=owner.id,

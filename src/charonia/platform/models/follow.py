@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, joinedload
 from charonia.core.errors import RefusalKind, ServingError, invalid, not_found
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.lease import RepeatedStep
-from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow
+from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, named
 from charonia.platform.models import arrival, registry
 from charonia.platform.models.arrival import VersionTasks
 from charonia.platform.models.git import latest_commit, parse_git
@@ -96,7 +96,7 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
         raise invalid(
             f"secret '{wanted.hook}': expected at least {HOOK_SECRET_CHARS_MIN} characters to sign calls with"
         )
-    owner = registry.row_of(session, found.id, name) or registry.create(
+    owner = named(session, ModelRow, found.id, name) or registry.create(
         session, who, project, name, registry.DetailsBody()
     )
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
@@ -171,7 +171,7 @@ def received(
         NotPermittedError: The call is not signed, or nothing is followed there.
     """
     found = session.scalar(select(ProjectRow).where(ProjectRow.name == project))
-    owner = registry.row_of(session, found.id, name) if found is not None else None
+    owner = named(session, ModelRow, found.id, name) if found is not None else None
     if found is None or owner is None or not owner.follows:
         raise _refused()
     follow = Follow(**owner.follows["follow"])

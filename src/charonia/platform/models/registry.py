@@ -21,6 +21,7 @@ from charonia.platform.database.tables import (
     TaskRow,
     VersionRow,
     copied,
+    named,
 )
 from charonia.platform.models.pipeline import PipelineModel
 from charonia.platform.models.records import (
@@ -250,7 +251,7 @@ def create(session: Session, who: Principal, project: str, name: str, details: D
     """Create a model without versions."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     check_name("model", name)
-    if row_of(session, found.id, name) is not None:
+    if named(session, ModelRow, found.id, name) is not None:
         raise conflict(f"model '{name}' already exists", hint="add a version to it")
     row = ModelRow(project_id=found.id, name=name, owner=who.name, created=now(), tags=[], links={})
     _apply(row, details)
@@ -321,7 +322,7 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
 
 def find(session: Session, project: ProjectRow, name: str) -> ModelRow:
     """Return a model."""
-    row = row_of(session, project.id, name)
+    row = named(session, ModelRow, project.id, name)
     if row is None:
         raise not_found(f"model '{name}' does not exist in project '{project.name}'")
     return row
@@ -377,11 +378,6 @@ def _tasks(project_id: int, name: str, number: int) -> Select[TaskRow]:
         TaskRow.subject == f"{name}/{number}" if number else TaskRow.subject.startswith(f"{name}/", autoescape=True)
     )
     return query.where(subject)
-
-
-def row_of(session: Session, project_id: int, name: str) -> ModelRow | None:
-    """Return a model, None if it does not exist."""
-    return session.scalar(select(ModelRow).where(ModelRow.project_id == project_id, ModelRow.name == name))
 
 
 def _newest_ready(session: Session, owner: ModelRow) -> int:

@@ -24,8 +24,8 @@ from charonia.platform.models.registry import NOTES_CHARS_MAX, DetailsBody, Vers
 from charonia.platform.models.sources import PLACE_CHARS_MAX, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Platform
-from charonia.platform.values import Limit, Number, Offset, RequestBody, Size, Text
+from charonia.platform.state import Here, Limit, Offset, Platform
+from charonia.platform.values import Number, RequestBody, Size, Text
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of a body that are collected before a write."""

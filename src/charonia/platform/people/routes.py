@@ -10,8 +10,8 @@ from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.projects import kept
-from charonia.platform.state import Here
-from charonia.platform.values import Limit, Number, Offset, RequestBody, Text, Time
+from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.values import Number, RequestBody, Text, Time
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
 

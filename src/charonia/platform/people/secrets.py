@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joserfc.jwk import OctKey
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import internal, invalid, not_found, unavailable
 from charonia.platform.data_folder import write_private
 from charonia.platform.database.connection import now
-from charonia.platform.database.tables import SecretRow
+from charonia.platform.database.tables import SecretRow, named
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, seal, unseal
 
@@ -47,7 +47,7 @@ class ProjectSecrets:
             raise invalid(f"name of a secret: expected up to 128 of letters, digits and _.-, got '{name}'")
         if not value or len(value.encode()) > VALUE_BYTES_MAX:
             raise invalid(f"secret '{name}': expected 1 to {VALUE_BYTES_MAX} bytes, got {len(value.encode())}")
-        row = session.scalar(_named(found.id, name))
+        row = named(session, SecretRow, found.id, name)
         if row is None:
             count = session.scalar(select(func.count()).where(SecretRow.project_id == found.id)) or 0
             if count >= SECRETS_MAX:
@@ -73,7 +73,7 @@ class ProjectSecrets:
 
     def value(self, session: Session, project_id: int, name: str) -> str:
         """Return the value of a secret, for the platform's own use: callers never get it."""
-        row = session.scalar(_named(project_id, name))
+        row = named(session, SecretRow, project_id, name)
         if row is None:
             raise not_found(f"secret '{name}' does not exist in this project", hint="create it first")
         found = unseal(row.value, self._oct())
@@ -87,7 +87,3 @@ class ProjectSecrets:
                 write_private(self._path, base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode() + "\n")
             self._key = OctKey.import_key(base64.b64decode(self._path.read_text()))
         return self._key
-
-
-def _named(project_id: int, name: str) -> Select[SecretRow]:
-    return select(SecretRow).where(SecretRow.project_id == project_id, SecretRow.name == name)

@@ -64,7 +64,7 @@ def needs_of(workload: Workload) -> Needs:
     """Return the resources of a server of a workload, estimated from the size of its files if not specified."""
     spec = workload.spec
     estimate = ENGINE_BYTES + round(WEIGHTS_FACTOR * sum(model.size for model in workload.models))
-    return Needs(spec.memory_mib * MIB or estimate, spec.gpus, spec.gpu_memory_mib * MIB)
+    return Needs(spec.device.memory_mib * MIB or estimate, spec.device.gpus, spec.device.gpu_memory_mib * MIB)
 
 
 def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs], running: int = 0) -> Iterator[str]:
@@ -76,25 +76,29 @@ def misfits(workload: Workload, machine: LocalMachine, promised: Sequence[Needs]
             runs at a time.
     """
     spec, needs = workload.spec, needs_of(workload)
-    more = max(1, spec.replicas_min - running)
-    if spec.cpu_cores > machine.cores:
-        yield f"device.cpu_cores: this machine has {machine.cores}, got {spec.cpu_cores}"
+    more = max(1, spec.replicas.min - running)
+    if spec.device.cpu_cores > machine.cores:
+        yield f"device.cpu_cores: this machine has {machine.cores}, got {spec.device.cpu_cores}"
     count = len(machine.gpus)
-    missing = [number for number in spec.gpus if number >= count]
+    missing = [number for number in spec.device.gpus if number >= count]
     if missing:
         has = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU"
         yield f"device.gpus: this machine has {has}, got {', '.join(map(str, missing))}"
-    elif len(spec.gpus) > 1 and any(machine.gpus[number].cuda.startswith("MIG") for number in spec.gpus):
+    elif len(spec.device.gpus) > 1 and any(machine.gpus[number].cuda.startswith("MIG") for number in spec.device.gpus):
         yield "device.gpus: a server uses one slice of a GPU (MIG) at most: expected one number"
-    if spec.gpu_memory_mib and not spec.gpus:
+    if spec.device.gpu_memory_mib and not spec.device.gpus:
         yield "device.gpu_memory_mib: expected device.gpus, too"
-    elif spec.gpu_memory_mib and not missing and not all(machine.gpus[number].total_bytes for number in spec.gpus):
+    elif (
+        spec.device.gpu_memory_mib
+        and not missing
+        and not all(machine.gpus[number].total_bytes for number in spec.device.gpus)
+    ):
         yield (
             "device.gpu_memory_mib: the memory of this machine's GPUs is not known: this needs an NVIDIA driver and "
             "charonia[gpu] in the platform's Python"
         )
     if needs.memory_bytes * more > machine.available_bytes:
-        said = "may use" if spec.memory_mib else "needs about"
+        said = "may use" if spec.device.memory_mib else "needs about"
         yield (
             f"memory: {_servers(more)} {said} {needs.memory_bytes / MIB:.0f} MiB, besides what runs now, and "
             f"{machine.available_bytes / MIB:.0f} MiB are free on this machine"

@@ -148,7 +148,7 @@ class LocalTarget:
         folder = self._folder(workload.deployment)
         running = len(folder.servers())
         found = list(misfits(workload, self._machine(), self._promised(workload.deployment), running))
-        pairs = max(0, workload.spec.replicas_min - running) + (not folder.read("address"))
+        pairs = max(0, workload.spec.replicas.min - running) + (not folder.read("address"))
         if len(self._ports.find_many(self._taken(), pairs)) < pairs:
             found.append(
                 f"ports: there are no {pairs} pairs of free ones from {self._ports.first} to {self._ports.last}"
@@ -174,8 +174,8 @@ class LocalTarget:
                 if one.phase is ReplicaPhase.GONE or one.failure:
                     folder.server(one.number).forget("applying")
             folder.forget_stopping()
-            count = min(max(goal.count, spec.replicas_min), spec.replicas_max)
-            _write_goal(folder, RolloutGoal(number, count if is_there else spec.replicas_min, goal.revision * is_there))
+            count = min(max(goal.count, spec.replicas.min), spec.replicas.max)
+            _write_goal(folder, RolloutGoal(number, count if is_there else spec.replicas.min, goal.revision * is_there))
             self._step(folder)
 
     def scale(self, deployment: str, replicas: int) -> str:
@@ -324,7 +324,7 @@ class LocalTarget:
             give = partial(self._isolation.give, project=workload.project_id)
             write_whole(target.path / "variables", "".join(lines), PRIVATE_MODE, give)
         arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
-        how = {"arguments": arguments, "made": _made(workload), "needs": needs, "least": workload.spec.replicas_min}
+        how = {"arguments": arguments, "made": _made(workload), "needs": needs, "least": workload.spec.replicas.min}
         target.write("serve", **how, project=workload.project_id, python=str(workload.python or ""))
 
     def _write_keys(self, folder: DeploymentFolder, keys: Sequence[str], project: int) -> None:
@@ -448,10 +448,10 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
         f"--host={HOST}",
         f"--id={workload.deployment}",
     ]
-    if spec.cpu_cores:
-        arguments.append(f"--cpu-cores={spec.cpu_cores}")
-    if spec.memory_mib:
-        arguments.append(f"--memory-limit-mib={spec.memory_mib}")
+    if spec.device.cpu_cores:
+        arguments.append(f"--cpu-cores={spec.device.cpu_cores}")
+    if spec.device.memory_mib:
+        arguments.append(f"--memory-limit-mib={spec.device.memory_mib}")
     if spec.idle_unload_s:
         arguments.append(f"--model-idle-unload={spec.idle_unload_s}")
     return [*arguments, f"--api-keys={folder.served / key_file(spec)}"]
@@ -460,7 +460,7 @@ def _arguments(folder: DeploymentFolder, workload: Workload) -> list[str]:
 def _launcher(workload: Workload, variables: Path, gpus: Sequence[LocalGpu]) -> str:
     """Return a script that runs the interpreter of a revision with its visible GPUs and its variables."""
     python = str(workload.python or sys.executable)
-    names = [gpus[number].cuda if number < len(gpus) else str(number) for number in workload.spec.gpus]
+    names = [gpus[number].cuda if number < len(gpus) else str(number) for number in workload.spec.device.gpus]
     given = f". {_quoted(str(variables))}\n" if workload.variables else ""
     return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{','.join(names)}' exec {_quoted(python)} \"$@\"\n"
 
@@ -476,7 +476,7 @@ def _made(workload: Workload) -> str:
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
         for model in sorted(workload.models, key=lambda model: model.name)
     ]
-    rest = [key_file(spec), str(workload.python), spec.cpu_cores, list(spec.gpus), spec.memory_mib]
+    rest = [key_file(spec), str(workload.python), spec.device.cpu_cores, list(spec.device.gpus), spec.device.memory_mib]
     rest += [sorted(workload.variables.items())] if workload.variables else []
     rest += [spec.idle_unload_s] if spec.idle_unload_s else []
     return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()

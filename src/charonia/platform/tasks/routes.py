@@ -12,9 +12,9 @@ from charonia.core.errors import not_found
 from charonia.platform.database.tables import TaskRow, copied
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Platform
+from charonia.platform.state import Here, Limit, Platform
 from charonia.platform.tasks import queue
-from charonia.platform.values import Limit, Number, Size, Text
+from charonia.platform.values import Number, Size, Text
 
 LOG_PIECE_BYTES = 256 * 1024
 """Most bytes of a log in one answer."""

@@ -56,12 +56,12 @@ def rendered(workload: Workload, repository: str) -> Sequence[Mapping[str, Any]]
         "name": "server",
         "image": "charonia:1.0",
         "args": [f"--model-repository={repository}"],
-        "resources": {"limits": {"memory": f"{spec.memory_mib or 100}Mi"}},
+        "resources": {"limits": {"memory": f"{spec.device.memory_mib or 100}Mi"}},
     }
     container["args"].append(f"--api-keys=/etc/{keys_name(name)}/{key_file(spec)}")
     template = {"metadata": {"labels": selector}, "spec": {"containers": [container]}}
-    is_scaled = spec.replicas_max > spec.replicas_min
-    replicas = {} if is_scaled else {"replicas": spec.replicas_min}
+    is_scaled = spec.replicas.max > spec.replicas.min
+    replicas = {} if is_scaled else {"replicas": spec.replicas.min}
     objects: list[dict[str, Any]] = [
         {
             "apiVersion": "apps/v1",
@@ -77,7 +77,7 @@ def rendered(workload: Workload, repository: str) -> Sequence[Mapping[str, Any]]
         },
     ]
     if is_scaled:
-        bounds = {"minReplicas": spec.replicas_min, "maxReplicas": spec.replicas_max}
+        bounds = {"minReplicas": spec.replicas.min, "maxReplicas": spec.replicas.max}
         metadata = {"name": name}
         objects.append(
             {
@@ -97,7 +97,9 @@ def workload(revision: int, *, version: int = 0, traffic: str = "", **more: Any)
     if traffic:
         config += f"parameters {{ key: \"traffic\" value {{ string_value: '{traffic}' }} }}\n"
     model = PlacedModel("echo", {number: Path("nowhere")}, config, 1, {number: f"content {number}"})
-    spec = DeploymentSpec("reader", "kubernetes", models=(DeployedModel("echo", (number,)),), **more)
+    spec = DeploymentSpec(
+        name="reader", target="kubernetes", models=(DeployedModel(name="echo", versions=(number,)),), **more
+    )
     return Workload(NAME, revision, spec, (model,))
 
 

@@ -142,7 +142,7 @@ def test_who_is_not_known_to_the_cluster_is_asked_to_sign_in(stage: ClusterStage
 def test_nodes_that_may_not_be_read_are_not_compared(stage: ClusterStage) -> None:
     node = {"apiVersion": "v1", "metadata": {"name": "one"}}
     stage.api.put("nodes", node, {"allocatable": {"cpu": "2", "memory": "4Gi"}})
-    target, large = stage.target(), workload(1, cpu_cores=8)
+    target, large = stage.target(), workload(1, device={"cpu_cores": 8})
 
     assert list(target.problems(large)) == ["device.cpu_cores: the largest node of the cluster has 2, got 8"]
     stage.api.faults.append(Fault("GET", "/nodes", 403))

@@ -60,7 +60,7 @@ def test_what_a_quota_leaves() -> None:
 
 
 def test_a_part_of_a_gpu_cannot_be_asked_for() -> None:
-    [found] = asked_in_vain(workload(1, gpus=(0,), gpu_memory_mib=2048))
+    [found] = asked_in_vain(workload(1, device={"gpus": (0,), "gpu_memory_mib": 2048}))
 
     assert found.startswith("device.gpu_memory_mib: pods get whole GPUs")
-    assert list(asked_in_vain(workload(1, gpus=(0,)))) == []
+    assert list(asked_in_vain(workload(1, device={"gpus": (0,)}))) == []

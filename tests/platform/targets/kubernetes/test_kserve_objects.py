@@ -30,8 +30,13 @@ def mark(objects: list[dict[str, Any]]) -> str:
 
 
 def test_a_workload_is_a_runtime_and_an_inference_service() -> None:
-    made = workload(1, cpu_cores=2, memory_mib=512, gpus=(0, 1), replicas_min=2, replicas_max=6, ready_within_s=60.0)
-    made = replace(made, spec=replace(made.spec, idle_unload_s=900))
+    made = workload(
+        1,
+        device={"cpu_cores": 2, "memory_mib": 512, "gpus": (0, 1)},
+        replicas={"min": 2, "max": 6},
+        ready_within_s=60.0,
+    )
+    made = replace(made, spec=made.spec.model_copy(update={"idle_unload_s": 900}))
 
     runtime, service = rendered(made, image="registry/charonia:1")
 
@@ -78,7 +83,9 @@ def test_knative_has_its_own_probes_and_revisions() -> None:
 
 @needs_sdk
 def test_kserve_knows_every_field_of_the_objects() -> None:
-    made = workload(1, keys=True, cpu_cores=2, memory_mib=512, gpus=(0,), replicas_min=2, replicas_max=6)
+    made = workload(
+        1, keys=True, device={"cpu_cores": 2, "memory_mib": 512, "gpus": (0,)}, replicas={"min": 2, "max": 6}
+    )
     objects = [
         each
         for mode in ("standard", "knative")
@@ -100,9 +107,9 @@ def test_what_kserve_cannot_do_is_refused() -> None:
 
 def test_pods_are_begun_anew_only_if_they_have_to_be_different() -> None:
     first = prepared(workload(1))
-    scaled = prepared(workload(2, version=1, replicas_max=3), first)
-    larger = prepared(workload(3, version=1, memory_mib=4096), scaled)
-    other = prepared(workload(4, version=1, memory_mib=4096), larger, image="charonia:2")
+    scaled = prepared(workload(2, version=1, replicas={"max": 3}), first)
+    larger = prepared(workload(3, version=1, device={"memory_mib": 4096}), scaled)
+    other = prepared(workload(4, version=1, device={"memory_mib": 4096}), larger, image="charonia:2")
 
     assert [mark(each) for each in (first, scaled, larger, other)] == ["1", "1", "3", "4"]
     assert first[-1]["metadata"]["labels"]["charonia.dev/platform"] == "platform"

@@ -103,7 +103,7 @@ def test_the_runtime_of_a_service_that_is_refused_is_that_of_the_one_that_serves
     stage.api.faults.append(Fault("PATCH", f"/inferenceservices/{OBJECT}?dryRun=All", 403, body=denied))
 
     with pytest.raises(ServingError, match="denied the request"):
-        target.apply(workload(2, memory_mib=4096))  # which the runtime says
+        target.apply(workload(2, device={"memory_mib": 4096}))  # which the runtime says
 
     after = stage.api.get("servingruntimes", OBJECT)
     assert after is not None
@@ -118,9 +118,9 @@ def test_pods_stay_when_bounds_or_traffic_change(stage: ClusterStage) -> None:
     assert serves(target, 1)
     before = stage.api.names("pods")
 
-    target.apply(workload(2, version=1, replicas_max=3))
+    target.apply(workload(2, version=1, replicas={"max": 3}))
     assert serves(target, 2)
-    target.apply(workload(3, version=1, replicas_max=3, traffic='{"weights": {"1": 1}}'))
+    target.apply(workload(3, version=1, replicas={"max": 3}, traffic='{"weights": {"1": 1}}'))
     assert serves(target, 3)
 
     assert stage.api.names("pods") == before

@@ -46,7 +46,7 @@ def lived_through(stage: ClusterStage, target: KubernetesTarget) -> set[tuple[st
         assert eventually(is_so, 10), target.observe(NAME)
 
     target.problems(workload(1, keys=True))
-    target.apply(workload(1, keys=True, replicas_max=3))
+    target.apply(workload(1, keys=True, replicas={"max": 3}))
     until(1, RevisionPhase.READY)
     target.apply(workload(2, keys=True))
     until(1, RevisionPhase.FAILED)

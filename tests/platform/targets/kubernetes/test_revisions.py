@@ -33,18 +33,18 @@ def test_only_what_has_to_be_different_begins_pods_anew(stage: ClusterStage) -> 
     assert serves(target, 1)
     before = stage.api.names("pods")
 
-    target.apply(workload(2, version=1, replicas_min=2, replicas_max=2))
+    target.apply(workload(2, version=1, replicas=2))
     assert serves(target, 2)
     assert set(before) < set(stage.api.names("pods"))
 
-    target.apply(workload(3, version=2, replicas_min=2, replicas_max=2))
+    target.apply(workload(3, version=2, replicas=2))
     assert serves(target, 3)
     assert eventually(lambda: not set(before) & set(stage.api.names("pods")), WAIT_S)
 
 
 def test_how_traffic_is_split_is_changed_in_all_servers_that_run(stage: ClusterStage) -> None:
     target = stage.target()
-    both: dict[str, Any] = {"version": 1, "replicas_min": 2, "replicas_max": 2}
+    both: dict[str, Any] = {"version": 1, "replicas": 2}
     target.apply(workload(1, **both))
     assert serves(target, 1)
     before, told = stage.api.names("pods"), '{"weights": {"1": 100}}'
@@ -79,7 +79,7 @@ def test_traffic_that_a_server_is_not_told_of_is_no_revision(stage: ClusterStage
 
 def test_what_a_revision_no_longer_has_is_removed(stage: ClusterStage) -> None:
     target = stage.target()
-    target.apply(workload(1, version=1, replicas_max=4))
+    target.apply(workload(1, version=1, replicas={"max": 4}))
     assert serves(target, 1)
     assert stage.api.names("horizontalpodautoscalers") == [OBJECT]
 
@@ -100,7 +100,7 @@ def test_a_revision_that_is_refused_half_way_leaves_nothing(stage: ClusterStage)
     stage.api.faults.append(Fault("PATCH", f"/deployments/{OBJECT}?dryRun=All", 403, body=denied))
 
     with pytest.raises(ServingError, match="images need a digest"):
-        target.apply(workload(2, replicas_max=4))  # its autoscaler comes before its Deployment
+        target.apply(workload(2, replicas={"max": 4}))  # its autoscaler comes before its Deployment
 
     assert stage.api.names("horizontalpodautoscalers") == []
     assert stage.api.names("secrets") == [f"{OBJECT}-keys", f"{OBJECT}-rev-1"]
@@ -108,21 +108,21 @@ def test_a_revision_that_is_refused_half_way_leaves_nothing(stage: ClusterStage)
     assert service is not None
     assert service["metadata"]["annotations"]["charonia.dev/revision"] == "1"
     assert serves(target, 1)
-    target.apply(workload(2, replicas_max=4))
+    target.apply(workload(2, replicas={"max": 4}))
     assert serves(target, 2)
 
 
 def test_the_number_of_replicas_is_left_to_the_autoscaler(stage: ClusterStage) -> None:
     target = stage.target()
-    target.apply(workload(1, version=1, replicas_min=3, replicas_max=3))
+    target.apply(workload(1, version=1, replicas=3))
     assert serves(target, 1)
 
-    target.apply(workload(2, version=1, replicas_min=2, replicas_max=6))  # it has taken no part yet
+    target.apply(workload(2, version=1, replicas={"min": 2, "max": 6}))  # it has taken no part yet
     assert serves(target, 2)
     assert target.observe(NAME).scaled_by == "the autoscaler of the cluster"
     with_ours = stage.api.get("deployments", OBJECT)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 5, manager="kube-controller-manager")
-    target.apply(workload(3, version=2, replicas_min=2, replicas_max=6))
+    target.apply(workload(3, version=2, replicas={"min": 2, "max": 6}))
     assert serves(target, 3)
     with_its = stage.api.get("deployments", OBJECT)
 
@@ -133,21 +133,21 @@ def test_the_number_of_replicas_is_left_to_the_autoscaler(stage: ClusterStage) -
 
 def test_a_fixed_number_of_replicas_is_taken_back_from_the_autoscaler(stage: ClusterStage) -> None:
     target = stage.target()
-    target.apply(workload(1, version=1, replicas_min=2, replicas_max=6))
+    target.apply(workload(1, version=1, replicas={"min": 2, "max": 6}))
     assert serves(target, 1)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 5, manager="kube-controller-manager")
 
-    target.apply(workload(2, version=1, replicas_min=3, replicas_max=3))
+    target.apply(workload(2, version=1, replicas=3))
     assert serves(target, 2)
 
     found = stage.api.get("deployments", OBJECT)
     assert found is not None
     assert found["spec"]["replicas"] == 3
-    target.apply(workload(3, version=1, replicas_min=4, replicas_max=4))  # what was taken is ours as an update, too
+    target.apply(workload(3, version=1, replicas=4))  # what was taken is ours as an update, too
     assert serves(target, 3)
     stage.api.change("deployments", OBJECT, ("spec", "replicas"), 7, manager="kubectl")
     with pytest.raises(ServingError, match=r'changed by another field manager: .*replicas.*conflict with "kubectl"'):
-        target.apply(workload(4, version=2, replicas_min=3, replicas_max=3))
+        target.apply(workload(4, version=2, replicas=3))
 
 
 def test_a_pod_that_was_evicted_is_no_server_any_more_once_another_one_is_there(stage: ClusterStage) -> None:
@@ -206,7 +206,7 @@ def test_a_broken_revision_leaves_no_pod_of_its_own(stage: ClusterStage) -> None
 
 def test_the_log_is_that_of_all_servers(stage: ClusterStage) -> None:
     target = stage.target()
-    target.apply(workload(1, replicas_min=2, replicas_max=2))
+    target.apply(workload(1, replicas=2))
     assert serves(target, 1)
     one, other = stage.api.names("pods")
     stage.api.logs = {one: "a\nb\nc\n", other: "d\n"}

@@ -34,7 +34,11 @@ def test_images(image: str, repository: str, tag: str, digest: str) -> None:
 
 def test_what_a_workload_says_is_in_the_values() -> None:
     asked = workload(
-        1, cpu_cores=2, gpus=(0, 1), memory_mib=2048, replicas_min=2, replicas_max=5, keys=True, idle_unload_s=900
+        1,
+        device={"cpu_cores": 2, "gpus": (0, 1), "memory_mib": 2048},
+        replicas={"min": 2, "max": 5},
+        keys=True,
+        idle_unload_s=900,
     )
 
     values = chart_values(asked, "s3://bucket/r", SETTINGS)
@@ -68,7 +72,7 @@ def objects_of(asked: Workload, settings: KubernetesSettings = SETTINGS) -> dict
 
 
 def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
-    found = objects_of(workload(1, memory_mib=300, keys=True, idle_unload_s=900))
+    found = objects_of(workload(1, device={"memory_mib": 300}, keys=True, idle_unload_s=900))
 
     assert list(found)[-1] == f"Deployment '{OBJECT}'"
     assert f"Service '{OBJECT}'" in found
@@ -91,10 +95,10 @@ def test_the_chart_makes_all_objects_and_its_workload_is_the_last() -> None:
 
 
 def test_bounds_of_replicas_make_an_autoscaler_of_the_cpu(tmp_path: Path) -> None:
-    found = objects_of(workload(1, replicas_min=2, replicas_max=5))
+    found = objects_of(workload(1, replicas={"min": 2, "max": 5}))
     (tmp_path / "values.yaml").write_text("autoscaling: {type: keda, busyShare: 0.5}\n")
     with_keda = objects_of(
-        workload(1, replicas_min=2, replicas_max=5), replace(SETTINGS, values=str(tmp_path / "values.yaml"))
+        workload(1, replicas={"min": 2, "max": 5}), replace(SETTINGS, values=str(tmp_path / "values.yaml"))
     )
 
     scaler = found[f"HorizontalPodAutoscaler '{OBJECT}'"]["spec"]
@@ -119,7 +123,7 @@ def test_what_the_file_of_values_says_holds_unless_the_deployment_says_otherwise
     settings = replace(SETTINGS, values=str(path))
 
     usual = objects_of(workload(1), settings)[f"Deployment '{OBJECT}'"]["spec"]
-    said = objects_of(workload(1, memory_mib=300), settings)[f"Deployment '{OBJECT}'"]["spec"]
+    said = objects_of(workload(1, device={"memory_mib": 300}), settings)[f"Deployment '{OBJECT}'"]["spec"]
 
     assert usual["replicas"] == 1
     assert usual["template"]["spec"]["nodeSelector"] == {"pool": "models"}

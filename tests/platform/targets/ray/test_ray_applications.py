@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.deployments.spec import DeploymentSpec, Device, Replicas
 from charonia.platform.targets.api import Replica, Workload
 from charonia.platform.targets.ray.target import (
     Plain,
@@ -23,7 +23,12 @@ def details(status: str, message: str = "", states: tuple[str, ...] = (), said: 
 
 
 def test_an_application_has_what_the_workload_asks_for() -> None:
-    spec = DeploymentSpec("reader", cpu_cores=2, gpus=(0, 3), replicas_min=2, replicas_max=6, idle_unload_s=900)
+    spec = DeploymentSpec.model_construct(
+        name="reader",
+        device=Device(cpu_cores=2, gpus=(0, 3)),
+        replicas=Replicas(min=2, max=6),
+        idle_unload_s=900,
+    )
     found = application(
         "own", Workload("default/reader", 4, spec, (), packages=("torch==2.5",)), "s3://b/r", "secret", 9
     )
@@ -48,7 +53,9 @@ def test_an_application_has_what_the_workload_asks_for() -> None:
 
 
 def test_a_fixed_number_of_servers_is_not_scaled() -> None:
-    found = application("own", Workload("default/reader", 1, DeploymentSpec("reader"), ()), "/models", "secret", 3)
+    found = application(
+        "own", Workload("default/reader", 1, DeploymentSpec.model_construct(name="reader"), ()), "/models", "secret", 3
+    )
 
     assert "autoscaling" not in found["args"]
     assert "runtime_env" not in found

@@ -10,7 +10,7 @@ from tests.support.ray_dashboard import Plain, RayDashboard, ray_dashboard
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.artifacts.store import open_artifacts
-from charonia.platform.deployments.spec import DeploymentSpec
+from charonia.platform.deployments.spec import DeploymentSpec, Device
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import DeploymentTarget, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.ray.target import CHANGE_TRIES, RayTarget, open_ray
@@ -42,7 +42,7 @@ class Stage:
 
     def workload(self, revision: int) -> Workload:
         model = PlacedModel("reader", {1: self.model}, f'name: "reader" # {revision}', 7, {1: "d"})
-        return Workload(NAME, revision, DeploymentSpec("reader", target="ray"), (model,))
+        return Workload(NAME, revision, DeploymentSpec.model_construct(name="reader", target="ray"), (model,))
 
     def repositories(self) -> set[str]:
         folder = self.data / "artifacts"
@@ -180,7 +180,9 @@ def test_addresses_and_logs(stage: Stage) -> None:
 
 def test_what_does_not_fit_is_said(stage: Stage) -> None:
     target, one = stage.target(), stage.workload(1)
-    asked = replace(one, spec=replace(one.spec, keys=True, memory_mib=100, gpu_memory_mib=10))
+    asked = replace(
+        one, spec=one.spec.model_copy(update={"keys": True, "device": Device(memory_mib=100, gpu_memory_mib=10)})
+    )
     stage.dashboard.applications = {"theirs": other("theirs", "/default/reader", source="imperative")}
 
     problems = [problem.partition(":")[0] for problem in target.problems(asked)]

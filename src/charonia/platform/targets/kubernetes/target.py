@@ -129,7 +129,7 @@ class KubernetesTarget:
 
     def problems(self, workload: Workload) -> Sequence[str]:
         need, is_new = pod_need(workload), self._objects.look(workload.deployment).workload is None
-        replicas = workload.spec.replicas_min if is_new else 1  # one more at a time
+        replicas = workload.spec.replicas.min if is_new else 1  # one more at a time
         return [
             *filter(None, [self._repositories.problem(), self._problem(workload)]),
             *asked_in_vain(workload),
@@ -281,7 +281,7 @@ class KubernetesTarget:
             repository=address,
             configs={model.name: model.config for model in workload.models},
             key=key,
-            replicas_min=workload.spec.replicas_min,
+            replicas_min=workload.spec.replicas.min,
         )
 
     def _conclude(self, deployment: str, sight: Sight, seen: Rollout) -> None:

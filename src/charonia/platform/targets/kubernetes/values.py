@@ -27,12 +27,14 @@ class PodNeed:
 
 
 def pod_need(workload: Workload) -> PodNeed:
-    return PodNeed(float(workload.spec.cpu_cores), needs_of(workload).memory_bytes, len(workload.spec.gpus))
+    return PodNeed(
+        float(workload.spec.device.cpu_cores), needs_of(workload).memory_bytes, len(workload.spec.device.gpus)
+    )
 
 
 def asked_in_vain(workload: Workload) -> Iterator[str]:
     """Yield which requests of a workload pods cannot meet."""
-    if workload.spec.gpu_memory_mib:
+    if workload.spec.device.gpu_memory_mib:
         yield "device.gpu_memory_mib: pods get whole GPUs: expected 0, or a slice of GPUs as gpu.resource in the values"
     if workload.variables:
         yield "variables, secrets: expected none at this target: --kubernetes-values sets 'env' and 'envFrom' of pods"
@@ -130,16 +132,16 @@ def chart_values(workload: Workload, repository: str, settings: KubernetesSettin
         "fullnameOverride": name,
         "models": _models(repository, settings),
         "probes": {"startupSeconds": max(2, round(spec.ready_within_s))},
-        "gpu": {"count": len(spec.gpus)},
+        "gpu": {"count": len(spec.device.gpus)},
         "extraPackages": [],
-        **_replicas(spec.replicas_min, spec.replicas_max),
+        **_replicas(spec.replicas.min, spec.replicas.max),
     }
     requests: dict[str, str] = {}
-    if spec.cpu_cores:
-        requests["cpu"] = str(spec.cpu_cores)
-    if spec.memory_mib:
-        requests["memory"] = f"{spec.memory_mib}Mi"
-        values["resources"] = {"limits": {"memory": f"{spec.memory_mib}Mi"}}
+    if spec.device.cpu_cores:
+        requests["cpu"] = str(spec.device.cpu_cores)
+    if spec.device.memory_mib:
+        requests["memory"] = f"{spec.device.memory_mib}Mi"
+        values["resources"] = {"limits": {"memory": f"{spec.device.memory_mib}Mi"}}
     if requests:
         values.setdefault("resources", {})["requests"] = requests
     image = dict(settings.images).get(spec.environment, "")

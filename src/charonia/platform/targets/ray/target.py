@@ -88,16 +88,16 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
     spec = workload.spec
     args: dict[str, Any] = {
         "repository": repository,
-        "num_cpus": spec.cpu_cores or CORES,
-        "num_gpus": len(spec.gpus),
-        "min_replicas": spec.replicas_min,
-        "max_replicas": spec.replicas_max,
+        "num_cpus": spec.device.cpu_cores or CORES,
+        "num_gpus": len(spec.device.gpus),
+        "min_replicas": spec.replicas.min,
+        "max_replicas": spec.replicas.max,
         "keys": key_files(key, ())[key_file(spec)].splitlines(),
     }
     if spec.idle_unload_s:
         args["options"] = [f"--model-idle-unload={spec.idle_unload_s}"]
-    if spec.replicas_max > spec.replicas_min and replicas:
-        args["autoscaling"] = {"initial_replicas": min(max(replicas, spec.replicas_min), spec.replicas_max)}
+    if spec.replicas.max > spec.replicas.min and replicas:
+        args["autoscaling"] = {"initial_replicas": min(max(replicas, spec.replicas.min), spec.replicas.max)}
     found: dict[str, Any] = {
         "name": application_name(owner, workload.deployment, workload.revision),
         "route_prefix": None,
@@ -117,9 +117,9 @@ def asked_in_vain(workload: Workload) -> Iterator[str]:
             "keys: servers in Ray have no keys of the platform: expected false, and a proxy in front of Ray that "
             "asks for them, or the target local or kubernetes"
         )
-    if spec.memory_mib:
+    if spec.device.memory_mib:
         yield "device.memory_mib: Ray does not limit the memory of a server: expected 0"
-    if spec.gpu_memory_mib:
+    if spec.device.gpu_memory_mib:
         yield "device.gpu_memory_mib: Ray does not limit the memory of a GPU: expected 0"
     if workload.variables:
         yield "variables, secrets: expected none at this target: servers have the variables of their node"
