@@ -14,7 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from charonia.platform.deployments.scaler import ReplicaBounds, ReplicaRule, ReplicaSample
+from charonia.platform.deployments.scaler import ReplicaRule, ReplicaSample
+from charonia.platform.deployments.spec import Replicas
 from charonia.server.metrics.model_metrics import BatchCost
 
 TICK_S = 15.0
@@ -199,7 +200,7 @@ class Platform:
     every_s = 5.0
 
     def __init__(self, least: int = 1, most: int = 30) -> None:
-        self._rule = ReplicaRule(ReplicaBounds(least, most))
+        self._rule = ReplicaRule(Replicas(min=least, max=most))
         self._before: tuple[float, list[float], float, float] | None = None
 
     def wanted(self, now: float, ready: Sequence[Pod], starting: int) -> int:

@@ -218,7 +218,7 @@ INTERNAL = {
     | {"platform.environments", "wire.traffic"},
     "platform.alerts": {"core", "http_call", "platform.deployments", "platform.models"},
     "platform.jobs": {"core", "config", "python_command", "platform.deployments", "platform.targets"},
-    "platform.console": {"version", "core", "config", "http_call", "platform"},
+    "platform.console": {"version", "core", "config", "http_call", "platform", "wire.traffic"},
     "platform": {
         "version",
         "core",

@@ -16,8 +16,8 @@ from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
 from charonia.cli.values import by_version, integer, integers, names, number, one_of
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
-from charonia.platform.deployments.spec import REPLACE, STRATEGIES, changes, read_spec
 from charonia.platform.models.layout import repository_models
+from charonia.wire.traffic import REPLACE, STRATEGIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,8 @@ def _deploy(given: DeployOptions) -> int:
     spec = _with_models(old, name, models, given)
     if is_file and given.is_dry:
         # The platform cannot plan with a version that it does not have.
+        from charonia.platform.deployments.spec import changes, read_spec  # which imports pydantic
+
         made = changes(read_spec(old) if old else None, read_spec(spec))
         for model, version in models:
             print(f"{model}/{version}: would be added to the registry, from '{given.model}'")

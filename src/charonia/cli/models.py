@@ -28,10 +28,10 @@ from charonia.cli.platform_access import (
 from charonia.cli.values import integer, one_of
 from charonia.core.errors import ServingError, internal, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
-from charonia.platform.deployments.spec import CANARY, STRATEGIES
 from charonia.platform.models.git import is_git, parse_git
 from charonia.stores.location import is_store
 from charonia.tools.report.quantities import size
+from charonia.wire.traffic import CANARY, STRATEGIES
 
 _MLFLOW = "models:/"
 

@@ -9,6 +9,9 @@ from itertools import pairwise
 from charonia.core.errors import invalid
 from charonia.wire.json_text import Object, kind_of
 
+REPLACE, BESIDE, CANARY = STRATEGIES = ("replace", "beside", "canary")
+"""How new versions of a model get requests: all of them when they are ready, none yet, or step by step."""
+
 VERSIONS_MAX = 16
 """Most versions that have weights, and most that are shadows."""
 

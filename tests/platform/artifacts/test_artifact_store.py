@@ -59,22 +59,21 @@ def test_nobody_writes_into_content_by_mistake(here: ArtifactStore) -> None:
     assert os.stat(here.fetch(here.add([b"hello"], what="a"))).st_mode & 0o222 == 0
 
 
-def test_a_folder_is_made_of_links_under_the_number_that_is_served(here: ArtifactStore, tmp_path: Path) -> None:
+def test_a_folder_is_made_of_links(here: ArtifactStore, tmp_path: Path) -> None:
     files = {"config.pbtxt": here.add([b"c"], what="c"), "1/model.onnx": here.add([b"hello"], what="m")}
 
-    here.materialise(files, tmp_path / "repository" / "m", 7)
-    here.materialise({"1/a/b": HELLO}, tmp_path / "repository" / "m", 8)
+    here.materialise({**files, "1/a/b": HELLO}, tmp_path / "repository" / "m")
 
     folder = tmp_path / "repository" / "m"
-    assert (folder / "7" / "model.onnx").read_bytes() == (folder / "8" / "a" / "b").read_bytes() == b"hello"
+    assert (folder / "1" / "model.onnx").read_bytes() == (folder / "1" / "a" / "b").read_bytes() == b"hello"
     assert (folder / "config.pbtxt").read_bytes() == b"c"
-    assert os.path.samefile(folder / "7" / "model.onnx", here.fetch(HELLO))
+    assert os.path.samefile(folder / "1" / "model.onnx", here.fetch(HELLO))
 
 
 def test_an_ensemble_gets_the_folder_of_its_version(here: ArtifactStore, tmp_path: Path) -> None:
-    here.materialise({"config.pbtxt": here.add([b"c"], what="c")}, tmp_path / "m", 3)
+    here.materialise({"config.pbtxt": here.add([b"c"], what="c")}, tmp_path / "m")
 
-    assert (tmp_path / "m" / "3").is_dir()
+    assert (tmp_path / "m" / "1").is_dir()
 
 
 def test_on_another_disk_files_are_copied(here: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

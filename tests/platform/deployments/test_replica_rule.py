@@ -10,10 +10,10 @@ from charonia.platform.deployments.scaler import (
     GROW_AFTER_S,
     SHRINK_AFTER_S,
     SHRINK_EVERY_S,
-    ReplicaBounds,
     ReplicaRule,
     ReplicaSample,
 )
+from charonia.platform.deployments.spec import Replicas
 
 LOOK_S = 5.0
 
@@ -22,7 +22,7 @@ class Simulated:
     """Servers that start immediately, each with the same capacity."""
 
     def __init__(self, least: int, most: int, count: int = 0) -> None:
-        self.rule = ReplicaRule(ReplicaBounds(least, most))
+        self.rule = ReplicaRule(Replicas(min=least, max=most))
         self.count, self.now_s, self.is_steady = count or least, 0.0, True
 
     def run(self, seconds: float, load: float, *, room: int = 100, waited: float | None = None) -> list[int]:
@@ -125,7 +125,7 @@ def test_nothing_changes_while_servers_start_and_old_samples_do_not_count() -> N
 
 @pytest.mark.parametrize(("count", "within"), [(1, 2), (9, 4)])
 def test_new_bounds_hold_at_once(count: int, within: int) -> None:
-    assert ReplicaRule(ReplicaBounds(2, 4)).wanted(count, None, 0.0, is_steady=False) == within
+    assert ReplicaRule(Replicas(min=2, max=4)).wanted(count, None, 0.0, is_steady=False) == within
 
 
 @given(loads=st.lists(st.tuples(st.floats(5, 500), st.floats(0, 8), st.booleans()), max_size=20))

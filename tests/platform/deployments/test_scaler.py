@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from tests.support.fake_target import FakeTarget
 
-from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
+from charonia.platform.deployments.scaler import Scaler
+from charonia.platform.deployments.spec import Replicas
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase
 
 
 def test_what_the_cluster_scales_is_left_to_it() -> None:
     seen = Observed(serving=1, wanted_replicas=3, scaled_by="the autoscaler of the cluster")
 
-    told = Scaler(lambda *_: ()).scale(1, "default/reader", FakeTarget(), seen, ReplicaBounds(1, 5), 0.0)
+    told = Scaler(lambda *_: ()).scale(1, "default/reader", FakeTarget(), seen, Replicas(max=5), 0.0)
 
     assert told == "3 of 1 to 5 servers; the autoscaler of the cluster decides"
 
@@ -46,6 +47,6 @@ def test_a_fixed_number_is_asked_for_until_it_is_there_and_settled(change: dict[
     target = CountingTarget()
     settled = Observed(1, phase=RevisionPhase.READY, wanted_replicas=1, replicas=(Replica("1", is_ready=True),))
 
-    assert Scaler(lambda *_: ()).scale(1, "a/b", target, replace(settled, **change), ReplicaBounds(1, 1), 0.0) == ""
+    assert Scaler(lambda *_: ()).scale(1, "a/b", target, replace(settled, **change), Replicas(), 0.0) == ""
 
     assert target.asked == asked

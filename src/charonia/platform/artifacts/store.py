@@ -8,7 +8,7 @@ from pathlib import Path
 
 from charonia.core.errors import internal
 from charonia.platform.artifacts.blobs import BlobFolder, demand_room, disk_faults
-from charonia.platform.artifacts.manifest import Blob, Manifest, served_path, size
+from charonia.platform.artifacts.manifest import Blob, Manifest, size
 from charonia.stores.location import is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
 
@@ -78,26 +78,24 @@ class ArtifactStore:
                 raise internal(f"'{self.remote.uri}/{remote_key(blob)}' has been damaged: its content has another hash")
         return self.local.path(blob.sha256)
 
-    def materialise(self, files: Manifest, folder: Path, number: int = 1, check: Callable[[], object] = bool) -> None:
+    def materialise(self, files: Manifest, folder: Path, check: Callable[[], object] = bool) -> None:
         """Create a model's folder with the files of a version, as hard links on the same disk.
 
-        Files are added to an existing folder, replacing files of the same name: several calls create a folder with
-        several versions. The files must not be modified.
+        The files must not be modified.
 
         Args:
             folder: The model's folder, which in a repository has the name of the model.
-            number: The number that the version is served as.
             check: Called before each file; an exception cancels the work.
         """
         missing = {path: blob for path, blob in files.items() if not self.local.has(blob.sha256)}
         if missing:  # links take no room
             demand_room(self.local.folder, size(missing), what=f"files of '{folder.name}'")
         with disk_faults(f"files of '{folder.name}'", folder):
-            (folder / str(number)).mkdir(parents=True, exist_ok=True)
+            (folder / "1").mkdir(parents=True, exist_ok=True)
         for path, blob in files.items():
             check()
             self.fetch(blob)
-            self.local.link(blob.sha256, folder / served_path(path, number))
+            self.local.link(blob.sha256, folder / path)
 
     def collect(self, used: Callable[[], Set[str]]) -> tuple[int, int] | None:
         """Remove all content that no version names.

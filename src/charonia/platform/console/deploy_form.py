@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charonia.core.errors import invalid
-from charonia.platform.deployments.spec import REPLACE
+from charonia.wire.traffic import REPLACE
 
 _WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
 

@@ -24,13 +24,13 @@ from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
 from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow, named
 from charonia.platform.deployments.reads import ChangePlan
-from charonia.platform.deployments.spec import BESIDE, CANARY, REPLACE
 from charonia.platform.environments import catalog
 from charonia.platform.jobs import jobs
 from charonia.platform.models import registry
 from charonia.platform.people import projects
 from charonia.platform.targets.local import this_machine
 from charonia.platform.values import Number, Text
+from charonia.wire.traffic import BESIDE, CANARY, REPLACE
 
 router = APIRouter(prefix="/p/{project}/deployments", include_in_schema=False)
 

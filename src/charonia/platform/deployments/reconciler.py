@@ -13,8 +13,8 @@ from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import PlatformLease, RepeatedStep
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, copied
 from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
-from charonia.platform.deployments.scaler import ReplicaBounds, Scaler
-from charonia.platform.deployments.spec import read_spec
+from charonia.platform.deployments.scaler import Scaler
+from charonia.platform.deployments.spec import Replicas, read_spec
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 
@@ -52,7 +52,7 @@ class _Written:
     reason: str
     observed: Mapping[str, Any]
     wanted: WantedState
-    bounds: ReplicaBounds
+    bounds: Replicas
 
 
 @dataclass(slots=True)
@@ -264,7 +264,6 @@ def _plain(seen: Observed, scaling: str) -> dict[str, Any]:
 
 
 def _written(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _Written:
-    replicas = spec.get("replicas", {"min": 1, "max": 1})
     return copied(
         _Written,
         row,
@@ -279,5 +278,5 @@ def _written(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _Writ
             ready_s=row.ready,
             failure=row.failure,
         ),
-        bounds=ReplicaBounds(replicas["min"], replicas["max"]),
+        bounds=Replicas(**spec.get("replicas", {})),
     )

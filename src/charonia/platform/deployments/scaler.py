@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from charonia.platform.deployments.figures import FiguresPoint
+from charonia.platform.deployments.spec import Replicas
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 
 TARGET_SHARE = 0.7
@@ -29,14 +30,6 @@ SHRINK_AFTER_S = 300.0
 """How long fewer servers must suffice before one is closed."""
 
 SHRINK_EVERY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaBounds:
-    """Minimum and maximum number of servers."""
-
-    least: int
-    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ class ReplicaSample:
 class ReplicaRule:
     """The rule for one deployment."""
 
-    def __init__(self, bounds: ReplicaBounds) -> None:
+    def __init__(self, bounds: Replicas) -> None:
         self.bounds = bounds
         self._samples: deque[ReplicaSample] = deque()  # since the last change
         self._taken_s = float("-inf")
@@ -73,7 +66,7 @@ class ReplicaRule:
             sample: The latest sample, None if there is none.
             is_steady: Whether that many servers run and all are ready.
         """
-        within = min(max(count, self.bounds.least), self.bounds.most)
+        within = min(max(count, self.bounds.min), self.bounds.max)
         if within != count or not is_steady:
             self._samples.clear()
             return within
@@ -93,7 +86,7 @@ class ReplicaRule:
 
     def story(self, count: int) -> str:
         """Return the number of servers and its reason, in words."""
-        text = f"{count} of {self.bounds.least} to {self.bounds.most} servers"
+        text = f"{count} of {self.bounds.min} to {self.bounds.max} servers"
         if self._obstacle:
             return f"{text}; more are needed, and none is added: {self._obstacle}"
         return f"{text}; {self._last}" if self._last else text
@@ -103,7 +96,7 @@ class ReplicaRule:
         share = sum(each.busy_share for each in self._samples) / number
         waited = sum(min(each.waited, 2 * WAITED) for each in self._samples) / number
         by_share, by_waiting = (_in_proportion(count, value) for value in (share / TARGET_SHARE, waited / WAITED))
-        wish = min(max(by_share, by_waiting, self.bounds.least), self.bounds.most)
+        wish = min(max(by_share, by_waiting, self.bounds.min), self.bounds.max)
         if not self._wishes:
             self._wishes.append((now_s, count))
         self._wishes.append((now_s, wish))
@@ -145,16 +138,16 @@ class Scaler:
         key: str,
         target: DeploymentTarget,
         seen: Observed,
-        bounds: ReplicaBounds,
+        bounds: Replicas,
         now_s: float,
     ) -> str:
         """Scale a deployment; return why it has its number of servers, "" if that number is fixed."""
-        if bounds.least == bounds.most:
-            if not _is_settled(seen, bounds.least):
-                target.scale(key, bounds.least)
+        if bounds.min == bounds.max:
+            if not _is_settled(seen, bounds.min):
+                target.scale(key, bounds.min)
             return ""
         if seen.scaled_by:
-            return f"{seen.wanted_replicas} of {bounds.least} to {bounds.most} servers; {seen.scaled_by} decides"
+            return f"{seen.wanted_replicas} of {bounds.min} to {bounds.max} servers; {seen.scaled_by} decides"
         with self._lock:
             rule = self._rules.get(deployment_id)
             if rule is None or rule.bounds != bounds:

@@ -57,7 +57,7 @@ from charonia.platform.values import (
     refused,
     shown,
 )
-from charonia.wire.traffic import read_plan, read_settings
+from charonia.wire.traffic import CANARY, REPLACE, STRATEGIES, read_plan, read_settings
 
 MODELS_MAX = 100
 """Most models of a deployment."""
@@ -85,9 +85,6 @@ READY_S_MAX = 24 * 3600.0
 LATEST = "latest"
 """In place of versions: the latest one that is ready."""
 
-REPLACE, BESIDE, CANARY = STRATEGIES = ("replace", "beside", "canary")
-"""How new versions of a model get requests: all of them when they are ready, none yet, or step by step."""
-
 _OWN_VARIABLE = re.compile(
     r"(LD_|PYTHON|CHARONIA_|UV_|PIP_|XDG_)|(HOME|PATH|TMPDIR|CUDA_VISIBLE_DEVICES|ENV|BASH_ENV)\Z"
 )
@@ -96,7 +93,7 @@ _OWN_VARIABLE = re.compile(
 _TRAFFIC = ("weights", "sticky", "shadow")
 
 
-class Part(RequestBody):
+class SpecPart(RequestBody):
     """A part of a specification. It is written without the fields that have their defaults, except for `WRITTEN`."""
 
     model_config = ConfigDict(frozen=True)
@@ -125,7 +122,7 @@ def _read_versions(value: object) -> object:
     return value
 
 
-class Bounds(Part):
+class Bounds(SpecPart):
     """Bounds of a number that the load sets."""
 
     WRITTEN = frozenset({"min", "max"})
@@ -170,7 +167,7 @@ def _number_or_bounds(least: int) -> WrapValidator:
     return WrapValidator(read, json_schema_input_type=Annotated[int, Field(ge=least, le=COUNT_MAX)] | bounds)
 
 
-class Batching(Part):
+class Batching(SpecPart):
     """Batches of a model. None for the value of the configuration."""
 
     max_batch_size: Annotated[int, Whole(1, COUNT_MAX)] | None = None
@@ -191,7 +188,7 @@ Versions = Annotated[
 ]
 
 
-class DeployedModel(Part):
+class DeployedModel(SpecPart):
     """A model of a deployment."""
 
     WRITTEN = frozenset({"versions"})
@@ -234,7 +231,7 @@ class DeployedModel(Part):
         return traffic
 
 
-class Device(Part):
+class Device(SpecPart):
     """What each server of a deployment may use."""
 
     cpu_cores: Annotated[int, Whole(0, COUNT_MAX)] = Field(default=0, description="Cores for its models, 0 for all.")
@@ -285,7 +282,7 @@ def _without_default(schema: JsonDict) -> None:
     del schema["default"]
 
 
-class DeploymentSpec(Part):
+class DeploymentSpec(SpecPart):
     """A deployment."""
 
     WRITTEN = frozenset({"target", "replicas", "keys", "ready_within_s"})
@@ -330,7 +327,7 @@ class DeploymentSpec(Part):
         return secrets
 
 
-class Strategy(Part):
+class Strategy(SpecPart):
     """How new versions get requests.
 
     Attributes:

@@ -65,10 +65,10 @@ class LfsServer:
     headers: Mapping[str, str] = field(repr=False)
 
 
-def place_of(answer: object, what: str, default: str = "") -> LfsServer:
+def place_of(answer: object, what: str) -> LfsServer:
     """Return the address and headers that a server names. Raises ServingError: UNAVAILABLE if they are not valid."""
     found = answer if isinstance(answer, dict) else {}
-    href, headers = found.get("href") or default, found.get("header") or {}
+    href, headers = found.get("href"), found.get("header") or {}
     if not isinstance(href, str) or not href.startswith("https://") or not isinstance(headers, dict):
         raise unavailable(f"{what}: expected an https:// address in the answer of its server, got none")
     if len(headers) > HEADERS_MAX or not all(isinstance(text, str) for text in headers.values()):

@@ -149,9 +149,9 @@ def remove(session: Session, folder: UploadFolder, rows: Sequence[UploadRow]) ->
         folder.remove(row.key)
 
 
-def give_up(session: Session, folder: UploadFolder, older_than_s: float = UNUSED_S_MAX) -> int:
-    """Remove uploads without progress for this time, and orphaned files; return their number."""
-    keys = folder.unused(older_than_s)
+def give_up(session: Session, folder: UploadFolder) -> int:
+    """Remove uploads without progress for `UNUSED_S_MAX`, and orphaned files; return their number."""
+    keys = folder.unused(UNUSED_S_MAX)
     taken = set(session.scalars(select(UploadRow.key).where(UploadRow.is_taken)))
     gone = [key for key in keys if key not in taken]
     for start in range(0, len(gone), 500):

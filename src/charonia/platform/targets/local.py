@@ -54,9 +54,9 @@ from charonia.platform.targets.server_calls import without_traffic
 _DEVICE = re.compile(r"nvidia[0-9]+")
 
 
-def this_machine(devices: Path = Path("/dev")) -> LocalMachine:
+def this_machine() -> LocalMachine:
     """Return the resources of this machine: the driver of GPUs creates one device file for each."""
-    count = sum(1 for entry in devices.glob("nvidia*") if _DEVICE.fullmatch(entry.name))
+    count = sum(1 for entry in Path("/dev").glob("nvidia*") if _DEVICE.fullmatch(entry.name))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return LocalMachine(
         cores,

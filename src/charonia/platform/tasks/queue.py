@@ -77,9 +77,9 @@ def find(
     return task
 
 
-def cancel(session: Session, who: Principal, number: int, project: str = "") -> TaskRow:
+def cancel(session: Session, who: Principal, number: int) -> TaskRow:
     """Cancel a task: immediately if it waits, as soon as it notices if it runs. See `find`."""
-    task = find(session, who, number, ProjectRole.DEPLOYER, project)
+    task = find(session, who, number, ProjectRole.DEPLOYER)
     if task.state == "waiting":
         task.state, task.ended, task.reason = "cancelled", now(), "it was cancelled"
     task.is_cancelled = True

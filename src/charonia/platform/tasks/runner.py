@@ -318,12 +318,12 @@ END_S_MAX = 5.0
 """Time for a command to exit after SIGTERM."""
 
 
-def end_group(process: subprocess.Popen[str], end_s_max: float = END_S_MAX) -> None:
+def end_group(process: subprocess.Popen[str]) -> None:
     """Stop a command that leads a separate session: with SIGTERM, then with SIGKILL."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(end_s_max)
+            process.wait(END_S_MAX)
     _signal(process, signal.SIGKILL)
 
 

@@ -369,15 +369,10 @@ PODS_MAX = 2000
 
 
 class PodReasons:
-    """Explains why pods do not answer. Any thread may ask.
+    """Explains why pods do not answer. Any thread may ask."""
 
-    Args:
-        clock: Seconds of a monotonic clock.
-    """
-
-    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._clock = clock
         self._known: dict[tuple[object, object], tuple[float, str]] = {}
         self._lock = threading.Lock()
 
@@ -385,7 +380,7 @@ class PodReasons:
         """Return why a pod does not answer, "" if nothing is wrong with it."""
         if is_ready(pod):
             return ""
-        state, now_s = (pod["metadata"].get("uid"), pod["metadata"].get("resourceVersion")), self._clock()
+        state, now_s = (pod["metadata"].get("uid"), pod["metadata"].get("resourceVersion")), time.monotonic()
         with self._lock:
             asked_s, text = self._known.get(state, (-ASKED_S, ""))
             if now_s - asked_s < ASKED_S:
