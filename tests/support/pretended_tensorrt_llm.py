@@ -2,17 +2,13 @@
 
 It answers with words of the prompt, one token each; a token's id is its place.
 
-A folder `tensorrt_llm` whose `__init__.py` is `INIT` stands for the package in a worker.
 """
 
 import asyncio
 import dataclasses
 import datetime as dt
-import sys
 import types
 from typing import Any
-
-INIT = "from tests.support.pretended_tensorrt_llm import install\ninstall()\n"
 
 TOKEN_S = 0.002
 """Time for a token."""
@@ -230,13 +226,3 @@ def modules() -> dict[str, types.ModuleType]:
         made[name].__path__ = []
         made[name].__dict__.update(content)
     return made
-
-
-def install() -> None:
-    """Take the place of TensorRT-LLM in this process."""
-    made = modules()
-    existing = sys.modules.get("tensorrt_llm")
-    if existing is not None:  # the package whose import this is
-        existing.__dict__.update(LLM=LLM, SamplingParams=SamplingParams)
-        made["tensorrt_llm"] = existing
-    sys.modules.update(made)

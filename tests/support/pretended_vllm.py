@@ -12,14 +12,13 @@ import enum
 import json
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 
 INIT = "from tests.support.pretended_vllm import install\ninstall()\n"
 
-Asgi = Callable[[Mapping[str, Any]], Any]
 
 TOKEN_S = 0.002
 """Time for a token."""

@@ -47,6 +47,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer)]) for _ in requests]
 """
 
+TINY = "--no-index\n--find-links wheels\ntiny\n"
 NEEDS_TINY = WHERE.replace("import os, sys", "import os, sys, tiny").replace("sys.prefix", "tiny.WORD")
 
 
@@ -248,14 +249,6 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     assert "conda-pack" in error.hint
 
 
-def test_an_environment_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    error = refusal(write(tmp_path, WHERE), settings(tmp_path), EXECUTION_ENV_PATH="no/such/env")
-
-    assert f"model 'm': parameter EXECUTION_ENV_PATH: there is no folder or archive '{tmp_path}/m/no/such/env'" in str(
-        error
-    )
-
-
 def test_a_folder_without_interpreter_is_refused(tmp_path: Path) -> None:
     files = write(tmp_path, WHERE)
 
@@ -322,8 +315,12 @@ def test_a_worker_of_its_own_does_not_matter_where_the_environment_is_named(tmp_
 
 
 @pytest.mark.parametrize("builder", ["auto", "pip"])
-def test_requirements_are_installed_once_with_numpy(tmp_path: Path, builder: str) -> None:
-    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+@pytest.mark.parametrize("names_them", ["requirements.txt", "model.py"])
+def test_what_a_model_requires_is_installed_once_with_numpy(tmp_path: Path, builder: str, names_them: str) -> None:
+    if names_them == "model.py":
+        files = write(tmp_path, inline_metadata(tmp_path / "wheels") + NEEDS_TINY)
+    else:
+        files = with_requirements(tmp_path, TINY)
     given = settings(tmp_path, environment_builder=builder)
 
     first = asyncio.run(where(files, given))
@@ -342,17 +339,6 @@ def test_requirements_in_the_models_folder_count_too(tmp_path: Path) -> None:
     assert asyncio.run(where(files, settings(tmp_path))).endswith(" tiny")
 
 
-def test_dependencies_that_a_file_names_in_itself_are_installed_once(tmp_path: Path) -> None:
-    files = write(tmp_path, inline_metadata(tmp_path / "wheels") + NEEDS_TINY)
-
-    first = asyncio.run(where(files, settings(tmp_path)))
-    again = asyncio.run(where(files, settings(tmp_path)))
-
-    assert first == again
-    assert first.endswith(" tiny")
-    assert first.startswith(str(tmp_path / "cache"))
-
-
 def test_another_python_than_the_servers_is_for_uv_to_find(tmp_path: Path) -> None:
     file = tmp_path / "service.py"
     file.write_text("# /// script\n# requires-python = '>=4'\n# ///\n")
@@ -364,7 +350,7 @@ def test_another_python_than_the_servers_is_for_uv_to_find(tmp_path: Path) -> No
 
 
 def test_instances_and_models_that_start_together_build_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+    files = with_requirements(tmp_path, TINY)
 
     async def scenario() -> None:
         found = await asyncio.gather(*(environment_of(files, config(), settings(tmp_path)) for _ in range(4)))
@@ -388,7 +374,7 @@ def test_what_the_builder_says_is_in_the_error_whole(tmp_path: Path) -> None:
 
 
 def test_numpy_that_cannot_be_had_is_asked_for(tmp_path: Path) -> None:
-    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+    files = with_requirements(tmp_path, TINY)
     for found in (files.version_dir / "wheels").glob("numpy*"):
         found.unlink()
 
@@ -396,7 +382,7 @@ def test_numpy_that_cannot_be_had_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_build_that_was_interrupted_does_not_count(tmp_path: Path) -> None:
-    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+    files = with_requirements(tmp_path, TINY)
     place = tmp_path / "cache" / requirements_key(files.version_dir / "requirements.txt")
     leftover = script(place / "abandoned" / "bin" / "python", "exit 1")
 
@@ -556,7 +542,7 @@ def test_without_a_gpu_pytorch_is_the_one_for_cpus_unless_indexes_are_configured
 def test_where_the_index_for_cpus_cannot_be_reached_the_usual_one_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = with_requirements(tmp_path, "--no-index\n--find-links wheels\ntiny\n")
+    files = with_requirements(tmp_path, TINY)
     refusal = 'if [ "$2" = install ] && [ "$UV_TORCH_BACKEND" = cpu ]; then echo download.pytorch.org; exit 1; fi'
     uv = script(tmp_path / "bin" / "uv", f'{refusal}; exec {sys.executable} -m uv "$@"')
     for name in ("UV_TORCH_BACKEND", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL"):

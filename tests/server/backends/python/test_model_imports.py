@@ -128,14 +128,6 @@ def test_a_model_with_a_process_of_its_own_imports_at_any_time(tmp_path: Path) -
     assert [sys.modules[name] for name in PB_UTILS] == [model.pb_utils, model.pb_utils]
 
 
-def test_a_file_without_the_class_is_refused(tmp_path: Path) -> None:
-    version = write(tmp_path, "empty")
-    (version / "model.py").write_text("")
-
-    with pytest.raises(AttributeError, match="TritonPythonModel"):
-        load(imports(version, shared=True), version)
-
-
 def test_a_file_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match="is not a Python file"):
         imports(tmp_path, shared=True).load(str(tmp_path / "model.txt"))

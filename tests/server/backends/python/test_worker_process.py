@@ -289,7 +289,10 @@ def test_auto_complete_does_not_wait_for_what_the_model_left_running(tmp_path: P
 def test_an_environment_that_is_not_there_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:
     files = write(tmp_path, "import a_module_of_the_environment")
 
-    with pytest.raises(ServingError, match="there is no folder or archive") as caught:
-        asyncio.run(PythonBackend().complete(files, config(EXECUTION_ENV_PATH="env.tar.gz"), BackendSettings()))
+    with pytest.raises(ServingError) as caught:
+        asyncio.run(PythonBackend().complete(files, config(EXECUTION_ENV_PATH="no/such/env"), BackendSettings()))
 
     assert caught.value.code is Code.INVALID_ARG
+    assert f"parameter EXECUTION_ENV_PATH: there is no folder or archive '{tmp_path}/m/no/such/env'" in str(
+        caught.value
+    )

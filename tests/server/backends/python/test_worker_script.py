@@ -135,6 +135,13 @@ class Worker(ServerEnd):
                     self.send(("reply", number, None, True, [], []))
         return message
 
+    def answer(self, number: int = 1) -> float:
+        """Return the output of a batch of one request."""
+        self.execute(number, 0)
+        done = self.serve_until("done")
+        assert done.header[2][0][0] == -1, done.header
+        return value_in(done, done.header[2][0][1])
+
     def close(self) -> None:
         self.hang_up()
         self.process.kill()
@@ -184,11 +191,7 @@ def test_a_model_calls_others_in_every_way(start: Start, code: str, python: str)
     worker = start(code, python=python)
     assert worker.receive().header == ("ready", {"has_is_ready": False})
 
-    for number in (1, 2):
-        worker.execute(number, 0)
-        done = worker.serve_until("done")
-        assert done.header[2][0][0] == -1, done.header
-        assert value_in(done, done.header[2][0][1]) == TOTAL
+    assert (worker.answer(1), worker.answer(2)) == (TOTAL, TOTAL)
 
     worker.send(("finalize",))
     assert worker.process.wait(10) == 0
@@ -213,10 +216,7 @@ class TritonPythonModel:
     )
     worker.receive()
 
-    worker.execute(1, 0)
-
-    done = worker.serve_until("done")
-    assert value_in(done, done.header[2][0][1]) == 7
+    assert worker.answer() == 7
 
 
 def test_a_process_that_a_model_spawns_imports_what_the_model_does(tmp_path: Path, start: Start) -> None:
@@ -242,10 +242,7 @@ class TritonPythonModel:
     )
     worker.receive()
 
-    worker.execute(1, 0)
-
-    done = worker.serve_until("done")
-    assert value_in(done, done.header[2][0][1]) == 42
+    assert worker.answer() == 42
 
 
 def test_a_model_sees_the_arguments_of_an_embedded_interpreter(start: Start) -> None:
