@@ -2,26 +2,19 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.models import identity_pbtxt, write_model
 
 from charonia.cli.config import LINE, notes_text, problem_text, run
 from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.errors import invalid
 
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
-"""
+IDENTITY = identity_pbtxt(max_batch_size=8)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "echo"
-    (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(IDENTITY)
-    return folder
+    return write_model(tmp_path / "models", "echo", "", config=IDENTITY)
 
 
 def test_the_complete_configuration_goes_to_stdout_and_remarks_to_stderr(
@@ -56,7 +49,7 @@ def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture
 
 def test_a_variant_of_the_configuration_can_be_asked_for(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model / "configs").mkdir()
-    (model / "configs" / "small.pbtxt").write_text(IDENTITY.replace("8", "2", 1))
+    (model / "configs" / "small.pbtxt").write_text(identity_pbtxt(max_batch_size=2))
 
     assert run([str(model), "--model-config-name=small"]) == 0
 

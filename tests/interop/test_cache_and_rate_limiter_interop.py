@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.models import write_model
+from tests.support.models import chain_pbtxt, write_model
 from tests.support.peers import Pair, once_counted
 
 COUNTING = """
@@ -33,13 +33,6 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
 output { name: "SEEN" data_type: TYPE_STRING dims: [ 1 ] }
 """
 CACHED = "response_cache { enable: true }"
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 4
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-response_cache { enable: true }
-ensemble_scheduling { step { model_name: "MODEL" model_version: -1
-  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }
-"""
 
 
 def warm(source: str, *, batch: int = 1, count: int = 0, dims: str = "[ 2 ]", data_type: str = "TYPE_FP32") -> str:
@@ -81,8 +74,10 @@ def pair(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
         warmup = write_model(folder, name, COUNTING, config=CONFIG + more) / "warmup"
         warmup.mkdir()
         (warmup / "x").write_bytes(bytes.fromhex("0000e040 0000803f 0000"))  # 7, 1 and half of another
-    write_model(folder, "ensemble", "", config=ENSEMBLE.replace("MODEL", "cached_inner"))
-    write_model(folder, "ensemble_decoupled", "", config=ENSEMBLE.replace("MODEL", "decoupled"))
+    write_model(folder, "ensemble", "", config=chain_pbtxt("cached_inner", dims=(-1,), max_batch_size=4, more=CACHED))
+    write_model(
+        folder, "ensemble_decoupled", "", config=chain_pbtxt("decoupled", dims=(-1,), max_batch_size=4, more=CACHED)
+    )
     started: Pair = start_pair(
         folder,
         *("--exit-on-error=false", "--cache-config=local,size=1048576"),

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, write_model
 from tests.support.peers import Pair
 
 ADDING = """\
@@ -25,12 +25,6 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 CONFIG = 'backend: "python"\n' + TENSORS
-ENSEMBLE = (
-    'platform: "ensemble"\n'
-    + TENSORS
-    + 'ensemble_scheduling { step { model_name: "step" model_version: -1 '
-    + 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
-)
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 AGENTS = 'model_repository_agents {{ agents {{ name: "{0}" }} }}'
 
@@ -41,9 +35,11 @@ def pair(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     one, two = folder / "one", folder / "two"
     for repository, amount in ((one, 10), (two, 20)):
         write_model(repository, "step", ADDING.format(amount), config=CONFIG)
-        write_model(repository, f"ensemble_{repository.name}", "", config=ENSEMBLE)
+        write_model(
+            repository, f"ensemble_{repository.name}", "", config=chain_pbtxt("step", dims=(2,), max_batch_size=4)
+        )
     write_model(two, "alone", PYTHON_IDENTITY, config=CONFIG)
-    write_model(one, "ensemble_of_other", "", config=ENSEMBLE.replace('"step"', '"alone"'))
+    write_model(one, "ensemble_of_other", "", config=chain_pbtxt("alone", dims=(2,), max_batch_size=4))
     started: Pair = start_pair(one, f"--model-repository={two}", "--model-namespacing=true")
     return started
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, write_model
 from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2
 
@@ -20,13 +20,6 @@ backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
 """
-ENSEMBLE = """\
-platform: "ensemble"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-ensemble_scheduling { step { model_name: "echo" model_version: -1
-  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }
-"""
 REQUEST = {"id": "r", "inputs": [{"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1, 2.5]}]}
 SERVER, MODEL, LOG = "/v2/trace/setting", "/v2/models/echo/trace/setting", "/v2/logging"
 
@@ -35,7 +28,7 @@ SERVER, MODEL, LOG = "/v2/trace/setting", "/v2/models/echo/trace/setting", "/v2/
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("traces")
     write_model(made / "models", "echo", PYTHON_IDENTITY, config=CONFIG)
-    write_model(made / "models", "pipe", "", config=ENSEMBLE)
+    write_model(made / "models", "pipe", "", config=chain_pbtxt("echo", dims=(2,), max_batch_size=0))
     return made
 
 

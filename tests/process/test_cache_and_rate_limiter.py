@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 from tests.support.redis_server import RedisProcess
 from tritonclient.utils import InferenceServerException
@@ -178,17 +178,9 @@ def test_a_model_without_the_section_and_a_server_without_the_option_have_no_cac
     assert len(models.executions("m")) == 4
 
 
-ENSEMBLE = """
-platform: "ensemble" max_batch_size: 64
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling { step { model_name: "m" model_version: -1
-  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }
-"""
-
-
 def test_after_a_reload_nothing_from_before_is_found_of_the_model_and_of_its_ensemble(models: Models) -> None:
     models.add("m", CACHED, number=1)
-    write_model(models.repository, "e", "", config=ENSEMBLE + CACHED)
+    write_model(models.repository, "e", "", config=chain_pbtxt("m", dims=(-1,), more=CACHED))
     with (
         ServeProcess(models.repository, LOCAL, "--model-control-mode=explicit", "--load-model=e") as server,
         httpclient.InferenceServerClient(server.http) as client,

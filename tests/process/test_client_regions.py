@@ -12,42 +12,17 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess
 
-IDENTITY = """
-backend: "{backend}"
-max_batch_size: 8
-input {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }}
-output {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }}
-{more}
-"""
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling {
-  step {
-    model_name: "echo"
-    input_map { key: "INPUT0" value: "INPUT0" }
-    output_map { key: "OUTPUT0" value: "middle" }
-  }
-  step {
-    model_name: "python"
-    input_map { key: "INPUT0" value: "middle" }
-    output_map { key: "OUTPUT0" value: "OUTPUT0" }
-  }
-}
-"""
 PROTOCOLS = pytest.mark.parametrize("module", [httpclient, grpcclient], ids=["http", "grpc"])
 OTHERS = 16
 """Connections of both protocols; of so many, the kernel gives some to each front end."""
 SENT = np.arange(6000, dtype=np.float32).reshape(2, 3000)
 
 
-def identity(datatype: str = "TYPE_FP32", backend: str = "identity", more: str = "") -> str:
-    return IDENTITY.format(backend=backend, datatype=datatype, more=more)
+def identity(backend: str = "identity", more: str = "") -> str:
+    return identity_pbtxt(backend, dims=(-1,), max_batch_size=8, more=more)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +33,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder, "batching", "", config=identity(more="dynamic_batching { max_queue_delay_microseconds: 20000 }")
     )
     write_model(folder, "python", PYTHON_IDENTITY, config=identity(backend="python"))
-    write_model(folder, "ensemble", "", config=ENSEMBLE)
-    for name in ("echo", "batching", "ensemble"):
-        (folder / name / "1").mkdir(exist_ok=True)
+    write_model(folder, "ensemble", "", config=chain_pbtxt("echo", "python", dims=(-1,), max_batch_size=8))
     return folder
 
 

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.onnx_writer import GraphWriter
 
 import charonia
@@ -25,14 +26,6 @@ from charonia.server.lifecycle.lifecycle import Lifecycle
 from charonia.server.options import ModelOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "embedding.py"
-
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }}
-output {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }}
-dynamic_batching {{ }}
-"""
 
 PYTHON = """
 backend: "python"
@@ -55,23 +48,20 @@ class TritonPythonModel:
 """
 
 
-def write_identity(repository: Path, name: str, datatype: str = "TYPE_FP32") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    config = IDENTITY.format(datatype=datatype)
-    (repository / name / "config.pbtxt").write_text(config)
+def write_identity(repository: Path, name: str, datatype: DataType = DataType.FP32) -> None:
+    config = identity_pbtxt(datatype=datatype, dims=(-1,), max_batch_size=8, more="dynamic_batching { }")
+    write_model(repository, name, "", config=config)
 
 
 def write_python(repository: Path, name: str = "double", code: str = MODEL_PY, more: str = "") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(PYTHON + more)
-    (repository / name / "1" / "model.py").write_text(code)
+    write_model(repository, name, code, config=PYTHON + more)
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_identity(folder, "echo")
-    write_identity(folder, "words", "TYPE_STRING")
+    write_identity(folder, "words", DataType.BYTES)
     overriding = "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
     write_python(folder, "gated", gated(MODEL_PY), "max_batch_size: 8\n" + overriding)
     write_python(folder)

@@ -17,25 +17,13 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
 SLEEP_S = 0.2
 SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
     "        responses = []", "        time.sleep(SLEEP_S)\n        responses = []".replace("SLEEP_S", str(SLEEP_S))
 )
-ENSEMBLE = """\
-platform: "ensemble"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
-ensemble_scheduling {
-  step {
-    model_name: "slow" model_version: -1
-    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
-  }
-}
-"""
 CLIENTS, SECONDS = 6, 4.0
 VALUE = np.ones((1, 4), np.float32)
 
@@ -44,7 +32,7 @@ VALUE = np.ones((1, 4), np.float32)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "slow", SLOW, config=identity_pbtxt("python", dims=(4,), max_batch_size=8))
-    write_model(folder, "parent", b"", config=ENSEMBLE)
+    write_model(folder, "parent", b"", config=chain_pbtxt("slow", dims=(4,), max_batch_size=8))
     with ServeProcess(folder) as running:
         keep_busy(running)
         yield running

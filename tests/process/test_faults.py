@@ -21,18 +21,11 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
-
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-dynamic_batching { }
-"""
 
 
 PYTHON = """
@@ -77,13 +70,6 @@ class TritonPythonModel:
             time.sleep(value / 1000 - 1)
         return np.array([value * 2], np.int32)
 """
-
-
-def write_model(repository: Path, name: str, config: str, code: str = "") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(config)
-    if code:
-        (repository / name / "1" / "model.py").write_text(code)
 
 
 class Load:
@@ -141,11 +127,11 @@ class Load:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "echo", IDENTITY)
-    write_model(folder, "steady", PYTHON, MODEL_PY)
-    write_model(folder, "moody", PYTHON + IMPATIENT, MODEL_PY)
-    write_model(folder, "lavish", PYTHON, MODEL_PY)
-    write_model(folder, "sleeper", PYTHON, gated(MODEL_PY))
+    write_model(folder, "echo", "", config=identity_pbtxt(dims=(4,), max_batch_size=8, more="dynamic_batching { }"))
+    write_model(folder, "steady", MODEL_PY, config=PYTHON)
+    write_model(folder, "moody", MODEL_PY, config=PYTHON + IMPATIENT)
+    write_model(folder, "lavish", MODEL_PY, config=PYTHON)
+    write_model(folder, "sleeper", gated(MODEL_PY), config=PYTHON)
     return folder
 
 

@@ -5,28 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import tritonclient.http as httpclient
-from tests.support.models import write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
-TENSORS = """
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-"""
-IDENTITY = (
-    'backend: "identity"\n'
-    + TENSORS
-    + """
+METRICS = """
 metric_tags { key: "team" value: "vision" }
 model_metrics { metric_control {
   metric_identifier { family: "charonia_request_duration_seconds" } histogram_options { buckets: [ 0.5, 60 ] } } }
 """
-)
-ENSEMBLE = (
-    'platform: "ensemble"\n'
-    + TENSORS
-    + 'ensemble_scheduling { step { model_name: "echo" model_version: -1 '
-    + 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
-)
 
 
 def page(server: ServeProcess) -> str:
@@ -35,8 +21,8 @@ def page(server: ServeProcess) -> str:
 
 
 def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
-    write_model(tmp_path, "echo", "", config=IDENTITY)
-    write_model(tmp_path, "pipe", "", config=ENSEMBLE)
+    write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(2,), max_batch_size=0, more=METRICS))
+    write_model(tmp_path, "pipe", "", config=chain_pbtxt("echo", dims=(2,), max_batch_size=0))
     flags = ["summary_latencies=true", "summary_quantiles=0.5:0.05,0.9:0.01", "counter_latencies=false"]
     with ServeProcess(tmp_path, *(f"--metrics-config={flag}" for flag in flags)) as server:
         with httpclient.InferenceServerClient(server.http) as client:

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
+from tests.support.models import chain_pbtxt, write_model
 from tests.support.process import eventually
 from tritonclient.utils import InferenceServerException
 
@@ -237,9 +238,7 @@ class TritonPythonModel:
 
 
 def write(folder: Path, name: str, code: str, instances: int = 1, more: str = "", *, mode: str) -> None:
-    (folder / name / "1").mkdir(parents=True)
-    (folder / name / "config.pbtxt").write_text(CONFIG.format(instances=instances, more=more, mode=mode))
-    (folder / name / "1" / "model.py").write_text(HEAD + code)
+    write_model(folder, name, HEAD + code, config=CONFIG.format(instances=instances, more=more, mode=mode))
 
 
 @pytest.fixture(scope="module", params=["process", "thread"])
@@ -253,23 +252,14 @@ def in_processes(mode: str) -> None:
         pytest.skip("only a process can be killed")
 
 
-ENSEMBLE = """
-platform: "ensemble"
-input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
-ensemble_scheduling { step { model_name: "%s" model_version: -1
-  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } }
-"""
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, mode: str) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, (code, instances, more) in MODELS.items():
         write(folder, name, code, instances, more, mode=mode)
     for name, step in (("ensemble_of_double", "double"), ("ensemble_of_round", "round")):
-        (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(ENSEMBLE % step)
+        config = chain_pbtxt(step, given="IN", wanted="OUT", dims=(-1,), max_batch_size=0)
+        write_model(folder, name, "", config=config)
     return folder
 
 

@@ -23,18 +23,7 @@ FRONT_ENDS = 2
 CONNECTIONS = 16
 """Enough that the kernel gives some of them to each front end; with fewer a test would say less, not fail."""
 
-TENSOR = "data_type: TYPE_FP32 dims: [ 4 ]"
 IN_FRONT = 'parameters { key: "front_end" value { string_value: "yes" } }'
-ENSEMBLE = f"""
-platform: "ensemble" max_batch_size: 8
-input {{ name: "INPUT0" {TENSOR} }} output {{ name: "OUTPUT0" {TENSOR} }}
-ensemble_scheduling {{
-  step {{ model_name: "identity" model_version: -1
-    input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "mid" }} }}
-  step {{ model_name: "onnx" model_version: -1
-    input_map {{ key: "INPUT0" value: "mid" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }}
-}}
-"""
 VALUES = [1.0, 2.0, 3.0, 4.0]
 
 
@@ -43,7 +32,7 @@ def write_repository(folder: Path) -> None:
     models.write_model(folder, "identity", "", config=identity)
     onnx = models.identity_pbtxt("onnxruntime", dims=(4,), max_batch_size=8, more=IN_FRONT + " dynamic_batching { }")
     models.write_model(folder, "onnx", models.identity(dims=(4,)), config=onnx)
-    models.write_model(folder, "both", "", config=ENSEMBLE)
+    models.write_model(folder, "both", "", config=models.chain_pbtxt("identity", "onnx", dims=(4,), max_batch_size=8))
     measured = models.identity_pbtxt(dims=(4,), max_batch_size=8)
     models.write_model(folder, "measured", "", config=measured)
     models.write_model(

@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as httpclient
 import trustme
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
 from charonia.core.dtypes import DataType
@@ -45,23 +45,6 @@ SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").re
     "        responses = []", "        time.sleep(0.02)\n        responses = []"
 )
 
-ENSEMBLE = """\
-platform: "ensemble"
-max_batch_size: 64
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [16] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [16] }
-ensemble_scheduling {
-  step {
-    model_name: "identity" model_version: -1
-    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "between" }
-  }
-  step {
-    model_name: "python" model_version: -1
-    input_map { key: "INPUT0" value: "between" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
-  }
-}
-"""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -84,7 +67,7 @@ def write_models(repository: Path) -> None:
     write_model(repository, "identity", "", config=identity_pbtxt())
     write_model(repository, "flat", "", config=identity_pbtxt(max_batch_size=0))
     write_model(repository, "text", "", config=identity_pbtxt(datatype=DataType.BYTES, dims=(-1,)))
-    write_model(repository, "ensemble", "", config=ENSEMBLE)
+    write_model(repository, "ensemble", "", config=chain_pbtxt("identity", "python"))
     write_model(repository, "python", PYTHON_IDENTITY, config=identity_pbtxt("python"))
     write_model(repository, "slow", SLOW, config=identity_pbtxt("python", max_batch_size=0))
     decoupled = identity_pbtxt("python", more="model_transaction_policy { decoupled: true }")

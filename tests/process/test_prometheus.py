@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import ServeProcess
 
 SCRAPED_WITHIN_S = 60.0
 
-CONFIG = """
-backend: "python"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+MORE = """
 response_cache { enable: true }
 instance_group { kind: KIND_CPU rate_limiter { resources { name: "disk" count: 1 } } }
 """
@@ -42,7 +38,9 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "echo", PYTHON_IDENTITY, config=CONFIG)
+    write_model(
+        folder, "echo", PYTHON_IDENTITY, config=identity_pbtxt("python", dims=(-1,), max_batch_size=8, more=MORE)
+    )
     with ServeProcess(folder, *FLAGS) as server:
         tensor = {"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
         request = urllib.request.Request(

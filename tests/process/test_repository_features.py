@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, mlp, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, mlp, write_model
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
@@ -56,10 +56,7 @@ class TritonPythonModel:
         return answers
 """
 CONFIG = identity_pbtxt("python", dims=(4,))
-ENSEMBLE = identity_pbtxt(dims=(4,)).replace('backend: "identity"', 'platform: "ensemble"') + (
-    'ensemble_scheduling { step { model_name: "step" model_version: -1 '
-    'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
-)
+ENSEMBLE = chain_pbtxt("step", dims=(4,))
 
 
 @contextmanager

@@ -22,13 +22,7 @@ from tests.support.gate import Gate, gated
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually, started_by
 from tritonclient.utils import InferenceServerException
 
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
-dynamic_batching { }
-"""
+IDENTITY = models.identity_pbtxt(max_batch_size=8, more="dynamic_batching { }")
 
 PYTHON = """
 backend: "python"
@@ -57,14 +51,11 @@ class TritonPythonModel:
 
 
 def write_python_model(repository: Path, name: str = "double", code: str = MODEL_PY) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(PYTHON)
-    (repository / name / "1" / "model.py").write_text(code)
+    models.write_model(repository, name, code, config=PYTHON)
 
 
 def write_identity(repository: Path, name: str = "identity", config: str = IDENTITY) -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(config)
+    models.write_model(repository, name, "", config=config)
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
-from tests.support.models import PYTHON_IDENTITY
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
-
-CONFIG = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-dynamic_batching { }
-"""
-
-HELD = CONFIG.replace("identity", "python")
 
 FIELDS = ["time", "protocol", "method", "model", "version", "id", "status", "bytes_in", "bytes_out", "duration_ms"]
 EXECUTION = ["queue_ms", "compute_ms", "batch_size", "instance"]
@@ -35,10 +25,9 @@ EXECUTION = ["queue_ms", "compute_ms", "batch_size", "instance"]
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    for name, config in (("echo", CONFIG), ("held", HELD)):
-        (tmp_path / "models" / name / "1").mkdir(parents=True)
-        (tmp_path / "models" / name / "config.pbtxt").write_text(config)
-    (tmp_path / "models" / "held" / "1" / "model.py").write_text(gated(PYTHON_IDENTITY))
+    for name, backend, code in (("echo", "identity", ""), ("held", "python", gated(PYTHON_IDENTITY))):
+        config = identity_pbtxt(backend, dims=(4,), max_batch_size=8, more="dynamic_batching { }")
+        write_model(tmp_path / "models", name, code, config=config)
     return tmp_path / "models"
 
 

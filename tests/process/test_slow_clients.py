@@ -15,9 +15,11 @@ from typing import Self
 import ngh2
 import pytest
 from tests.support.grpc_memory import frame, request_headers
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.grpc import service_pb2
 
+from charonia.core.dtypes import DataType
 from charonia.server.listening import GRACE_S
 
 ELEMENTS = 24 * 2**20
@@ -29,18 +31,11 @@ RECEIVE_BUFFER_BYTES = 128 * 1024
 PATIENCE_S = 120
 INITIAL_WINDOW_SIZE = 4
 
-ECHO = """
-backend: "identity"
-max_batch_size: 0
-input { name: "INPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_UINT8 dims: [ -1 ] }
-"""
-
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "echo" / "1").mkdir(parents=True)
-    (tmp_path / "echo" / "config.pbtxt").write_text(ECHO)
+    config = identity_pbtxt(datatype=DataType.UINT8, dims=(-1,), max_batch_size=0)
+    write_model(tmp_path, "echo", "", config=config)
     return tmp_path
 
 

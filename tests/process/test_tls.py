@@ -16,15 +16,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import trustme
 from geventhttpclient.response import HTTPConnectionClosed
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually
 from tritonclient.utils import InferenceServerException
-
-CONFIG = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
-"""
 
 TURNED_AWAY = (InferenceServerException, HTTPConnectionClosed, OSError)
 
@@ -51,8 +45,7 @@ def write_pem(folder: Path, name: str, authority: trustme.CA, *identities: str) 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tls")
-    (made / "models" / "echo" / "1").mkdir(parents=True)
-    (made / "models" / "echo" / "config.pbtxt").write_text(CONFIG)
+    write_model(made / "models", "echo", "", config=identity_pbtxt(dims=(-1,), max_batch_size=8))
     return made
 
 

@@ -15,26 +15,16 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.support.models import write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
 from charonia.cli.perf import ExitStatus
 
-TENSORS = """
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-"""
-IDENTITY = 'backend: "identity"\n' + TENSORS
-PYTHON = 'backend: "python"\n' + TENSORS
+IDENTITY = identity_pbtxt(dims=(2,), max_batch_size=0)
+PYTHON = identity_pbtxt("python", dims=(2,), max_batch_size=0)
 DECOUPLED = PYTHON + "model_transaction_policy { decoupled: true }"
-ENSEMBLE = (
-    'platform: "ensemble"\n'
-    + TENSORS
-    + 'ensemble_scheduling { step { model_name: "caller" model_version: -1 '
-    + 'input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } }'
-)
 CALLER = """
 import triton_python_backend_utils as pb_utils
 
@@ -70,7 +60,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(made, "echo", "", config=IDENTITY)
     write_model(made, "caller", CALLER, config=PYTHON)
     write_model(made, "streamer", STREAMER, config=DECOUPLED)
-    write_model(made, "both", "", config=ENSEMBLE)
+    write_model(made, "both", "", config=chain_pbtxt("caller", dims=(2,), max_batch_size=0))
     return made
 
 

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.process.test_guarded_server import ask, kill_engine
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
 from charonia.client.async_client import AsyncClient
@@ -73,14 +73,6 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-TENSORS = """
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-"""
-ENSEMBLE = f"""
-platform: "ensemble" max_batch_size: 64 {TENSORS}
-ensemble_scheduling {{ step {{ model_name: "echo" model_version: -1
-  input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }} }}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +83,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(folder, "echo", b"", config=identity_pbtxt(dims=(4,), more=ALL + in_front), version=version)
         write_model(folder, "tells", TELLS, config=TEXT + ALL, version=version)
     write_model(folder, "calls", CALLS, config=TEXT)
-    write_model(folder, "ensemble", b"", config=ENSEMBLE)
+    write_model(folder, "ensemble", b"", config=chain_pbtxt("echo", dims=(4,)))
     decoupled = ALL + "model_transaction_policy { decoupled: true }"
     for version in (1, 2):
         config = identity_pbtxt("python", dims=(4,), max_batch_size=0, more=decoupled)

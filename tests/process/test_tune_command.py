@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, wait_until_ended
 
 from charonia.client import Client
@@ -54,17 +54,6 @@ FAILS_WITH_TWO = RESTING.replace(
 
     def execute(""",
 )
-ENSEMBLE = """\
-platform: "ensemble"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [4] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [4] }
-ensemble_scheduling {
-  step {
-    model_name: "m" model_version: -1
-    input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
-  }
-}
-"""
 
 
 def write(folder: Path, code: str = "", *, name: str = "m") -> Path:
@@ -105,7 +94,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def remote(tmp_path: Path) -> Iterator[ServeProcess]:
     repository = write(tmp_path)
     write(tmp_path, name="other")
-    write_model(repository, "parent", b"", config=ENSEMBLE)
+    write_model(repository, "parent", b"", config=chain_pbtxt("m", dims=(4,), max_batch_size=0))
     with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as server:
         yield server
 

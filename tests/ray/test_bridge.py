@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.gate import Gate, gated
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tritonclient.grpc import service_pb2
 
 from charonia.ray import AppOptions, replica
@@ -22,11 +22,6 @@ from charonia.server.http.frontend import HttpFrontend
 from charonia.wire.grpc_status import RpcError, Status
 
 STREAM_INFLIGHT_MAX = 2
-CONFIG = """
-backend: "{backend}"
-input {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
-output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }}
-"""
 SLEEPING = PYTHON_IDENTITY.replace("responses = []", "import time; time.sleep(0.5); responses = []")
 HTTP: dict[str, Any] = {"method": "POST", "root_path": "", "query_string": b"", "headers": []}
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}).encode()
@@ -35,9 +30,9 @@ BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [2], "datatype": "FP32
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
-    write_model(root, "identity", b"", config=CONFIG.format(backend="identity"))
-    write_model(root, "sleeping", SLEEPING, config=CONFIG.format(backend="python"))
-    write_model(root, "gated", gated(PYTHON_IDENTITY), config=CONFIG.format(backend="python"))
+    write_model(root, "identity", b"", config=identity_pbtxt("identity", dims=(-1,), max_batch_size=0))
+    write_model(root, "sleeping", SLEEPING, config=identity_pbtxt("python", dims=(-1,), max_batch_size=0))
+    write_model(root, "gated", gated(PYTHON_IDENTITY), config=identity_pbtxt("python", dims=(-1,), max_batch_size=0))
     return root
 
 

@@ -21,20 +21,14 @@ import tritonclient.http as httpclient
 import yaml
 from ray import serve
 from tests.ray.cluster import ENVIRONMENT, Cluster, cluster, load, wait_until
-from tests.support.models import write_model
+from tests.support.models import identity_pbtxt, write_model
 from tritonclient.utils import InferenceServerException
 
 import charonia.ray
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240), pytest.mark.loop_faults]
 
-IDENTITY = """
-backend: "identity"
-max_batch_size: 8
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] }
-dynamic_batching { }
-"""
+IDENTITY = identity_pbtxt(dims=(4,), max_batch_size=8, more="dynamic_batching { }")
 SLOW = IDENTITY.replace('"identity"', '"python"')
 SLOW_MODEL = """
 import time

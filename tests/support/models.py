@@ -71,6 +71,33 @@ def identity_pbtxt(
     )
 
 
+def chain_pbtxt(
+    *models: str,
+    given: str = "INPUT0",
+    wanted: str = "OUTPUT0",
+    datatype: DataType = DataType.FP32,
+    dims: Sequence[int] = (16,),
+    max_batch_size: int = 64,
+    more: str = "",
+) -> str:
+    """Return config.pbtxt of an ensemble of models after one another, which all have an input and output of its names.
+
+    Args:
+        given: Name of the inputs.
+        wanted: Name of the outputs.
+        more: It is appended.
+    """
+    tensors = [given, *(f"between{number}" for number in range(1, len(models))), wanted]
+    steps = "\n".join(
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "{given}" value: "{before}" }} '
+        f'output_map {{ key: "{wanted}" value: "{after}" }} }}'
+        for model, (before, after) in zip(models, pairwise(tensors), strict=True)
+    )
+    text = identity_pbtxt("", datatype, dims, max_batch_size=max_batch_size)
+    text = text.replace('backend: ""', 'platform: "ensemble"').replace("INPUT0", given).replace("OUTPUT0", wanted)
+    return f"{text}ensemble_scheduling {{ {steps} }}\n{more}"
+
+
 def identity(datatype: DataType = DataType.FP32, dims: Sequence[int | str] = (16,), *, batches: bool = True) -> bytes:
     """INPUT0 -> OUTPUT0, of any datatype; names stand for variable dimensions, no `dims` for scalars."""
     shape = [_BATCH, *dims] if batches else list(dims)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.models import write_model
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
 
@@ -35,11 +35,6 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
         os.close(descriptor)
         return answers
-"""
-CONFIG = """
-backend: "python"
-input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
 MINUTE = "max_sequence_idle_microseconds: 60000000 direct { }"
 CALLERS = 16
@@ -102,10 +97,9 @@ def executed(tmp_path: Path) -> Callable[[], Counter[str]]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "counted" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(MODEL.format(path=str(tmp_path / "executed")))
-    (folder.parent / "config.pbtxt").write_text(CONFIG)
+    code = MODEL.format(path=str(tmp_path / "executed"))
+    config = identity_pbtxt("python", dims=(1,), max_batch_size=0)
+    write_model(tmp_path / "models", "counted", code, config=config)
     return tmp_path / "models"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from tests.platform.models.conftest import add_files
-from tests.support.models import PYTHON_IDENTITY, identity
+from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt
 
 from charonia.platform.models import check
 from charonia.platform.models.arrival import VersionTasks
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.timeout(400)
 
 Caller = Callable[..., dict[str, str]]
 
-PYTHON_CONFIG = b"""
-backend: "python"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 }
-"""
+PYTHON_CONFIG = identity_pbtxt("python", dims=(4,), max_batch_size=0).encode()
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

@@ -11,16 +11,10 @@ import psutil
 import pytest
 from httpx2 import Client
 from tests.platform.models.conftest import MODELS, UPLOADS
-from tests.support.models import PYTHON_IDENTITY, identity
+from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt
 from tests.support.platform_process import PlatformProcess
 
 WAIT_S = 60.0
-
-PYTHON_CONFIG = """
-backend: "python"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: 4 }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 4 }
-"""
 
 SLOW_ONCE = PYTHON_IDENTITY.replace(
     "    def execute",
@@ -114,7 +108,11 @@ def test_a_version_survives_a_killed_platform(tmp_path: Path, moment: str) -> No
     again.parent.mkdir()
     readable = f"--readable={again.parent}"
     code = SLOW_ONCE.replace("{again}", str(again)).encode()
-    files = {"own/config.pbtxt": PYTHON_CONFIG.encode(), "own/1/model.py": code, "own/1/weights": bytes(100_000_000)}
+    files = {
+        "own/config.pbtxt": identity_pbtxt("python", dims=(4,), max_batch_size=0).encode(),
+        "own/1/model.py": code,
+        "own/1/weights": bytes(100_000_000),
+    }
     if moment == "while it is checked":
         files["own/1/weights"] = b""
     with PlatformProcess(data, readable) as first, with_key(first) as client:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.support.in_place import FixedPlace
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 
 from charonia.busy_poll import ALONE_MIN, BusyPoll, Neighbours
 from charonia.clock import now_ns
@@ -48,18 +48,7 @@ def write_identity(repository: Path, name: str = "m", choice: Choice = Choice.YE
 
 
 def write_ensemble(repository: Path, name: str, *models: str) -> None:
-    tensor = "data_type: TYPE_FP32 dims: [ 4 ]"
-    names = ["INPUT0", *(f"t{number}" for number in range(1, len(models))), "OUTPUT0"]
-    steps = (
-        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "INPUT0" value: "{given}" }} '
-        f'output_map {{ key: "OUTPUT0" value: "{wanted}" }} }}'
-        for model, given, wanted in zip(models, names, names[1:], strict=False)
-    )
-    config = (
-        f'platform: "ensemble" input {{ name: "INPUT0" {tensor} }} output {{ name: "OUTPUT0" {tensor} }} '
-        f"ensemble_scheduling {{ {' '.join(steps)} }}"
-    )
-    write_model(repository, name, "", config=config)
+    write_model(repository, name, "", config=chain_pbtxt(*models, dims=(4,), max_batch_size=0))
 
 
 def request(model: str = "m", size: int = 4) -> InferRequest:

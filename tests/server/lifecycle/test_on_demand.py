@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.closing import InLoop, close_later
+from tests.support.models import chain_pbtxt
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -39,13 +40,7 @@ KB = 1000
 
 
 def ensemble(*steps: str) -> str:
-    tensors = ["IN", *(f"t{i}" for i in range(1, len(steps))), "OUT"]
-    text = "".join(
-        f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "IN" value: "{tensors[i]}" }} '
-        f'output_map {{ key: "OUT" value: "{tensors[i + 1]}" }} }}'
-        for i, name in enumerate(steps)
-    )
-    return MODEL.replace('backend: "fake"', 'platform: "ensemble"') + f"ensemble_scheduling {{ {text} }}"
+    return chain_pbtxt(*steps, given="IN", wanted="OUT", dims=(1,), max_batch_size=0)
 
 
 class FakeModel:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, write_model
+from tests.support import models
 from tests.support.closing import InLoop
 
 from charonia.core.dtypes import DataType
@@ -266,12 +267,8 @@ async def test_a_version_that_is_unloaded_finishes_its_open_sequences(tmp_path: 
 
 
 async def test_steps_of_an_ensemble_follow_the_traffic_of_their_model(tmp_path: Path, served: Served) -> None:
-    step = 'step { model_name: "m" model_version: %d input_map { key: "IN" value: "IN" } '
-    steps = (step + 'output_map { key: "OUT" value: "OUT" } }') % -1
-    folder = tmp_path / "e"
-    (folder / "1").mkdir(parents=True)
-    tensors = ALL.replace('backend: "fake"', 'platform: "ensemble"')
-    (folder / "config.pbtxt").write_text(f"{tensors} ensemble_scheduling {{ {steps} }}")
+    config = models.chain_pbtxt("m", given="IN", wanted="OUT", dims=(1,), max_batch_size=0)
+    models.write_model(tmp_path, "e", "", config=config)
     await served.engine.load_model("e")
     await served.change(weights={"1": 25, "2": 75})
 

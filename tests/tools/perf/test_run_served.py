@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 
 from charonia.client.sync_client import Client
@@ -27,10 +28,6 @@ from charonia.tools.perf.run import ask, run
 from charonia.tools.perf.worker import ABANDONED_S_MAX
 from charonia.tools.results.records import LoadLevel, LoadMode, PerfRun, Verdict
 
-TENSORS = """
-input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 4 ] } ]
-"""
 REPEATING = '''
 import time
 
@@ -50,26 +47,16 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 '''
 ANSWERED = MeasurePlan(MeasurementMode.COUNT_WINDOWS, window_request_count=1, trials_max=1)
-STEP = (
-    '{{ model_name: "{0}" model_version: -1 input_map {{ key: "INPUT0" value: "{1}" }}'
-    ' output_map {{ key: "OUTPUT0" value: "{2}" }} }}'
-)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     repository = tmp_path_factory.mktemp("repository")
-
-    def write(name: str, config: str, code: str = "") -> None:
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(config + TENSORS)
-        if code:
-            (repository / name / "1" / "model.py").write_text(code)
-
-    write("same", 'backend: "identity" max_batch_size: 8')
-    write("again", 'backend: "python" model_transaction_policy { decoupled: true }', REPEATING)
-    steps = ", ".join((STEP.format("same", "INPUT0", "between"), STEP.format("same", "between", "OUTPUT0")))
-    write("both", f'platform: "ensemble" max_batch_size: 8 ensemble_scheduling {{ step [ {steps} ] }}')
+    write_model(repository, "same", "", config=identity_pbtxt(dims=(4,), max_batch_size=8))
+    decoupled = "model_transaction_policy { decoupled: true }"
+    repeating = identity_pbtxt("python", dims=(4,), max_batch_size=0, more=decoupled)
+    write_model(repository, "again", REPEATING, config=repeating)
+    write_model(repository, "both", "", config=chain_pbtxt("same", "same", dims=(4,), max_batch_size=8))
     with ServeProcess(repository) as process:
         yield process
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.fork_server import run_command
+from tests.support.models import write_model
 from tests.support.runs import synthetic_run
 
 from charonia.config.pbtxt import parse
@@ -140,10 +141,7 @@ def test_arguments_of_vllm_are_combined_and_reach_its_engine() -> None:
 
 
 def test_a_search_under_limits_of_tokens_finds_the_parameter(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "speak"
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(CONFIG)
-    (model / "1" / "model.py").write_text(SPEAKING)
+    write_model(tmp_path / "models", "speak", SPEAKING, config=CONFIG)
     (tmp_path / "tune.yaml").write_text(YAML)
 
     flags = ("--measurement-time", "0.5", "--run-config-search-mode", "brute")

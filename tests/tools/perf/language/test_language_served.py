@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.models import write_model
 from tests.support.process import ServeProcess
 
 from charonia.cli.perf import run
@@ -59,9 +60,7 @@ output [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     repository = tmp_path_factory.mktemp("repository")
-    (repository / "speak" / "1").mkdir(parents=True)
-    (repository / "speak" / "config.pbtxt").write_text(CONFIG)
-    (repository / "speak" / "1" / "model.py").write_text(SPEAKING)
+    write_model(repository, "speak", SPEAKING, config=CONFIG)
     with ServeProcess(repository) as process:
         yield process
 
