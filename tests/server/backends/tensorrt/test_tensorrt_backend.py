@@ -1,4 +1,4 @@
-"""Plans on a stand-in for TensorRT and a GPU: what is completed, computed and refused."""
+"""Plans on a stand-in for TensorRT and a GPU: what is completed, computed and refused, and what memory it takes."""
 
 import asyncio
 import sys
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.backends import request_of, version_of
-from tests.support.pretended_tensorrt import StreamingCuda, plan_bytes, pretended
+from tests.support.backends import ask, request_of, version_of
+from tests.support.pretended_tensorrt import PROGRAMS, Program, StreamingCuda, plan_bytes, pretended
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import (
@@ -29,8 +29,8 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import InferRequest
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings, Placement
-from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend
-from charonia.server.metrics.devices import PinnedMemory
+from charonia.server.backends.tensorrt.backend import PlanInstance, TensorRtBackend, TensorRtModel
+from charonia.server.metrics.devices import MemoryAccount, PinnedMemory
 from charonia.testing.backend_suite import BackendCase, BackendSuite, arrays
 
 FP32, INT64 = DataType.FP32, DataType.INT64
@@ -51,6 +51,9 @@ VALUES = {
 VALUES_PROFILE = [{"x": ((1, 4), (2, 4), (4, 4)), "size": ((1, 1), (2, 2), (4, 6))}]
 POSITIVE = {"x": ("INPUT", "FLOAT", (-1,)), "y": ("OUTPUT", "FLOAT", (-1,))}
 GRAPHS = Optimization(cuda=Cuda(graphs=True))
+LAUNCHED = replace(CONFIG, optimization=GRAPHS)
+TENSORS = 2 * 256
+"""What inputs and outputs take in a block."""
 
 
 @pytest.fixture
@@ -92,6 +95,11 @@ def rows(*shape: int) -> Array:
 
 def answers(instance: PlanInstance, *requests: InferRequest) -> list[dict[str, Array]]:
     return [arrays(result) for result in instance.execute(requests).results]
+
+
+def works(instance: PlanInstance, batch: int) -> bool:
+    x = rows(batch, 4)
+    return np.array_equal(ask(instance, x=x)["y"], 2 * x + 1)
 
 
 def wide(**more: Any) -> ModelConfig:
@@ -199,15 +207,15 @@ class TestRuns:
         made = [await model.create_instance(Placement(f"m_{n}", InstanceKind.KIND_GPU)) for n in range(2)]
         found = {usage.instance: usage.byte_size for usage in model.memory()}
         assert found == {"": len(plan_bytes()), "m_0": made[0].bytes, "m_1": made[1].bytes}
-        assert made[0].bytes == 1024 + 2 * 256  # activations, and 8 rows of 4 floats twice, aligned
+        assert made[0].bytes == 1024 + TENSORS  # activations, and 8 rows of 4 floats twice, aligned
 
 
 class TestGraphs:
     def test_batches_of_usual_sizes_are_launched_as_graphs(self, cuda: StreamingCuda, tmp_path: Path) -> None:
-        instance = Bench(tmp_path, plan_bytes()).instance(replace(CONFIG, optimization=GRAPHS))
+        instance = Bench(tmp_path, plan_bytes()).instance(LAUNCHED)
 
         for batch, launches in ((1, 1), (3, 2), (8, 3), (5, 3), (8, 4)):
-            assert answers(instance, request_of(x=rows(batch, 4)))[0]["y"].tolist() == (2 * rows(batch, 4) + 1).tolist()
+            assert works(instance, batch)
             assert cuda.launches == launches
 
     def test_a_graph_with_a_lower_bound_serves_what_is_smaller(self, cuda: StreamingCuda, tmp_path: Path) -> None:
@@ -224,6 +232,107 @@ class TestGraphs:
         assert filled[:, 4:].tolist() == [[1.0] * 4] * 2  # of zeros
         answers(instance, request_of(x=rows(1, 8)))
         assert cuda.launches == 2
+
+
+class Server:
+    """Several models with the pools of one server."""
+
+    def __init__(self, tmp_path: Path, **settings: str) -> None:
+        self.folder = tmp_path
+        self.settings = BackendSettings({key.replace("_", "-"): value for key, value in settings.items()})
+        self.backend = TensorRtBackend()
+        self.models: dict[str, TensorRtModel] = {}
+
+    def load(self, name: str, config: ModelConfig = CONFIG, instances: int = 1, **plan: Any) -> list[PlanInstance]:
+        files = version_of(self.folder / name, model_plan=plan_bytes(**plan))
+
+        async def make() -> list[PlanInstance]:
+            model = await self.backend.load(files, config, self.settings)
+            self.models[name] = model
+            places = (Placement(f"m_{number}", InstanceKind.KIND_GPU) for number in range(instances))
+            return [await model.create_instance(place) for place in places]
+
+        return asyncio.run(make())
+
+    def unload(self, name: str, *instances: PlanInstance) -> None:
+        for instance in instances:
+            instance.close()
+        asyncio.run(self.models.pop(name).aclose())
+
+    @property
+    def account(self) -> MemoryAccount:
+        return self.settings.gpu_pools[0]
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, other: PlanInstance, errors: list[ServingError]) -> None:
+    """While a plan of the program `outer` runs, another instance is to run, too."""
+
+    def compute(inputs: Any) -> dict[str, Array]:
+        try:
+            assert works(other, 2)
+        except ServingError as error:
+            errors.append(error)
+        return {"y": 2 * inputs["x"] + 1}
+
+    monkeypatch.setitem(PROGRAMS, "outer", Program(compute, lambda shapes, _: {"y": shapes["x"]}))
+
+
+class TestMemory:
+    """One pool for all plans of a GPU."""
+
+    def test_one_allocation_and_one_address_serve_a_thousand_batches(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        server = Server(tmp_path)
+        (instance,) = server.load("m", memory=[1 << 20])
+
+        assert all(works(instance, 1 + number % 8) for number in range(1000))
+
+        assert (cuda.allocations, len(cuda.given)) == (1, 1)
+        assert (server.account.used_bytes, server.account.idle_bytes) == (0, cuda.device_bytes())
+        assert (1 << 20) + TENSORS <= cuda.device_bytes() <= ((1 << 20) + TENSORS) * 9 // 8
+
+    def test_unloading_gives_the_memory_back(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        server = Server(tmp_path)
+        graphs, plain = server.load("graphs", LAUNCHED), server.load("plain", instances=2)
+        assert all(works(instance, 3) for instance in (*graphs, *plain))
+
+        server.unload("plain", *plain)
+        assert (server.account.idle_bytes, server.account.used_bytes) == (0, cuda.device_bytes())
+        assert works(graphs[0], 3)
+        server.unload("graphs", *graphs)
+        assert (server.account.used_bytes, server.account.idle_bytes, cuda.left()) == (0, 0, 0)
+
+    def test_a_batch_without_memory_is_unavailable_and_says_what_it_needs(
+        self, cuda: StreamingCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server, errors = Server(tmp_path, memory_pool_byte_size="3000000"), list[ServingError]()
+        (inner,) = server.load("inner", memory=[1 << 20])
+        meanwhile(monkeypatch, inner, errors)
+        (outer,) = server.load("outer", program="outer", memory=[2 << 20])
+
+        assert works(outer, 3)
+        (error,) = errors
+        free = 3000000 - cuda.device_bytes()
+        assert (error.code, error.message) == (
+            Code.UNAVAILABLE,
+            f"GPU 0 has not enough memory: a batch needs {(1 << 20) + TENSORS} bytes, {free} are free",
+        )
+        assert "memory-pool-byte-size" in error.hint
+        assert works(inner, 2)  # the idle block of the other model gives way
+        assert cuda.device_bytes() < 2 << 20
+
+    def test_a_graph_keeps_its_block(self, cuda: StreamingCuda, tmp_path: Path) -> None:
+        server = Server(tmp_path)
+        (graphs,) = server.load("graphs", LAUNCHED)
+        kept = server.account.used_bytes
+        (other,) = server.load("other")
+
+        assert kept == cuda.device_bytes() // 2 > 0
+        for launches in (1, 2, 3):
+            assert works(graphs, 3)
+            assert works(graphs, 5)  # not by a graph, in the same block
+            assert works(other, 3)
+            assert (cuda.launches, server.account.used_bytes) == (launches, kept)
+        assert (len(cuda.given), len(set(cuda.given))) == (2, 2)
 
 
 class TestRefusals:
