@@ -18,58 +18,42 @@ def test_a_fingerprint_stays_while_nothing_changes(make_folder: MakeFolder) -> N
     assert fingerprint(folder.path) == fingerprint(folder.path)
 
 
-@pytest.mark.parametrize("path", ["config.pbtxt", "labels.txt", "1/weights/a.bin"])
-def test_a_touched_file_changes_the_fingerprint_whatever_its_depth(make_folder: MakeFolder, path: str) -> None:
-    folder = make_folder(FILES)
-    before = fingerprint(folder.path)
-
-    os.utime(folder.path / path, ns=(1, 1))
-
-    assert fingerprint(folder.path) != before
+def write(path: Path, content: bytes, times: os.stat_result) -> None:
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_a_new_size_a_new_file_and_a_new_empty_version_change_the_fingerprint(make_folder: MakeFolder) -> None:
-    folder = make_folder(FILES)
-    model = folder.path / "1/model.onnx"
-    times = model.stat()
-    seen = {fingerprint(folder.path)}
-
-    model.write_bytes(b"abcd")
-    os.utime(model, ns=(times.st_atime_ns, times.st_mtime_ns))
-    seen.add(fingerprint(folder.path))
-    (folder.path / "1/model.bin").write_bytes(b"")
-    seen.add(fingerprint(folder.path))
-    (folder.path / "2").mkdir()
-    seen.add(fingerprint(folder.path))
-    (folder.path / "labels.txt").unlink()
-    seen.add(fingerprint(folder.path))
-
-    assert len(seen) == 5
+def grow(folder: Path) -> None:
+    """Give a file another size and the modification time that it had."""
+    model = folder / "1/model.onnx"
+    write(model, b"abcd", model.stat())
 
 
-def test_a_file_in_the_place_of_another_of_its_size_and_modification_time_changes_the_fingerprint(
-    make_folder: MakeFolder,
-) -> None:
-    folder = make_folder(FILES)
-    model = folder.path / "1/model.onnx"
-    times = model.stat()
-    before = fingerprint(folder.path)
-    new = folder.path.parent / "new.onnx"
-    new.write_bytes(b"abd")
-    os.utime(new, ns=(times.st_atime_ns, times.st_mtime_ns))
-
+def replace(folder: Path) -> None:
+    """Put a file in the place of another one of its size and modification time."""
+    model, new = folder / "1/model.onnx", folder.parent / "new.onnx"
+    write(new, b"abd", model.stat())
     new.replace(model)
 
-    assert fingerprint(folder.path) != before
 
-
-def test_a_file_that_may_be_read_again_changes_the_fingerprint(make_folder: MakeFolder) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: os.utime(m / "config.pbtxt", ns=(1, 1)),
+        lambda m: os.utime(m / "1/weights/a.bin", ns=(1, 1)),
+        grow,
+        replace,
+        lambda m: (m / "1/model.bin").write_bytes(b""),
+        lambda m: (m / "2").mkdir(),
+        lambda m: (m / "labels.txt").unlink(),
+        lambda m: (m / "1/model.onnx").chmod(0),  # or that it may be read again
+    ],
+)
+def test_any_change_changes_the_fingerprint(make_folder: MakeFolder, change: Callable[[Path], object]) -> None:
     folder = make_folder(FILES)
-    model = folder.path / "1/model.onnx"
-    model.chmod(0)
     before = fingerprint(folder.path)
 
-    model.chmod(0o644)
+    change(folder.path)
 
     assert fingerprint(folder.path) != before
 
