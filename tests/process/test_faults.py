@@ -2,18 +2,17 @@
 
 import contextlib
 import http.client
-import itertools
 import json
 import os
 import re
 import signal
 import socket
-import threading
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,6 +22,7 @@ import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually, started_by
+from tests.support.running_load import Load, echo, over_both
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
@@ -72,58 +72,6 @@ class TritonPythonModel:
 """
 
 
-class Load:
-    """Stock clients that never stop asking, and compare every answer."""
-
-    def __init__(self, server: ServeProcess) -> None:
-        self._server = server
-        self._stop = threading.Event()
-        self.answered = [0] * 4
-        self.problems: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._ask, args=(number, module, model))
-            for number, (module, model) in enumerate(itertools.product((httpclient, grpcclient), ("echo", "steady")))
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def is_fine(self) -> bool:
-        """Whether all clients got right answers so far, and get them now."""
-        before = list(self.answered)
-        return (
-            eventually(lambda: all(now > then for now, then in zip(self.answered, before, strict=True)))
-            and not self.problems
-        )
-
-    def _ask(self, number: int, module: Any, model: str) -> None:
-        address = self._server.http if module is httpclient else self._server.grpc
-        with module.InferenceServerClient(address) as client:
-            while not self._stop.wait(0.005):
-                try:
-                    self._ask_once(client, module, model, self.answered[number])
-                except Exception as error:
-                    self.problems.append(f"{model} by {module.__name__}: {error!r}")
-                self.answered[number] += 1
-
-    def _ask_once(self, client: Any, module: Any, model: str, value: int) -> None:
-        if model == "echo":
-            sent: np.ndarray[Any, Any] = np.full((1, 4), value, np.float32)
-            result = client.infer("echo", [tensor(module, "INPUT0", sent, "FP32")]).as_numpy("OUTPUT0")
-            assert result.tolist() == sent.tolist()
-        else:
-            sent = np.array([value % 500], np.int32)
-            result = client.infer("steady", [tensor(module, "IN", sent, "INT32")]).as_numpy("OUT")
-            assert result.tolist() == [value % 500 * 2]
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
@@ -144,16 +92,23 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
         assert started.stop() == 0
 
 
+def ask_steady(module: Any, client: Any, number: int) -> None:
+    sent = np.array([number % 500], np.int32)
+    result = client.infer("steady", [tensor(module, "IN", sent, "INT32")]).as_numpy("OUT")
+    assert result.tolist() == [number % 500 * 2]
+
+
 @pytest.fixture(scope="module")
 def load(server: ServeProcess) -> Iterator[Load]:
-    with Load(server) as running:
+    with Load(over_both(server, echo=partial(echo, "echo"), steady=ask_steady)) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
 def other_clients_notice_nothing(server: ServeProcess, load: Load) -> Iterator[None]:
     yield
-    assert load.is_fine(), load.problems
+    load.goes_on()
+    assert load.errors == []
     assert answer(server.http, "GET", "/v2/health/ready")[0] == 200
     assert server.process.poll() is None
 

@@ -1,22 +1,22 @@
 """Traffic between versions on real servers: both protocols, load, killed engines, canary plans, keys, the command."""
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 from tests.process.test_guarded_server import ask, kill_engine
 from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+from tests.support.running_load import Load, echo, over_both
 
 from charonia.client.async_client import AsyncClient
 from charonia.client.sync_client import Client
@@ -228,47 +228,16 @@ def test_the_command_sets_shows_and_resets(server: ServeProcess, client: Client)
     assert (wrong.returncode, "there is no canary plan of 'echo' to pause" in wrong.stderr) == (1, True)
 
 
-class Load:
-    """Clients of both protocols that send requests one after the other and check the answers."""
-
-    def __init__(self, server: ServeProcess, model: str = "echo") -> None:
-        self.answers: Counter[str] = Counter()
-        self.errors: list[str] = []
-        self._is_over = threading.Event()
-        self._model = model
-        addresses = [(httpclient, server.http), (grpcclient, server.grpc)] * 2
-        self._threads = [threading.Thread(target=self._run, args=each, daemon=True) for each in addresses]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _run(self, module: Any, address: str) -> None:
-        with module.InferenceServerClient(address) as client:
-            given = module.InferInput("INPUT0", [1, 4], "FP32").set_data_from_numpy(SENT)
-            while not self._is_over.wait(0.005):
-                try:
-                    result = client.infer(self._model, [given])
-                    assert result.as_numpy("OUTPUT0").tolist() == SENT.tolist()
-                    response = result.get_response()
-                    self.answers[
-                        response["model_version"] if isinstance(response, dict) else response.model_version
-                    ] += 1
-                except Exception as error:
-                    self.errors.append(str(error))
+def load_of(server: ServeProcess, model: str = "echo") -> Load:
+    ask = partial(echo, model)
+    return Load(over_both(server, one=ask, another=ask))
 
 
 def test_a_canary_that_fails_is_rolled_back_and_one_that_works_takes_over(server: ServeProcess, client: Client) -> None:
     client.traffic.update("risky", {"weights": {"1": 1}})
     plan = {"version": 2, "steps": [10, 100], "step_seconds": 30, "samples_min": 20}
     client.traffic.update("risky", {"canary": plan})
-    with Load(server, "risky") as load:
+    with load_of(server, "risky") as load:
         assert eventually(lambda: state_of(client, "risky") == "rolled_back", 30)
         failed = len(load.errors)
         time.sleep(0.5)
@@ -281,7 +250,7 @@ def test_a_canary_that_fails_is_rolled_back_and_one_that_works_takes_over(server
     client.traffic.update("echo", {"weights": {"1": 1}})
     plan = {"version": 2, "steps": [30, 100], "step_seconds": 1, "samples_min": 20, "p99_ratio_max": None}
     client.traffic.update("echo", {"canary": plan})
-    with Load(server) as load:
+    with load_of(server) as load:
         assert eventually(lambda: state_of(client, "echo") == "finished", 30)
     assert load.errors == []
     assert client.traffic.get("echo")["weights"] == {"2": 100.0}
@@ -354,9 +323,9 @@ def test_an_engine_that_follows_a_killed_one_has_the_traffic_and_the_canary(repo
 def test_an_upgrade_keeps_the_traffic_and_loses_no_request(repository: Path) -> None:
     with ServeProcess(repository, "--front-ends=2") as server, Client(server.http) as client:
         client.traffic.update("echo", {"weights": {"1": 1, "2": 1}})
-        with ThreadPoolExecutor(1) as pool, Load(server) as load:
+        with ThreadPoolExecutor(1) as pool, load_of(server) as load:
             done = pool.submit(run_command, "upgrade", str(server.process.pid)).result(110)
             assert done.returncode == 0, done.stderr
         assert load.errors == []
-        assert set(load.answers) == {"1", "2"}
+        assert set(load.results) == {"1", "2"}
         assert client.traffic.get("echo")["weights"] == {"1": 1.0, "2": 1.0}

@@ -9,21 +9,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as grpcclient
-import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from tests.process.test_guarded_server import ask, child, is_ready, kill_engine
 from tests.support.fork_server import run_command
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
+from tests.support.running_load import Load, Opened, echo, over_both
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
 # Sends one response, waits at a gate, and sends two more.
@@ -89,52 +90,8 @@ def upgrade(server: ServeProcess, *arguments: str) -> Any:
     return run_command("upgrade", str(server.process.pid), *arguments)
 
 
-class Load:
-    """Clients that send requests one after the other, each with numbers of its own, and check every answer."""
-
-    def __init__(self, server: ServeProcess) -> None:
-        self.answers = 0
-        self.errors: list[str] = []
-        self._server = server
-        self._is_over = threading.Event()
-        targets = [(module, model) for module in (httpclient, grpcclient) for model in ("echo", "worker")]
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, *target), daemon=True)
-            for number, target in enumerate(targets)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        assert eventually(lambda: self.answers > 2 * len(self._threads))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _run(self, number: int, module: Any, model: str) -> None:
-        address = self._server.http if module is httpclient else self._server.grpc
-        with module.InferenceServerClient(address) as client:
-            count = 0
-            while not self._is_over.wait(PAUSE_S):
-                count += 1
-                sent = np.array([[number, count, number * count, 1]], np.float32)
-                given = module.InferInput("INPUT0", sent.shape, "FP32")
-                given.set_data_from_numpy(sent)
-                try:
-                    received = client.infer(model, [given], request_id=f"{number}-{count}")
-                    assert received.as_numpy("OUTPUT0").tolist() == sent.tolist()
-                    assert _id_of(received) == f"{number}-{count}"
-                    self.answers += 1
-                except Exception as error:
-                    self.errors.append(f"{model} {module.__name__} {count}: {error}")
-
-
-def _id_of(received: Any) -> str:
-    response = received.get_response()
-    return str(response["id"] if isinstance(response, dict) else response.id)
+def clients_of(server: ServeProcess) -> dict[str, Opened]:
+    return over_both(server, echo=partial(echo, "echo"), worker=partial(echo, "worker"))
 
 
 def body(values: list[float]) -> bytes:
@@ -170,12 +127,11 @@ def add(
 
 def test_every_request_of_both_protocols_has_exactly_one_correct_answer(server: ServeProcess) -> None:
     before = child(server, "engine")
-    with Load(server) as load:
+    with Load(clients_of(server), PAUSE_S) as load:
         for number in (2, 3):
-            answers = load.answers
             done = upgrade(server)
             assert done.returncode == 0, done.stderr
-            assert eventually(lambda count=answers: load.answers > count + 50)  # type: ignore[misc]
+            load.goes_on(12)
             assert f"charonia.cli.serve_process engine_{number}" in " ".join(
                 child(server, f"engine_{number}").cmdline()
             )
@@ -253,7 +209,7 @@ def test_a_configuration_that_cannot_be_loaded_changes_nothing(server: ServeProc
     before = child(server, "engine")
     config = repository / "worker" / "config.pbtxt"
     text = config.read_text()
-    with Load(server) as load:
+    with Load(clients_of(server), PAUSE_S) as load:
         config.write_text("no configuration")
         failed = upgrade(server)
         config.write_text(text)
@@ -303,7 +259,7 @@ def test_another_interpreter_runs_the_new_engine_and_the_new_front_end(repositor
     few = ("--model-control-mode=explicit", "--load-model=echo", "--load-model=worker")  # their processes start cold
     with ServeProcess(repository, "--front-ends=1", *few) as server:
         missing = upgrade(server, "--python", str(tmp_path / "missing"))
-        with Load(server) as load:
+        with Load(clients_of(server), PAUSE_S) as load:
             done = upgrade(server, "--python", str(python))
             again = upgrade(server)
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from tests.platform.deployments.test_on_this_machine import ADA, Place
-from tests.process.test_replicas import Load
+from tests.process.test_replicas import load_of
 from tests.support.models import identity_pbtxt
 from tests.support.platform_models import add_version
 from tests.support.ports import free_ports
 from tests.support.process import eventually
+from tests.support.running_load import Load
 
 from charonia.platform.deployments import collector, reconciler, scaler
 from charonia.platform.deployments.collector import fetch_page
@@ -59,7 +60,7 @@ def with_servers(place: Place, count: int, **wanted: object) -> DeploymentView:
 
 
 def load_on(view: DeploymentView) -> Load:
-    return Load(view.http.removeprefix("http://"), view.grpc)
+    return load_of(view.http.removeprefix("http://"), view.grpc)
 
 
 def test_servers_come_and_go_and_are_upgraded_and_no_request_is_lost(place: Place) -> None:
@@ -70,15 +71,15 @@ def test_servers_come_and_go_and_are_upgraded_and_no_request_is_lost(place: Plac
     with load_on(first) as load:
         place.deployments.changes.change(ADA, "default", spec(1, 3))
         three = with_servers(place, 3, state="ready", serving=2)
-        load.goes_on()
+        load.goes_on(20)
         place.deployments.changes.change(ADA, "default", spec(2, 3))
         upgraded = with_servers(place, 3, state="ready", serving=3)
-        load.goes_on()
+        load.goes_on(20)
         place.end()  # the platform is away, then another one goes on
         place.begin()
         place.deployments.changes.change(ADA, "default", spec(2, 1))
         one = with_servers(place, 1, state="ready", serving=4)
-        load.goes_on()
+        load.goes_on(20)
 
     assert load.errors == []
     assert {each.http for each in (first, three, upgraded, one)} == {first.http}
@@ -102,7 +103,7 @@ def test_servers_are_added_while_requests_wait_and_closed_when_fewer_suffice(
 
     with load_on(one) as load:  # four clients, and one instance that takes 50 ms
         two = with_servers(place, 2, state="ready", serving=1)
-        load.goes_on()
+        load.goes_on(20)
     before = place.get().scaling
     again = with_servers(place, 1, state="ready", serving=1)
 
@@ -121,10 +122,10 @@ def test_one_that_is_killed_comes_back_beside_the_others_and_what_is_asked_reach
 
     with load_on(view) as load:
         os.kill(place.pid(), signal.SIGKILL)
-        load.goes_on()
+        load.goes_on(20)
         assert eventually(lambda: sum(replica.restarts for replica in place.get().replicas) == 1)
         with_servers(place, 2, state="ready")
-        load.goes_on()
+        load.goes_on(20)
     assert len(load.errors) <= len(load.answers), load.errors  # what was in flight at the one that was killed
     servers = place.deployments.servers
     servers.set_traffic(ADA, "default", "adder", "echo", {"weights": {"2": 100}})
