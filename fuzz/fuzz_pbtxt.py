@@ -152,7 +152,7 @@ def check(config: ModelConfig) -> None:
     unsupported(config)
     with suppress(ServingError):  # a clean refusal
         config, _ = derive_backend(config, "m.own", ["model.own", "model.onnx"])
-        config, _ = merge_signature(config, SIGNATURE, default_max_batch_size=4, model_name="m")
+        config, _ = merge_signature(config, SIGNATURE, default_max_batch_size=4)
     config = normalise(config, name="m", gpu_count=1, default_instance_count=1)
     assert normalise(config, name="m", gpu_count=1, default_instance_count=1) == config or "nan" in text
     validate(config, gpu_count=1)

@@ -228,7 +228,7 @@ FIXED = Signature((SignatureTensor("x", DataType.INT64, (1, 3)),), (SignatureTen
 
 
 def merged(text: str, signature: Signature, *, batch: int = 4) -> tuple[ModelConfig, list[str]]:
-    return merge_signature(parse(text), signature, default_max_batch_size=batch, model_name="m")
+    return merge_signature(parse(text), signature, default_max_batch_size=batch)
 
 
 def test_a_model_with_a_variable_first_dimension_batches() -> None:
@@ -320,7 +320,7 @@ def test_given_tensors_tell_whether_their_dims_have_the_batch(given: str, max_ba
 
 def test_batches_that_the_model_cannot_have_are_refused() -> None:
     with pytest.raises(ServingError, match="model does not support batching while non-zero max_batch_size") as caught:
-        merged("max_batch_size: 8", FIXED)
+        merged("name: 'm' max_batch_size: 8", FIXED)
 
     assert caught.value.message.startswith("autofill failed for model 'm'")
     assert "'x' [1, 3], 'y' []" in caught.value.message
@@ -426,7 +426,7 @@ def test_a_completed_configuration_is_valid_and_fits_its_model(
     signature = Signature(inputs, outputs)
     config, _ = derive_backend(ModelConfig(), "m", ["model.onnx"])
 
-    config, _ = merge_signature(config, signature, default_max_batch_size=batch, model_name="m")
+    config, _ = merge_signature(config, signature, default_max_batch_size=batch)
     config = normal(config)
 
     assert validate(config, gpu_count=0) == []

@@ -63,7 +63,7 @@ def test_what_is_added_is_not_completed_as_an_input_or_output_of_clients() -> No
         tuple(SignatureTensor(name, DataType.FP32, (-1, 1)) for name in ("OUT", "NEXT")),
     )
 
-    config, notes = merge_signature(parse(BATCHING), signature, default_max_batch_size=4, model_name="m")
+    config, notes = merge_signature(parse(BATCHING), signature, default_max_batch_size=4)
 
     assert [tensor.name for tensor in config.input] == ["IN"]
     assert [tensor.name for tensor in config.output] == ["OUT"]

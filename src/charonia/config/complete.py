@@ -215,7 +215,7 @@ def rows_batch_size(default: int) -> int:
 
 
 def merge_signature(
-    config: ModelConfig, signature: Signature, *, default_max_batch_size: int, model_name: str
+    config: ModelConfig, signature: Signature, *, default_max_batch_size: int
 ) -> tuple[ModelConfig, list[str]]:
     """Fill in inputs, outputs and batching from the model, without changing values of the configuration.
 
@@ -227,7 +227,6 @@ def merge_signature(
         config: The configuration so far.
         signature: The model's tensors.
         default_max_batch_size: Batch size to fill in; 0 for none.
-        model_name: For the error.
 
     Returns:
         The configuration, and a sentence for each value that was filled in.
@@ -239,7 +238,7 @@ def merge_signature(
         return config, []
     notes: list[str] = []
     if config.max_batch_size > 0:
-        _require_batching(signature, model_name)
+        _require_batching(signature, config.name)
     elif default_max_batch_size > 0 and _may_batch(config, signature):
         config = replace(config, max_batch_size=default_max_batch_size)
         notes.append(f"max_batch_size: {default_max_batch_size}, as the first dimension of every tensor is variable")

@@ -329,7 +329,7 @@ class ArrayBackend(PlannedBackend[Plan, Model]):
             return Completion(config)
         signature, remarks = await self.inspect(files, config, self.plan(config, settings))
         size = self.batch_size(settings)
-        merged, notes = merge_signature(config, signature, default_max_batch_size=size, model_name=config.name)
+        merged, notes = merge_signature(config, signature, default_max_batch_size=size)
         return Completion(merged, (*notes, *remarks))
 
 

@@ -9,6 +9,11 @@ from charonia.server.ensembles.configuration import STEP_PATH, composition_probl
 from charonia.server.ensembles.plan import EnsemblePlan, Labels, key_of
 from charonia.server.lifecycle.loader import LoadedVersion
 
+Find = Callable[[str, int], LoadedVersion | None]
+"""Returns a version of a model that answers; version 0 means the highest. None where there is none."""
+Failure = Callable[[str], str | None]
+"""Returns why a model is not loaded, "" where nothing is known; None where there is no such model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Composition:
@@ -29,20 +34,7 @@ class Composition:
         return tuple(dict.fromkeys(key_of(step) for step in scheduling_of(self.config).step))
 
 
-class Members:
-    """Looks up the models that an ensemble may need, while its plan is made.
-
-    Args:
-        find: Returns a version of a model that answers; version 0 means the highest. None where there is none.
-        failure: Returns why a model is not loaded, "" where nothing is known; None where there is no such model.
-    """
-
-    def __init__(self, find: Callable[[str, int], LoadedVersion | None], failure: Callable[[str], str | None]) -> None:
-        self.find = find
-        self.failure = failure
-
-
-def plan_of(composition: Composition, members: Members) -> EnsemblePlan:
+def plan_of(composition: Composition, find: Find, failure: Failure) -> EnsemblePlan:
     """Return the plan of an ensemble over the models of its steps that answer now.
 
     Raises:
@@ -50,8 +42,8 @@ def plan_of(composition: Composition, members: Members) -> EnsemblePlan:
     """
     config = composition.config
     steps = scheduling_of(config).step
-    found = [members.find(key_of(step), max(0, step.model_version)) for step in steps]
-    problems = _missing(config, found, members)
+    found = [find(key_of(step), max(0, step.model_version)) for step in steps]
+    problems = _missing(config, found, find, failure)
     problems += composition_problems(config, [None if version is None else version.runner.config for version in found])
     loaded = [version for version in found if version is not None]
     if len(loaded) < len(found):
@@ -108,7 +100,7 @@ def dependents(name: str, compositions: Mapping[str, Composition]) -> list[str]:
     return ordered
 
 
-def _missing(config: ModelConfig, found: list[LoadedVersion | None], members: Members) -> list[Problem]:
+def _missing(config: ModelConfig, found: list[LoadedVersion | None], find: Find, failure_of: Failure) -> list[Problem]:
     name = config.name
     problems = []
     unknown = []
@@ -116,11 +108,11 @@ def _missing(config: ModelConfig, found: list[LoadedVersion | None], members: Me
         if version is not None:
             continue
         model = step.model_name
-        failure = members.failure(key_of(step))
+        failure = failure_of(key_of(step))
         if failure is None:
             unknown.append(model)
             continue
-        if members.find(key_of(step), 0) is not None:
+        if find(key_of(step), 0) is not None:
             message = (
                 f"ensemble '{name}' depends on '{model}' whose required version {step.model_version} is not loaded."
             )

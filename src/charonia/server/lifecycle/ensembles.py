@@ -9,7 +9,7 @@ from charonia.core.request import InferRequest
 from charonia.core.response import Reply, Ticket
 from charonia.server.ensembles.call import EnsembleRunner, Infer, InferAtOnce, never_at_once
 from charonia.server.ensembles.plan import EnsemblePlan
-from charonia.server.lifecycle.ensemble_dependencies import Composition, Members, cycle, dependents, plan_of
+from charonia.server.lifecycle.ensemble_dependencies import Composition, cycle, dependents, plan_of
 from charonia.server.lifecycle.entries import AMBIGUOUS, ModelEntry, VersionEntry
 from charonia.server.lifecycle.loader import LoadedVersion, behind_cache, ensemble_namespace
 from charonia.server.lifecycle.model_table import ModelTable
@@ -41,7 +41,6 @@ class Ensembles:
         self._table = table
         self._models = table.models
         self._cache = cache
-        self._members = Members(self._answering, self._failure)
 
     def note(self, model: ModelEntry, composition: Composition) -> None:
         """Record the composition of an ensemble.
@@ -91,7 +90,7 @@ class Ensembles:
         Raises:
             ServingError: INVALID_ARG with everything that does not fit.
         """
-        return self._load(version, plan_of(composition, self._members), self._namespace(composition))
+        return self._load(version, plan_of(composition, self._answering, self._failure), self._namespace(composition))
 
     def follow(self, name: str) -> None:
         """Update the ensembles that contain a model, and the model itself where it is an ensemble."""
@@ -101,7 +100,7 @@ class Ensembles:
             if model is None or model.composition is None or model.lock.locked():
                 continue
             try:
-                plan = plan_of(model.composition, self._members)
+                plan = plan_of(model.composition, self._answering, self._failure)
             except ServingError as error:
                 self._take_down(model, model.composition, str(error))
             else:

@@ -72,9 +72,7 @@ class ImageBackend(PlannedBackend[ImagePlan, ImageModel]):
         check_problems(config.name, _batch_problems(config, plan))
         can_batch = plan.frame.fixed is not None and not _takes_bytes(config)
         signature = _signature(config, plan, is_batched=can_batch)
-        merged, notes = merge_signature(
-            config, signature, default_max_batch_size=settings.default_max_batch_size, model_name=config.name
-        )
+        merged, notes = merge_signature(config, signature, default_max_batch_size=settings.default_max_batch_size)
         notes = [note.replace("from the model", "from the parameters") for note in notes]
         if not merged.instance_group:
             merged = replace(merged, instance_group=(InstanceGroup(count=INSTANCES),))

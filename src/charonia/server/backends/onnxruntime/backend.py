@@ -569,7 +569,7 @@ class OnnxRuntimeBackend(PlannedBackend[SessionPlan, LoadedModel]):
                 f"max_batch_size: 0, as dimension '{no_batch}' is the first of one tensor and a later one of another"
             )
             remarks.append(sentence)
-        merged, notes = merge_signature(config, required, default_max_batch_size=batch_size, model_name=config.name)
+        merged, notes = merge_signature(config, required, default_max_batch_size=batch_size)
 
         def opened(tensor: _Port, kind: str, is_given: object) -> _Port:
             if is_given or tensor.name not in shapeless:

@@ -177,9 +177,7 @@ class PyTorchBackend(PlannedBackend[RunPlan, PyTorchModel]):
         found = await in_passing_thread(source.inspect, config, plan)
         if found.signature is not None:
             size = settings.default_max_batch_size
-            config, merged = merge_signature(
-                config, found.signature, default_max_batch_size=size, model_name=config.name
-            )
+            config, merged = merge_signature(config, found.signature, default_max_batch_size=size)
             notes += merged
         return Completion(config, (*notes, *found.notes))
 

@@ -618,9 +618,7 @@ class TensorRtBackend(PlannedBackend[PlanOptions, TensorRtModel]):
                 f"but TensorRT engine only supports max-batch {largest}"
             )
         may_batch = all(tensor.is_shape or tensor.shape[:1] == (-1,) for tensor in plan.tensors)
-        config, notes = merge_signature(
-            config, plan.signature(batched=may_batch), default_max_batch_size=largest, model_name=config.name
-        )
+        config, notes = merge_signature(config, plan.signature(batched=may_batch), default_max_batch_size=largest)
         shapes = {tensor.name for tensor in plan.tensors if tensor.is_shape}
         completed = replace(config, input=_marked(config.input, shapes), output=_marked(config.output, shapes))
         return Completion(completed, tuple(notes))
