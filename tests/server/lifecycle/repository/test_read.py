@@ -45,13 +45,6 @@ def test_a_named_variant_is_used_where_it_exists_and_config_pbtxt_elsewhere(make
     assert fallback_path == folder.path / "config.pbtxt"
 
 
-def test_a_mistake_in_the_file_is_reported_with_its_path(make_folder: MakeFolder) -> None:
-    folder = make_folder({"config.pbtxt": b"max_bach_size: 4"})
-
-    with pytest.raises(ServingError, match=r"^/.*/m/config\.pbtxt line 1, .*max_bach_size"):
-        read_config(folder)
-
-
 def test_a_comment_in_another_encoding_does_no_harm(make_folder: MakeFolder) -> None:
     folder = make_folder({"config.pbtxt": "# 你好\nmax_batch_size: 4".encode("gbk")})
 
@@ -59,21 +52,6 @@ def test_a_comment_in_another_encoding_does_no_harm(make_folder: MakeFolder) -> 
 
     assert config is not None
     assert config.max_batch_size == 4
-
-
-def test_a_file_that_is_no_text_is_refused(make_folder: MakeFolder) -> None:
-    folder = make_folder({"config.pbtxt": b'name: "\xff"'})
-
-    with pytest.raises(ServingError, match=r"config\.pbtxt line 1: byte 0xff is not UTF-8"):
-        read_config(folder)
-
-
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_a_file_in_utf_16_is_called_that(make_folder: MakeFolder, encoding: str) -> None:
-    folder = make_folder({"config.pbtxt": "\ufeffname: 'a'".encode(encoding)})
-
-    with pytest.raises(ServingError, match=r"config\.pbtxt: expected UTF-8, got UTF-16"):
-        read_config(folder)
 
 
 def test_a_huge_file_is_refused_before_it_is_parsed(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +62,22 @@ def test_a_huge_file_is_refused_before_it_is_parsed(make_folder: MakeFolder, mon
         read_config(folder)
 
 
-def test_a_folder_in_place_of_the_file_is_refused(make_folder: MakeFolder) -> None:
-    folder = make_folder({"config.pbtxt/": b""})
-
-    with pytest.raises(ServingError, match=r"config\.pbtxt: is a directory"):
-        read_config(folder)
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.pbtxt": b"max_bach_size: 4"}, r"^/.*/m/config\.pbtxt line 1, .*max_bach_size"),
+        ({"config.pbtxt": b'name: "\xff"'}, r"config\.pbtxt line 1: byte 0xff is not UTF-8"),
+        ({"config.pbtxt": "\ufeffname: 'a'".encode("utf-16-le")}, r"config\.pbtxt: expected UTF-8, got UTF-16"),
+        ({"config.pbtxt": "\ufeffname: 'a'".encode("utf-16-be")}, r"config\.pbtxt: expected UTF-8, got UTF-16"),
+        ({"config.pbtxt/": b""}, r"config\.pbtxt: is a directory"),
+    ],
+    ids=["mistake", "no text", "utf-16-le", "utf-16-be", "folder"],
+)
+def test_what_cannot_be_read_is_said_with_the_path(
+    make_folder: MakeFolder, files: Mapping[str, bytes], message: str
+) -> None:
+    with pytest.raises(ServingError, match=message):
+        read_config(make_folder(files))
 
 
 def test_the_configured_name_must_be_the_folders(make_folder: MakeFolder) -> None:
