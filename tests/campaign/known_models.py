@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
+from tests.support.models import COUNT, COUNT_PBTXT, PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
 
 from charonia.core.dtypes import DataType
@@ -72,20 +72,6 @@ class TritonPythonModel:
         return responses
 '''
 )
-COUNT = (
-    _HEAD
-    + '''
-class TritonPythonModel:
-    """Sends NUMBER = 0, 1, ... below UPTO, a response each."""
-
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-'''
-)
 NUMBERED = (
     _HEAD
     + '''
@@ -139,10 +125,7 @@ def write_repository(repository: Path) -> None:
     write_model(repository, "bls", BLS, config=bls)
     upper = _pbtxt("text_input", "text_output", "TYPE_STRING", "1", 'backend: "python"\n')
     write_model(repository, "upper", UPPER, config=upper)
-    count = _pbtxt(
-        "UPTO", "NUMBER", "TYPE_INT32", "1", 'backend: "python"\nmodel_transaction_policy { decoupled: true }'
-    )
-    write_model(repository, "count", COUNT, config=count)
+    write_model(repository, "count", COUNT, config=COUNT_PBTXT)
     sums = sequence_pbtxt("max_sequence_idle_microseconds: 600000000 oldest { max_candidate_sequences: 256 }")
     write_model(repository, "sums", SUM_BY_ID, config=sums)
     for name in CHANGING:

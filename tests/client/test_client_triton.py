@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.client_servers import ask
-from tests.support.models import PYTHON_IDENTITY, write_model
+from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, streaming, write_model
 from tests.support.ports import free_port
 
 from charonia.client import Client, ClientError, Failure, SharedMemoryRegion
@@ -30,26 +30,6 @@ from charonia.wire.transport import RequestForm, SharedTensor
 TRITON = Path(os.environ.get("CHARONIA_PEERS", Path.home() / ".cache" / "charonia-peers")) / "bin" / "tritonserver"
 START_SECONDS_MAX = 60.0
 
-REPEAT = """\
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for value in pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy().ravel():
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.array([value]))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-CONFIG = """\
-backend: "python"
-input [ {{ name: "INPUT0" data_type: {datatype} dims: [ -1 ] }} ]
-output [ {{ name: "OUTPUT0" data_type: {datatype} dims: [ -1 ] }} ]
-model_transaction_policy {{ decoupled: {decoupled} }}
-"""
-
 
 def is_ready(url: str) -> bool:
     with Client(url) as client:
@@ -61,9 +41,12 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     if not TRITON.exists():
         pytest.skip("Triton is not installed: bench/peers.sh installs it")
     folder = tmp_path_factory.mktemp("triton")
-    for name, datatype in (("numbers", "TYPE_FP32"), ("text", "TYPE_STRING")):
-        write_model(folder, name, PYTHON_IDENTITY, config=CONFIG.format(datatype=datatype, decoupled="false"))
-    write_model(folder, "repeat", REPEAT, config=CONFIG.format(datatype="TYPE_INT32", decoupled="true"))
+    for name, datatype in (("numbers", DataType.FP32), ("text", DataType.BYTES)):
+        config = identity_pbtxt("python", datatype, (-1,), max_batch_size=0)
+        write_model(folder, name, PYTHON_IDENTITY, config=config)
+    decoupled = "model_transaction_policy { decoupled: true }"
+    config = identity_pbtxt("python", DataType.INT32, (-1,), max_batch_size=0, more=decoupled)
+    write_model(folder, "repeat", streaming("array.reshape(-1, 1)"), config=config)
     http, grpc = free_port(), free_port()
     command = [
         *(str(TRITON), f"--model-repository={folder}", "--model-control-mode=explicit", "--load-model=*"),

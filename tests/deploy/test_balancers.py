@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.balancers import Balancer, every_balancer
-from tests.support.models import identity, identity_pbtxt, write_model
+from tests.support.models import COUNT_PBTXT, NUMBERS_BELOW, identity, identity_pbtxt, streaming, write_model
 from tests.support.process import ServeProcess, eventually
 from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
 
@@ -30,28 +30,6 @@ LARGE_BYTES = 16 << 20
 STEPS = 5
 SENDERS = 4  # for each protocol
 
-COUNT = """
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
-                time.sleep(0.2)
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-COUNT_CONFIG = """
-backend: "python"
-input { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
-model_transaction_policy { decoupled: true }
-"""
-
 Servers = Sequence[ServeProcess]
 
 CLIENTS = [pytest.param(http_client, id="http"), pytest.param(grpc_client, id="grpc")]
@@ -61,7 +39,8 @@ CLIENTS = [pytest.param(http_client, id="http"), pytest.param(grpc_client, id="g
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "identity", identity(DataType.FP32, ("n",)))
-    write_model(folder, "count", COUNT, config=COUNT_CONFIG)
+    counting = streaming(NUMBERS_BELOW, "NUMBER", pause_s=0.2)
+    write_model(folder, "count", counting, config=COUNT_PBTXT)
     write_model(
         folder,
         "sum",

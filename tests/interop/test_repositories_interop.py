@@ -4,27 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, write_model
+from tests.support.models import ADDING, PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.peers import Pair
 
-ADDING = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array + {0})]))
-        return answers
-"""
-TENSORS = """\
-max_batch_size: 4
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-"""
-CONFIG = 'backend: "python"\n' + TENSORS
+CONFIG = identity_pbtxt("python", dims=(2,), max_batch_size=4)
 REQUEST = {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 AGENTS = 'model_repository_agents {{ agents {{ name: "{0}" }} }}'
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2
 
@@ -15,11 +15,7 @@ from charonia.cli import perf
 from charonia.cli.perf import ExitStatus
 from charonia.client import Client
 
-CONFIG = """\
-backend: "python"
-input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2 ] }
-"""
+CONFIG = identity_pbtxt("python", dims=(2,), max_batch_size=0)
 REQUEST = {"id": "r", "inputs": [{"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1, 2.5]}]}
 SERVER, MODEL, LOG = "/v2/trace/setting", "/v2/models/echo/trace/setting", "/v2/logging"
 

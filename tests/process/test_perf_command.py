@@ -16,7 +16,7 @@ import pytest
 import tritonclient.http as httpclient
 import trustme
 from tests.support.fork_server import run_command
-from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, streaming, write_model
 from tests.support.process import ServeProcess
 
 from charonia.core.dtypes import DataType
@@ -26,20 +26,6 @@ SECONDS_MAX = 180
 
 FAST = ("--measurement-interval", "100", "--stability-percentage", "1e9", "--max-trials", "1000")
 """Short windows, and any of them are stable as soon as three one after the other have answers."""
-
-THREE_RESPONSES = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            sender = request.get_response_sender()
-            for _ in range(3):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 
 SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
     "        responses = []", "        time.sleep(0.02)\n        responses = []"
@@ -71,7 +57,7 @@ def write_models(repository: Path) -> None:
     write_model(repository, "python", PYTHON_IDENTITY, config=identity_pbtxt("python"))
     write_model(repository, "slow", SLOW, config=identity_pbtxt("python", max_batch_size=0))
     decoupled = identity_pbtxt("python", more="model_transaction_policy { decoupled: true }")
-    write_model(repository, "decoupled", THREE_RESPONSES, config=decoupled)
+    write_model(repository, "decoupled", streaming("[array] * 3"), config=decoupled)
 
 
 @pytest.fixture(scope="module")

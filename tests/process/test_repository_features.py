@@ -13,22 +13,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, mlp, write_model
+from tests.support.models import ADDING, PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, mlp, write_model
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
-ADDING = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = []
-        for request in requests:
-            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array + {0})]))
-        return answers
-"""
 WHERE = """\
 import os
 

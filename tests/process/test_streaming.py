@@ -10,29 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tests.support.models import write_model
+from tests.support.models import COUNT, COUNT_PBTXT, write_model
 from tests.support.process import SHAPES, ServeProcess
 
-COUNT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            upto = int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])
-            for number in range(upto):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-COUNT_CONFIG = """
-backend: "python"
-input [ { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] } ]
-output [ { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] } ]
-model_transaction_policy { decoupled: true }
-"""
 SQUARE = """
 import triton_python_backend_utils as pb_utils
 
@@ -62,7 +42,7 @@ ensemble_scheduling { step [
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "count", COUNT, config=COUNT_CONFIG)
+    write_model(folder, "count", COUNT, config=COUNT_PBTXT)
     write_model(folder, "square", SQUARE, config=SQUARE_CONFIG)
     write_model(folder, "squares", "", config=SQUARES_CONFIG)
     return folder

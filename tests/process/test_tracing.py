@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, streaming, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
 
@@ -39,17 +39,6 @@ class TritonPythonModel:
             answers.append(pb_utils.InferenceResponse([output], parameters={"context": context or ""}))
         return answers
 """
-STREAMER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for _ in range(3):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 VALUES = np.array([1.5, 2], np.float32)
 
@@ -59,7 +48,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("models")
     write_model(made, "echo", "", config=IDENTITY)
     write_model(made, "caller", CALLER, config=PYTHON)
-    write_model(made, "streamer", STREAMER, config=DECOUPLED)
+    write_model(made, "streamer", streaming("[array] * 3"), config=DECOUPLED)
     write_model(made, "both", "", config=chain_pbtxt("caller", dims=(2,), max_batch_size=0))
     return made
 

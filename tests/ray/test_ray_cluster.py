@@ -21,7 +21,7 @@ import tritonclient.http as httpclient
 import yaml
 from ray import serve
 from tests.ray.cluster import ENVIRONMENT, Cluster, cluster, load, wait_until
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import COUNT, COUNT_PBTXT, identity_pbtxt, write_model
 from tritonclient.utils import InferenceServerException
 
 import charonia.ray
@@ -39,24 +39,6 @@ class TritonPythonModel:
         time.sleep(0.03)
         arrays = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]) for array in arrays]
-"""
-COUNT = """
-backend: "python"
-input { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
-model_transaction_policy { decoupled: true }
-"""
-COUNT_MODEL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "UPTO").as_numpy()[0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("NUMBER", np.array([number], np.int32))]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 CALLER = """
 backend: "python"
@@ -105,7 +87,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_model(root / "own", "identity", b"", config=IDENTITY)
     write_model(root / "own", "slow", SLOW_MODEL, config=SLOW)
-    write_model(root / "own", "count", COUNT_MODEL, config=COUNT)
+    write_model(root / "own", "count", COUNT, config=COUNT_PBTXT)
     write_model(root / "own", "caller", CALLER_MODEL, config=CALLER)
     write_model(root / "texts", "upper", UPPER_MODEL, config=UPPER)
     return root

@@ -29,6 +29,47 @@ class TritonPythonModel:
 '''
 """`model.py` of a Python model with input INPUT0 and output OUTPUT0."""
 
+ADDING = PYTHON_IDENTITY.replace("as_numpy()", "as_numpy() + {0}")
+"""The same of a model that adds what the text is formatted with."""
+
+
+def streaming(responses: str, output: str = "OUTPUT0", *, pause_s: float = 0.0) -> str:
+    """Return `model.py` of a model that sends any number of responses.
+
+    Args:
+        responses: What they are, as an expression of the input `array`.
+        output: Name of the output.
+        pause_s: Time after each of them.
+    """
+    return f'''\
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            array = request.inputs()[0].as_numpy()
+            for response in {responses}:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("{output}", response)]))
+                time.sleep({pause_s})
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+'''
+
+
+NUMBERS_BELOW = "(np.array([number], np.int32) for number in range(int(array[0])))"
+COUNT = streaming(NUMBERS_BELOW, "NUMBER")
+"""`model.py` that sends the numbers below UPTO one by one."""
+
+COUNT_PBTXT = """\
+backend: "python"
+input { name: "UPTO" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+"""
+
 _BATCH = "batch"
 
 

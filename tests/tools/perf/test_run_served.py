@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
+from tests.support.models import chain_pbtxt, identity_pbtxt, streaming, write_model
 from tests.support.process import ServeProcess
 
 from charonia.client.sync_client import Client
@@ -28,24 +28,6 @@ from charonia.tools.perf.run import ask, run
 from charonia.tools.perf.worker import ABANDONED_S_MAX
 from charonia.tools.results.records import LoadLevel, LoadMode, PerfRun, Verdict
 
-REPEATING = '''
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    """Gives each request three responses, not all at once."""
-
-    def execute(self, requests):
-        for request in requests:
-            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            sender = request.get_response_sender()
-            for _ in range(3):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
-                time.sleep(0.002)
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-'''
 ANSWERED = MeasurePlan(MeasurementMode.COUNT_WINDOWS, window_request_count=1, trials_max=1)
 
 
@@ -55,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     write_model(repository, "same", "", config=identity_pbtxt(dims=(4,), max_batch_size=8))
     decoupled = "model_transaction_policy { decoupled: true }"
     repeating = identity_pbtxt("python", dims=(4,), max_batch_size=0, more=decoupled)
-    write_model(repository, "again", REPEATING, config=repeating)
+    write_model(repository, "again", streaming("[array] * 3", pause_s=0.002), config=repeating)
     write_model(repository, "both", "", config=chain_pbtxt("same", "same", dims=(4,), max_batch_size=8))
     with ServeProcess(repository) as process:
         yield process
