@@ -267,17 +267,6 @@ def test_the_first_runs_of_several_threads_do_not_wait_for_one_another_for_ever(
     subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=60, check=True)
 
 
-def test_answers_are_written_where_no_later_run_writes(tmp_path: Path) -> None:
-    files = files_of(tmp_path, layer())
-    instance = load(files, complete(files).config)
-    first = ask(instance, x=np.ones((2, 16), np.float32))["scores"]
-    copy = first.copy()
-
-    ask(instance, x=np.zeros((2, 16), np.float32))
-
-    np.testing.assert_array_equal(first, copy)
-
-
 def properties(files: ModelFiles, config: ModelConfig, threads: int = 2) -> Callable[[str], Any]:
     instance = load(files, config, place=Placement("m_0", InstanceKind.KIND_CPU, 0, threads))
     found: Callable[[str], Any] = instance._request.get_compiled_model().get_property

@@ -451,16 +451,6 @@ def test_a_configuration_that_contradicts_the_estimator_is_refused(folder: Path,
     assert problem in refusal(folder, f"max_batch_size: 4 {text}").message
 
 
-def test_unknown_parameters_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(folder, LOGISTIC)
-    config, _ = completed(folder, 'parameters { key: "N_JOB" value { string_value: "2" } }')
-
-    with caplog.at_level(logging.WARNING):
-        answer(folder, config, {"X": ROWS[:1]})
-
-    assert "no parameter 'N_JOB', it has no effect; did you mean 'N_JOBS'?" in caplog.text
-
-
 def test_what_the_estimator_refuses_and_what_it_fails_on_are_told_apart(folder: Path) -> None:
     joblib.dump(Odd().fit(ROWS, CLASSES), folder / "1" / "model.joblib")
     config, _ = completed(folder, TRUSTED)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.backends import version_of
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError
-from charonia.server.backends.api import BackendSettings, ModelFiles
+from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.vllm.backend import POOLING_ROUTES, ROUTES, VllmBackend, engine_options
 from charonia.wire.openai_models import model_ids
 
@@ -87,15 +88,13 @@ def test_what_is_wrong_is_named(arguments: str, loras: str | None, parameters: d
     assert message in caught.value.message
 
 
-def completed(folder: Path, config: ModelConfig) -> ModelConfig:
-    files = ModelFiles(folder, 1, folder / "1")
-    return asyncio.run(VllmBackend().complete(files, config, BackendSettings())).config
+def completed(folder: Path, files: dict[str, bytes], **parameters: str) -> ModelConfig:
+    config = ModelConfig(name="lm", parameters=parameters)
+    return asyncio.run(VllmBackend().complete(version_of(folder, **files), config, BackendSettings())).config
 
 
 def test_a_configuration_is_completed_as_tritons(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.json").write_text(MODEL)
-    config = completed(tmp_path, ModelConfig(name="lm"))
+    config = completed(tmp_path, {"model_json": MODEL.encode()})
     assert [each.name for each in config.input] == [
         "text_input",
         "stream",
@@ -116,24 +115,21 @@ def test_a_configuration_is_completed_as_tritons(tmp_path: Path) -> None:
 
 
 def test_a_model_that_pools_has_the_route_of_embeddings(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.json").write_text('{"model": "m", "runner": "pooling"}')
-    assert completed(tmp_path, ModelConfig(name="lm")).parameters["openai_routes"] == ",".join(POOLING_ROUTES)
-    (tmp_path / "1" / "model.json").write_text(MODEL)
-    found = completed(tmp_path, ModelConfig(name="lm", parameters={"runner": "pooling"}))
-    assert found.parameters["openai_routes"] == ",".join(POOLING_ROUTES)
+    by_file = completed(tmp_path, {"model_json": b'{"model": "m", "runner": "pooling"}'})
+    by_parameter = completed(tmp_path, {"model_json": MODEL.encode()}, runner="pooling")
+    for found in (by_file, by_parameter):
+        assert found.parameters["openai_routes"] == ",".join(POOLING_ROUTES)
 
 
 def test_adapters_are_names_for_clients_of_openai(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    (tmp_path / "1" / "model.json").write_text(MODEL)
     (tmp_path / "1" / "multi_lora.json").write_text('{"sql": "/loras/sql", "doll": "doll"}')
-    assert "lora_adapters" not in completed(tmp_path, ModelConfig(name="lm")).parameters
-    config = completed(tmp_path, ModelConfig(name="lm", parameters={"enable_lora": "true"}))
+    files = {"model_json": MODEL.encode()}
+    assert "lora_adapters" not in completed(tmp_path, files).parameters
+    config = completed(tmp_path, files, enable_lora="true")
     assert model_ids(config) == ["lm", "lm:sql", "lm:doll"]
 
 
 def test_a_version_without_arguments_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir()
     with pytest.raises(ServingError, match=r"version 1 has no file model\.json"):
-        completed(tmp_path, ModelConfig(name="lm"))
+        completed(tmp_path, {})
