@@ -1,5 +1,6 @@
 """A `charonia serve` process for tests: free ports, captured log, certain end; and how to wait for other processes."""
 
+import asyncio
 import contextlib
 import re
 import signal
@@ -55,6 +56,13 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Let the event loop run until a condition holds, which it must within so many seconds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 class ServeProcess:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
-from tests.support.process import wait_until_ended
+from tests.support.process import until, wait_until_ended
 
 from charonia.server.app import new_event_loop
 from charonia.server.guard.notify import RECORD_VARIABLE, read_record
@@ -71,12 +71,6 @@ def records(folder: Path) -> dict[str, ProcessRecord]:
 
 def log_shows(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return re.search(text, caplog.text) is not None
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def serve(

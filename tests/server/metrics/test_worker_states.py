@@ -1,13 +1,12 @@
 """What the engine says of a Python model whose worker processes die: readiness, index and metrics."""
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.models import write_model
+from tests.support.process import until
 
 from charonia.core.metadata import ModelIndexEntry, ModelState, ServerMetadata
 from charonia.core.statistics import WorkerState
@@ -37,11 +36,6 @@ input { name: "IN" data_type: TYPE_FP32 dims: 1 }
 output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
 instance_group { count: 2 kind: KIND_CPU }
 """
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 async def test_a_model_is_ready_while_one_of_its_workers_is_and_says_what_happened_to_the_others(

@@ -13,6 +13,7 @@ import pytest
 from tests.server.lifecycle.test_lifecycle import CONFIG, Harness, write_model
 from tests.support import models
 from tests.support.closing import InLoop
+from tests.support.process import until
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -82,12 +83,6 @@ async def serving(path: Path, config: str = ALL) -> AsyncIterator[Served]:
     await harness.lifecycle.drain()
     harness.traffic.close()
     assert (harness.backend.open_models, harness.backend.open_instances) == (0, 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,22 +3,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import psutil
+from tests.support.process import eventually
 
 from charonia.server.backends.workers import reaper as reaper_module
 from charonia.server.backends.workers.reaper import Reaper
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def group() -> "subprocess.Popen[bytes]":
@@ -33,7 +23,7 @@ def test_at_the_end_of_its_input_it_kills_the_groups_that_are_left() -> None:
     with group() as left, group() as ended:
         run(f"+{left.pid}\n+{ended.pid}\n-{ended.pid}\n+999999999\n")
 
-        assert wait_until(lambda: left.poll() is not None)
+        assert eventually(lambda: left.poll() is not None)
         assert ended.poll() is None
         ended.kill()
 
@@ -50,7 +40,7 @@ def test_one_that_was_killed_is_replaced_and_told_everything_again() -> None:
 
         assert reaper._pid != killed.pid
         os.close(reaper._pipe)
-        assert wait_until(lambda: None not in (first.poll(), second.poll()))
+        assert eventually(lambda: None not in (first.poll(), second.poll()))
         os.waitpid(reaper._pid, 0)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import uvloop
-from tests.support.process import shared_memory_of
+from tests.support.process import eventually, shared_memory_of
 from tests.support.python_model import HEAD, IDENTITY, array_of, config, error_of, load, request, write
 
 from charonia.config.kinds import InstanceKind
@@ -56,15 +56,6 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 async def test_a_number_of_threads_in_the_environment_is_that_of_all_libraries(
@@ -109,7 +100,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
     assert "exited with status 3" in error_of(result).message
     assert time.monotonic() - start < 40  # the child would have gone on for a minute
     if has_pidfd:
-        assert wait_until(lambda: not is_running(child))
+        assert eventually(lambda: not is_running(child))
     else:
         os.kill(child, signal.SIGKILL)
     (result,) = await loaded.run([request(ZERO)])
@@ -117,7 +108,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
     await loaded.close()
     if is_running(last) and not has_pidfd:
         os.kill(last, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(last))
+    assert eventually(lambda: not is_running(last))
 
 
 async def test_what_a_forked_child_logs_reaches_the_log_as_output(
@@ -224,7 +215,7 @@ asyncio.run(main())
 
         server.kill()
 
-    assert wait_until(lambda: not any(is_running(pid) for pid in everything))
+    assert eventually(lambda: not any(is_running(pid) for pid in everything))
 
 
 async def test_only_the_last_lines_of_output_are_in_the_error(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Repositories in a real S3 server on this machine, served to the stock clients."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
 from tests.support.models import identity, identity_pbtxt
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 from tests.support.s3_server import S3, s3_server, virtual_hosts
 from tritonclient.utils import InferenceServerException
 
@@ -34,13 +33,6 @@ WAIT_S = 60.0
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     with s3_server(monkeypatch) as server:
         yield server
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def infer(client: Any, library: Any, model: str = "m", output: str = "OUTPUT0") -> list[float]:
@@ -125,12 +117,12 @@ def test_a_change_in_the_bucket_is_followed_and_only_what_changed_is_fetched(s3:
         http_client.InferenceServerClient(server.http) as client,
     ):
         s3.put("m/config.pbtxt", CONFIG + 'metric_tags { key: "state" value: "new" }')
-        until(lambda: client.get_model_config("m").get("metric_tags") == {"state": "new"})
+        assert eventually(lambda: client.get_model_config("m").get("metric_tags") == {"state": "new"})
         s3.put("n/1/model.onnx", identity(dims=(4,)))
-        until(lambda: bool(client.is_model_ready("n")))
+        assert eventually(lambda: bool(client.is_model_ready("n")))
         s3.delete("m/config.pbtxt")
         s3.delete("m/1/model.onnx")
-        until(lambda: not client.is_model_ready("m"))
+        assert eventually(lambda: not client.is_model_ready("m"))
 
     assert "fetching 1 of 2 files of 'm'" in server.log
 
@@ -145,11 +137,11 @@ def test_models_stay_while_the_store_is_down_and_what_failed_comes_when_it_is_ba
         http_client.InferenceServerClient(server.http) as client,
     ):
         s3.stop()
-        until(lambda: "the last successful scan of it is used" in server.log)
+        assert eventually(lambda: "the last successful scan of it is used" in server.log)
         assert infer(client, http_client) == [1, 2, 3, 4]
         s3.start()
         s3.put("n/1/model.onnx", identity(dims=(4,)))
-        until(lambda: bool(client.is_model_ready("n")))
+        assert eventually(lambda: bool(client.is_model_ready("n")))
 
 
 def test_a_load_request_looks_into_the_bucket(s3: S3, tmp_path: Path) -> None:
@@ -197,7 +189,7 @@ def test_a_server_that_may_wait_for_its_store_is_not_ready_until_it_has_the_mode
         assert client.is_server_live()
         assert not client.is_server_ready()
         s3.start()
-        until(client.is_server_ready)
+        assert eventually(client.is_server_ready)
         assert infer(client, http_client) == [1, 2, 3, 4]
 
 
