@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import psutil
@@ -159,8 +158,7 @@ def test_the_image_runs_the_compiled_form(models: Path) -> None:
     config = image_config()
     with ImageServer(models) as server:
         metadata = http_client.InferenceServerClient(server.http).get_server_metadata()
-        with urlopen(f"http://{server.metrics}/metrics") as page:
-            metrics = page.read().decode()
+        metrics = server.metrics_page()
     with Contained(models, config["User"], ["charonia", "doctor"], stdout=subprocess.PIPE) as doctor:
         checked, _ = doctor.communicate()
 

@@ -76,14 +76,9 @@ MLP = ModelConfig(
 )
 
 
-def page(server: ServeProcess) -> str:
-    with urlopen(f"http://{server.metrics}/metrics") as response:
-        return str(response.read().decode())
-
-
 def sample(server: ServeProcess, name: str) -> float:
     """Return the value of the first series of a metric."""
-    return float(next(line for line in page(server).splitlines() if line.startswith(name)).split()[-1])
+    return float(next(line for line in server.metrics_page().splitlines() if line.startswith(name)).split()[-1])
 
 
 # Backends
@@ -483,7 +478,7 @@ def test_vllm_streams_a_chat_and_reports_its_load(vllm_server: ServeProcess) -> 
     assert events.pop() == b"[DONE]"
     usage = json.loads(events[-1])["usage"]
     assert (usage["completion_tokens"], usage["prompt_tokens"] >= 3) == (8, True)
-    assert eventually(lambda: 'vllm:kv_cache_usage_perc{model="lm"' in page(vllm_server))
+    assert eventually(lambda: 'vllm:kv_cache_usage_perc{model="lm"' in vllm_server.metrics_page())
 
 
 @needs_vllm
@@ -492,5 +487,5 @@ def test_vllm_works_no_longer_for_a_client_that_has_left(vllm_server: ServeProce
     with chat(vllm_server, max_tokens=480, ignore_eos=True) as response:
         response.readline()
 
-    assert eventually(lambda: 'vllm:num_requests_running{model="lm",version="1"} 0' in page(vllm_server))
+    assert eventually(lambda: 'vllm:num_requests_running{model="lm",version="1"} 0' in vllm_server.metrics_page())
     assert time.monotonic() - began < 60

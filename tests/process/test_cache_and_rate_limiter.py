@@ -98,11 +98,6 @@ def statistics(server: ServeProcess, model: str) -> dict[str, Any]:
         return {**counts, "executions": entry["execution_count"], "inferences": entry["inference_count"]}
 
 
-def page(server: ServeProcess) -> str:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
-        return str(response.read().decode())
-
-
 def get(server: ServeProcess, path: str) -> Any:
     with urllib.request.urlopen(f"http://{server.http}{path}") as response:
         return json.load(response)
@@ -136,7 +131,7 @@ def test_equal_requests_are_computed_once_over_both_protocols(models: Models) ->
         assert http_infer(server, "m", ones(1, 4), parameters={"a": 1}).shape == (1, 4)
 
         counts = statistics(server, "m")
-        metrics = page(server)
+        metrics = server.metrics_page()
 
     assert len(models.executions("m")) == 3
     assert counts == {
@@ -165,15 +160,15 @@ def test_a_model_without_the_section_and_a_server_without_the_option_have_no_cac
     with ServeProcess(models.repository, LOCAL) as server:
         for _ in range(2):
             http_infer(server, "m", ones(1, 4))
-        assert "per_model" not in page(server)
-        assert "nv_cache_num_lookups 0" in page(server)
+        assert "per_model" not in server.metrics_page()
+        assert "nv_cache_num_lookups 0" in server.metrics_page()
     assert len(models.executions("m")) == 2
 
     models.add("m", CACHED)
     with ServeProcess(models.repository) as server:
         for _ in range(2):
             http_infer(server, "m", ones(1, 4))
-        assert "nv_cache" not in page(server)
+        assert "nv_cache" not in server.metrics_page()
         assert "asks for a response cache, and the server has none" in server.log
     assert len(models.executions("m")) == 4
 
@@ -196,7 +191,7 @@ def test_after_a_reload_nothing_from_before_is_found_of_the_model_and_of_its_ens
 
         assert http_infer(server, "e", ones(1, 1)).tolist() == [[6]]
         assert http_infer(server, "m", ones(1, 1)).tolist() == [[6]]
-        assert "nv_cache_num_entries 2" in page(server)
+        assert "nv_cache_num_entries 2" in server.metrics_page()
 
 
 def test_servers_share_a_redis_and_go_on_without_it(models: Models, tmp_path: Path) -> None:
@@ -214,7 +209,7 @@ def test_servers_share_a_redis_and_go_on_without_it(models: Models, tmp_path: Pa
             for number in range(5):
                 assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]
                 assert len(models.executions("m")) == 2 + number
-            assert "charonia_cache_up 0" in page(one)
+            assert "charonia_cache_up 0" in one.metrics_page()
             assert one.logs("requests run without it")
 
 
@@ -273,7 +268,7 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
             peaks.add(view["resources"][0]["in_use"])
             assert sum(h["count"] for h in view["resources"][0]["holders"]) == view["resources"][0]["in_use"] <= 2
             time.sleep(0.02)
-        metrics = page(server)
+        metrics = server.metrics_page()
 
     assert max(peaks) == 2
     a, b = models.executions("a"), models.executions("b")
@@ -292,4 +287,4 @@ def test_without_the_rate_limiter_sections_have_no_effect_and_there_is_nothing_t
             get(server, "/v2/ratelimit")
         assert caught.value.code == 503
         caught.value.close()
-        assert "rate_limit" not in page(server)
+        assert "rate_limit" not in server.metrics_page()

@@ -1,7 +1,5 @@
 """Ensembles as clients see them: identity, ONNX and Python models connected, and asked by stock clients."""
 
-import re
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,15 +84,6 @@ def ask(server: ServeProcess, model: str, *values: float, module: Any = httpclie
         return result
 
 
-def metric(server: ServeProcess, name: str, model: str, reason: str = "") -> float:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    label = f'reason="{reason}",' if reason else ""
-    found = re.search(rf'^{name}{{model="{model}",{label}version="1"}} (\S+)$', text, re.M)
-    assert found is not None
-    return float(found[1])
-
-
 @pytest.mark.parametrize("module", [httpclient, grpcclient])
 def test_both_protocols_get_what_the_steps_compute(server: ServeProcess, module: Any) -> None:
     assert ask(server, "pipeline", 1, 3, module=module) == [[2] * 4, [6] * 4]
@@ -109,7 +98,7 @@ def test_a_step_that_fails_for_one_request_of_a_batch_fails_that_one_alone(serve
         except InferenceServerException as error:
             return f"{error.status()} {error.message()}"
 
-    failures = metric(server, "nv_inference_request_failure", "pipeline", "OTHER")
+    failures = server.metric("nv_inference_request_failure", "pipeline", reason="OTHER")
     with ThreadPoolExecutor(8) as clients:
         outcomes = list(clients.map(outcome, [1, 2, 3, -1, 5, 6, 7, 8]))
 
@@ -118,7 +107,7 @@ def test_a_step_that_fails_for_one_request_of_a_batch_fails_that_one_alone(serve
     assert outcomes == [2, 4, 6, 10, 12, 14, 16]
     with pytest.raises(InferenceServerException, match="in ensemble 'nested', in ensemble 'pipeline'"):
         ask(server, "nested", -1, module=module)
-    assert metric(server, "nv_inference_request_failure", "pipeline", "OTHER") == failures + 2
+    assert server.metric("nv_inference_request_failure", "pipeline", reason="OTHER") == failures + 2
 
 
 def test_the_config_command_shows_an_ensemble_and_what_is_wrong_with_it(repository: Path) -> None:

@@ -4,10 +4,8 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import signal
 import socket
-import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -156,23 +154,8 @@ def request_json(name: str, datatype: str, shape: list[int], data: object, **mor
     return json.dumps({"inputs": [{"name": name, "datatype": datatype, "shape": shape, "data": data}], **more}).encode()
 
 
-def metric(server: ServeProcess, name: str, model: str, **labels: str) -> float:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
-        text = page.read().decode()
-    wanted = "".join(
-        rf'(?=[^}}]*{label}="{value}")' for label, value in {"model": model, "version": "1", **labels}.items()
-    )
-    found = re.search(rf"^{name}{{{wanted}[^}}]*}} (\S+)$", text, re.M)
-    assert found is not None, f"{name} of {model} {labels}"
-    return float(found[1])
-
-
-def cancelled(server: ServeProcess, model: str) -> float:
-    return metric(server, "nv_inference_request_failure", model, reason="CANCELED")
-
-
-def pending(server: ServeProcess, model: str) -> float:
-    return metric(server, "nv_inference_pending_request_count", model)
+def cancelled(server: ServeProcess) -> int:
+    return server.metric("nv_inference_request_failure", "sleeper", reason="CANCELED")
 
 
 def call_http(server: ServeProcess, model: str, value: int) -> list[int]:
@@ -290,18 +273,18 @@ def test_a_client_that_leaves_takes_its_requests_along(
     server: ServeProcess, repository: Path, ask: Callable[[ServeProcess, int], Callable[[], None]]
 ) -> None:
     gate = Gate(repository / "sleeper" / "1")
-    before, runs = cancelled(server, "sleeper"), gate.runs
+    before, runs = cancelled(server), gate.runs
     with gate.closed():
         leave_running = ask(server, 1)
         assert eventually(lambda: gate.runs == runs + 1)
         leave_queued = ask(server, 2)
-        assert eventually(lambda: pending(server, "sleeper") == 1)
+        assert eventually(lambda: server.pending("sleeper") == 1)
 
         leave_queued()
 
-        assert eventually(lambda: pending(server, "sleeper") == 0)
-        assert cancelled(server, "sleeper") == before + 1
+        assert eventually(lambda: server.pending("sleeper") == 0)
+        assert cancelled(server) == before + 1
         leave_running()
-        assert eventually(lambda: cancelled(server, "sleeper") == before + 2)
+        assert eventually(lambda: cancelled(server) == before + 2)
     assert call_http(server, "sleeper", 3) == [6]
     assert gate.runs == runs + 2  # it did not run what had left the queue

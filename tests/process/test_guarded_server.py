@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -89,10 +88,8 @@ def is_ready(server: ServeProcess) -> bool:
 
 def restarts(server: ServeProcess) -> dict[tuple[str, str], int]:
     """Return the number of restarts on the metrics page by process and reason."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=60) as page:
-        lines = re.findall(
-            r'^charonia_process_restarts_total\{process="(.+?)",reason="(.+?)"\} (\d+)$', page.read().decode(), re.M
-        )
+    series = r'^charonia_process_restarts_total\{process="(.+?)",reason="(.+?)"\} (\d+)$'
+    lines = re.findall(series, server.metrics_page(), re.M)
     return {(name, reason): int(count) for name, reason, count in lines}
 
 

@@ -94,9 +94,8 @@ class Load:
 
 
 def instances(server: ServeProcess) -> dict[str, int]:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-        text = page.read().decode()
-    found = re.findall(r'(charonia_instance\w*)\{model="slow",version="1"(?:,reason="(\w+)")?\} (\d+)', text)
+    series = r'(charonia_instance\w*)\{model="slow",version="1"(?:,reason="(\w+)")?\} (\d+)'
+    found = re.findall(series, server.metrics_page())
     return {reason or name: int(value) for name, reason, value in found}
 
 

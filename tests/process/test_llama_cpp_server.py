@@ -458,13 +458,7 @@ def test_the_usage_of_several_choices_is_that_of_all(server: ServeProcess, clien
 
 def tokens_counted(server: ServeProcess) -> tuple[float, float]:
     """Return the tokens of prompts and of answers, as the metrics page has them."""
-    with urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    names = ("nv_llm_prompt_tokens_total", "nv_llm_completion_tokens_total")
-    prompt, completion = (
-        next(float(line.split()[-1]) for line in lines if line.startswith(f'{name}{{model="smol"')) for name in names
-    )
-    return prompt, completion
+    return server.metric("nv_llm_prompt_tokens_total", "smol"), server.metric("nv_llm_completion_tokens_total", "smol")
 
 
 def test_openai_streams_that_are_closed_free_their_slots(client: openai.OpenAI) -> None:
@@ -516,8 +510,7 @@ def test_embeddings_are_answered_in_both_ways(server: ServeProcess) -> None:
 
 
 def test_endpoint_pickers_find_the_metrics_of_their_protocol(server: ServeProcess) -> None:
-    with urlopen(f"http://{server.metrics}/metrics") as answer:
-        families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+    families = {family.name: family for family in text_string_to_metric_families(server.metrics_page())}
 
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         family = families[f"vllm:{name}"]

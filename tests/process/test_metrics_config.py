@@ -1,6 +1,5 @@
 """Latencies on the metrics page of a running server: summaries, buckets of a model's own, and tags."""
 
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,6 @@ model_metrics { metric_control {
 """
 
 
-def page(server: ServeProcess) -> str:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as response:
-        return str(response.read().decode())
-
-
 def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", "", config=identity_pbtxt(dims=(2,), max_batch_size=0, more=METRICS))
     write_model(tmp_path, "pipe", "", config=chain_pbtxt("echo", dims=(2,), max_batch_size=0))
@@ -30,7 +24,7 @@ def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
             given.set_data_from_numpy(np.zeros(2, np.float32))
             for _ in range(3):
                 client.infer("pipe", [given])
-        shown = page(server)
+        shown = server.metrics_page()
 
     echo = '_team="vision",model="echo",version="1"'
     assert f'nv_inference_request_summary_us{{{echo},quantile="0.9"}} ' in shown

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,8 +127,7 @@ def ask(server: ServeProcess, model: str, text: str = "x") -> str:
 
 
 def metrics(server: ServeProcess, *names: str) -> list[str]:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-        return [line for line in page.read().decode().splitlines() if line.startswith(names)]
+    return [line for line in server.metrics_page().splitlines() if line.startswith(names)]
 
 
 def test_metrics_of_a_model_are_on_the_page_until_its_process_ends(server: ServeProcess) -> None:

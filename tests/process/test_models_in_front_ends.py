@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -107,22 +105,15 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServeProc
         yield started
 
 
-def metric(server: ServeProcess, name: str, model: str) -> int:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as page:
-        lines = page.read().decode().splitlines()
-    start = f'{name}{{model="{model}",version="1"}} '
-    return sum(int(float(line.removeprefix(start))) for line in lines if line.startswith(start))
-
-
 def test_statistics_and_metrics_count_every_request_that_has_its_answer(server: ServeProcess) -> None:
     with Client(server) as client:
         sent = client.infer_over_all("onnx")
         assert client.counts("onnx") == client.counts("onnx", over=1) == (sent, 0)
-        assert metric(server, "nv_inference_request_success", "onnx") == sent
-        assert metric(server, "charonia_batch_size_count", "onnx") == sent
+        assert server.metric("nv_inference_request_success", "onnx") == sent
+        assert server.metric("charonia_batch_size_count", "onnx") == sent
 
         sent += client.infer_over_all("both")
-        assert metric(server, "nv_inference_exec_count", "onnx") == sent
+        assert server.metric("nv_inference_exec_count", "onnx") == sent
         assert client.counts("both")[0] == client.counts("identity")[0] == CONNECTIONS
         status, answer = client.infer("onnx", values=[1.0])
         assert status == 400
@@ -132,10 +123,8 @@ def test_statistics_and_metrics_count_every_request_that_has_its_answer(server: 
 
 def traffic(server: ServeProcess) -> dict[tuple[str, str, str], int]:
     """Return what each process has taken in, by metric, process and protocol."""
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as page:
-        found = re.findall(
-            r'^charonia_(\w+)\{process="(\w+)",protocol="(\w+)"\} (\d+)$', page.read().decode(), re.MULTILINE
-        )
+    series = r'^charonia_(\w+)\{process="(\w+)",protocol="(\w+)"\} (\d+)$'
+    found = re.findall(series, server.metrics_page(), re.MULTILINE)
     return {(metric, process, protocol): int(value) for metric, process, protocol, value in found}
 
 

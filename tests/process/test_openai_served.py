@@ -334,8 +334,7 @@ def test_a_key_at_its_limit_is_refused_by_every_protocol(
             assert int(headers["Retry-After"]) >= 1
         assert over_grpc.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
         assert over_tokens.value.code == "rate_limit_exceeded"
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answered:
-            page = answered.read().decode()
+        page = server.metrics_page()
         for name in names:
             assert f'charonia_key_requests_total{{key="{name}",result="ok"}} 1\n' in page
             assert f'charonia_key_requests_total{{key="{name}",result="refused"}} 1\n' in page
@@ -426,8 +425,7 @@ def test_tokens_that_the_tokenizer_counts_are_in_the_metrics(tmp_path: Path, sha
         client.completions.create(model="plain", prompt="abc")
 
         def counted() -> dict[str, int]:
-            with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-                lines = page.read().decode().splitlines()
+            lines = server.metrics_page().splitlines()
             return {
                 line[: line.index(",")].removeprefix("nv_llm_"): int(float(line.split()[-1]))
                 for line in lines
@@ -458,8 +456,7 @@ def test_tokens_are_counted_and_logged(repository: Path, tmp_path: Path) -> None
             for _ in range(2):
                 list(client.chat.completions.create(model="engine", messages=HELLO, stream=True))
             client.completions.create(model="plain", prompt="abc")
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
-            page = answer.read().decode()
+        page = server.metrics_page()
 
     engine = '{model="engine",version="1"}'
     assert f"nv_llm_prompt_tokens_total{engine} 14" in page

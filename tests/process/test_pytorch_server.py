@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,8 +61,7 @@ def test_every_format_answers_over_both_protocols(server: ServeProcess, model: s
 
 
 def test_the_memory_of_each_instance_is_shown(server: ServeProcess) -> None:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
-        page = answer.read().decode()
+    page = server.metrics_page()
     with http.InferenceServerClient(server.http) as client:
         [statistics] = client.get_inference_statistics("automatic")["model_stats"]
 

@@ -64,12 +64,6 @@ def infer(client: Any, model: str) -> list[float]:
     return values
 
 
-def metrics(server: ServeProcess) -> str:
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as page:
-        text: str = page.read().decode()
-    return text
-
-
 def write_namespaces(folder: Path) -> tuple[Path, Path]:
     one, two = folder / "one", folder / "two"
     for repository, amount in ((one, 10), (two, 20)):
@@ -98,7 +92,7 @@ def test_models_of_one_name_live_in_several_repositories(tmp_path: Path) -> None
             assert json.load(answer)["name"] == "step"
         names = [(entry["name"], entry["state"]) for entry in h.get_model_repository_index()]
         assert sorted(names) == sorted((n, "READY") for n in ("alone", "ensemble_one", "ensemble_two", "step", "step"))
-        page = metrics(server)
+        page = server.metrics_page()
         assert f'nv_inference_request_success{{model="step",namespace="{one}",version="1"}} 2' in page
         steps = h.get_model_config("ensemble_one")["ensemble_scheduling"]["step"]
         assert [step["model_namespace"] for step in steps] == [str(one)]
@@ -233,7 +227,7 @@ def test_models_are_loaded_when_the_first_request_needs_them(tmp_path: Path) -> 
                 infer(client, "broken")
         assert not http.is_model_ready("broken")
         assert http.get_model_config("pinned")["name"] == "pinned"
-        assert 'charonia_model_loads_total{model="step"} 2' in metrics(server)
+        assert 'charonia_model_loads_total{model="step"} 2' in server.metrics_page()
 
 
 @pytest.mark.cold_start  # a fork counts the memory that it shares with its template

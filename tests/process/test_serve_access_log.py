@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -78,9 +77,7 @@ def leave_at_work(server: ServeProcess, repository: Path, ask: Callable[[], Call
 
 
 def cancelled(server: ServeProcess) -> int:
-    with urlopen(f"http://{server.metrics}/metrics") as page:
-        name = 'nv_inference_request_failure{model="held",reason="CANCELED",version="1"} '
-        return int(float(page.read().decode().split(name)[1].split(None, 1)[0]))
+    return server.metric("nv_inference_request_failure", "held", reason="CANCELED")
 
 
 def of_text(line: str) -> dict[str, Any]:

@@ -90,11 +90,6 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
             yield server
 
 
-def metrics(server: ServeProcess) -> str:
-    with urlopen(f"http://{server.metrics}/metrics") as page:
-        return str(page.read().decode())
-
-
 FRANCE = "The capital of France is"
 
 
@@ -157,7 +152,7 @@ def test_vllm_works_no_longer_for_callers_that_have_left(real: ServeProcess) -> 
         each.readline()
     for each in left:
         each.close()
-    assert eventually(lambda: 'vllm:num_requests_running{model="lm",version="1"} 0' in metrics(real))
+    assert eventually(lambda: 'vllm:num_requests_running{model="lm",version="1"} 0' in real.metrics_page())
 
 
 @needs_vllm

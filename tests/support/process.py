@@ -139,11 +139,21 @@ class ServeProcess:
         with self._changed:
             return self._changed.wait_for(lambda: "".join(self._lines).count(text) >= times, _LOG_SECONDS_MAX)
 
+    def metrics_page(self) -> str:
+        with urlopen(f"http://{self.metrics}/metrics", timeout=60) as page:
+            return str(page.read().decode())
+
+    def metric(self, name: str, model: str, **labels: str) -> int:
+        """Return the value of a metric of version 1 of a model, with further labels."""
+        expected = {"model": model, "version": "1", **labels}
+        wanted = "".join(rf'(?=[^}}]*\b{label}="{value}")' for label, value in expected.items())
+        found = re.search(rf"^{name}{{{wanted}[^}}]*}} (\S+)$", self.metrics_page(), re.M)
+        assert found is not None, f"{name} of {expected}"
+        return int(float(found[1]))
+
     def pending(self, model: str) -> int:
         """Return how many requests wait in the queue of version 1 of a model."""
-        with urlopen(f"http://{self.metrics}/metrics") as page:
-            name = f'nv_inference_pending_request_count{{model="{model}",version="1"}} '
-            return int(float(page.read().decode().split(name)[1].split(None, 1)[0]))
+        return self.metric("nv_inference_pending_request_count", model)
 
     def begin_to_stop(self) -> None:
         """Tell the server to stop, and return when it does; what it works on may go on."""
