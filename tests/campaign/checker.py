@@ -581,8 +581,10 @@ def _upgrade(server: ServeProcess, figures: Figures, is_over: threading.Event) -
 
 def _check_statistics(server: ServeProcess, checker: Checker, figures: Figures) -> None:
     """Check that each request was executed once: what the server has counted is what the clients have got."""
-    with urlopen(f"http://{server.http}/v2/models/stats", timeout=ANSWER_S_MAX) as page:
-        stats = {(each["name"], each["version"]): each["inference_stats"] for each in json.load(page)["model_stats"]}
+    stats = {
+        (each["name"], each["version"]): each["inference_stats"]
+        for each in server.ask("/v2/models/stats")["model_stats"]
+    }
     right = Counter(checker.right)
     right["add"] += 2 * right["chain"] + right["bls"]
     wrongly = {name: stats[name, "1"]["fail"]["count"] - checker.refused[name] for name in ("upper", "worker", "count")}

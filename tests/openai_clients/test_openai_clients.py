@@ -11,7 +11,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from tests.process.test_llama_cpp_server import TOOLS_TEMPLATE, place
@@ -56,8 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 def cancelled(server: ServeProcess) -> int:
     """Return the number of responses that the engine did not finish."""
-    with urlopen(f"http://{server.http}/v2/models/smol/stats", timeout=60) as answer:
-        (model,) = json.load(answer)["model_stats"]
+    (model,) = server.ask("/v2/models/smol/stats")["model_stats"]
     return sum(each["cancel"]["count"] for each in model["response_stats"].values())
 
 

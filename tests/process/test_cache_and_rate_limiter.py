@@ -1,6 +1,5 @@
 """Response cache, warm-up and rate limiter in a running server, with the stock clients."""
 
-import json
 import threading
 import time
 import urllib.error
@@ -96,11 +95,6 @@ def statistics(server: ServeProcess, model: str) -> dict[str, Any]:
         (entry,) = client.get_inference_statistics(model)["model_stats"]
         counts = {key: value["count"] for key, value in entry["inference_stats"].items()}
         return {**counts, "executions": entry["execution_count"], "inferences": entry["inference_count"]}
-
-
-def get(server: ServeProcess, path: str) -> Any:
-    with urllib.request.urlopen(f"http://{server.http}{path}") as response:
-        return json.load(response)
 
 
 def together(*calls: Callable[[], object]) -> list[object]:
@@ -255,7 +249,7 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
     models.add("b", needs(1, instances=2))
     models.add("free")
     with ServeProcess(models.repository, "--rate-limit=execution_count") as server:
-        view = get(server, "/v2/ratelimit")
+        view = server.ask("/v2/ratelimit")
         assert [(r["name"], r["device"], r["capacity"], r["in_use"]) for r in view["resources"]] == [("R", 0, 2, 0)]
         calls = [
             lambda m=m, i=i: http_infer(server, m, ones(1, 1, value=i)) for i in range(6) for m in ("a", "b", "free")
@@ -264,7 +258,7 @@ def test_models_that_need_the_same_resource_do_not_run_at_the_same_time(
         sending.start()
         peaks = set()
         while sending.is_alive():
-            view = get(server, "/v2/ratelimit")
+            view = server.ask("/v2/ratelimit")
             peaks.add(view["resources"][0]["in_use"])
             assert sum(h["count"] for h in view["resources"][0]["holders"]) == view["resources"][0]["in_use"] <= 2
             time.sleep(0.02)
@@ -284,7 +278,7 @@ def test_without_the_rate_limiter_sections_have_no_effect_and_there_is_nothing_t
     with ServeProcess(models.repository, "--rate-limit-resource=R:1") as server:
         assert http_infer(server, "a", ones(1, 1)).tolist() == [[2]]
         with pytest.raises(urllib.error.HTTPError) as caught:
-            get(server, "/v2/ratelimit")
+            server.ask("/v2/ratelimit")
         assert caught.value.code == 503
         caught.value.close()
         assert "rate_limit" not in server.metrics_page()

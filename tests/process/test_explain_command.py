@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -76,8 +75,7 @@ def wait_for_mark(server: ServeProcess) -> None:
 
 
 def explained(server: ServeProcess) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/slow/explain") as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = server.ask("/v2/models/slow/explain")
     return found
 
 
@@ -110,8 +108,7 @@ def test_the_text_is_for_people(server: ServeProcess) -> None:
 
 
 def test_an_ensemble_names_the_step_that_limits_it(server: ServeProcess) -> None:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/parent/explain") as answer:
-        found = json.load(answer)
+    found = server.ask("/v2/models/parent/explain")
 
     (step,) = found["steps"]
     assert step["model_name"] == "slow"

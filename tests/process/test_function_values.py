@@ -97,8 +97,7 @@ def post(server: ServeProcess, path: str, body: Any) -> tuple[int, Any]:
 
 @pytest.fixture(scope="module")
 def document(server: ServeProcess) -> dict[str, Any]:
-    with urlopen(f"http://{server.http}/openapi.json") as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = server.ask("/openapi.json")
     validate(found)
     return found
 

@@ -104,8 +104,7 @@ def count(server: ServeProcess) -> int:
 
 
 def explained(server: ServeProcess) -> dict[str, object]:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/slow/explain") as answer:
-        document: dict[str, object] = json.load(answer)["instances"]
+    document: dict[str, object] = server.ask("/v2/models/slow/explain")["instances"]
     return document
 
 

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -109,8 +108,7 @@ def test_only_in_the_iterative_model_a_short_text_passes_a_long_one(
 
 def test_the_row_of_a_client_that_has_left_is_free_for_the_next(server: ServeProcess, load: ModuleType) -> None:
     def rows() -> list[object]:
-        with urllib.request.urlopen(f"http://{server.http}/v2/models/iterative/sequences") as answer:
-            found: list[object] = json.load(answer)["instances"][0]["sequences"]
+        found: list[object] = server.ask("/v2/models/iterative/sequences")["instances"][0]["sequences"]
         return found
 
     leaving = HTTPConnection(server.http)

@@ -83,9 +83,7 @@ def place(folder: Path, content: Path | bytes, parameters: Mapping[str, object])
 
 
 def post(server: ServeProcess, body: object, model: str = "smol") -> dict[str, Any]:
-    request = Request(f"http://{server.http}/v2/models/{model}/generate", json.dumps(body).encode())
-    with urlopen(request, timeout=100) as answer:
-        document: dict[str, Any] = json.load(answer)
+    document: dict[str, Any] = server.ask(f"/v2/models/{model}/generate", body)
     return document
 
 
@@ -325,28 +323,22 @@ def test_completions_have_their_own_form(client: openai.OpenAI) -> None:
     assert [choice.logprobs.tokens for choice in several.choices if choice.logprobs] == [logprobs.tokens] * 2
 
 
-def ask(server: ServeProcess, path: str, body: object = None) -> Any:
-    content = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(f"http://{server.http}{path}", content), timeout=100) as answer:
-        return json.load(answer)
-
-
 def test_tokens_of_a_text_and_the_context_are_told(server: ServeProcess) -> None:
-    found = ask(server, "/tokenize", {"model": "smol", "prompt": FRANCE, "return_token_strs": True})
-    back = ask(server, "/detokenize", {"model": "smol", "tokens": found["tokens"]})
+    found = server.ask("/tokenize", {"model": "smol", "prompt": FRANCE, "return_token_strs": True})
+    back = server.ask("/detokenize", {"model": "smol", "tokens": found["tokens"]})
 
     assert (found["count"], "".join(found["token_strs"])) == (len(found["tokens"]), FRANCE)
-    assert found["max_model_len"] == ask(server, "/v1/models/smol")["max_model_len"] == 4096
-    assert ask(server, "/v1/models/calls/")["max_model_len"] == 1024
+    assert found["max_model_len"] == server.ask("/v1/models/smol")["max_model_len"] == 4096
+    assert server.ask("/v1/models/calls/")["max_model_len"] == 1024
     assert back["prompt"] == FRANCE
     with pytest.raises(HTTPError) as refused_:
-        ask(server, "/tokenize", {"model": "smol"})
+        server.ask("/tokenize", {"model": "smol"})
     assert "prompt: expected a string" in refused_.value.read().decode()
 
 
 def test_messages_pass_to_llama_cpp(server: ServeProcess) -> None:
     asked = {"model": "smol", "max_tokens": 3, "messages": user("hi")}
-    whole = ask(server, "/v1/messages", asked)
+    whole = server.ask("/v1/messages", asked)
     assert whole["id"].startswith("msg_")
     with urlopen(
         Request(f"http://{server.http}/v1/messages", json.dumps({**asked, "stream": True}).encode())
@@ -359,7 +351,7 @@ def test_messages_pass_to_llama_cpp(server: ServeProcess) -> None:
     assert json.loads(events[0][2])["message"]["model"] == "smol"
     for member in ({"top_kk": 5}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
         with pytest.raises(HTTPError) as refused_:
-            ask(server, "/v1/messages", {**asked, **member})
+            server.ask("/v1/messages", {**asked, **member})
         assert refused_.value.code == 400
         assert json.load(refused_.value)["error"]["param"] == next(iter(member))
 
@@ -521,8 +513,7 @@ def test_endpoint_pickers_find_the_metrics_of_their_protocol(server: ServeProces
 def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers(server: ServeProcess) -> None:
     configs = {}
     for model in ("smol", "embeds"):
-        with urlopen(f"http://{server.http}/v2/models/{model}/config") as answer:
-            configs[model] = json.load(answer)
+        configs[model] = server.ask(f"/v2/models/{model}/config")
     assert configs["smol"]["backend"] == "llama_cpp"
     assert configs["smol"]["model_transaction_policy"] == {"decoupled": True}
     routes = {name: config["parameters"]["openai_routes"]["string_value"] for name, config in configs.items()}
@@ -533,8 +524,7 @@ def test_the_configuration_says_what_the_model_takes_and_which_routes_it_answers
 
 
 def test_a_broken_file_fails_alone_and_says_why(server: ServeProcess) -> None:
-    with urlopen(Request(f"http://{server.http}/v2/repository/index", b"{}")) as answer:
-        reasons = {model["name"]: model.get("reason", "") for model in json.load(answer)}
+    reasons = {model["name"]: model.get("reason", "") for model in server.ask("/v2/repository/index", {})}
     assert "model is corrupted or incomplete" in reasons["truncated"]
     assert "is no GGUF file" in reasons["no_gguf"]
     assert "git lfs pull" in reasons["no_gguf"]

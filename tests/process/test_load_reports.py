@@ -60,8 +60,7 @@ def post(server: ServeProcess, path: str, body: object, **headers: str) -> Any:
 
 
 def load(server: ServeProcess) -> dict[str, float]:
-    with urlopen(f"http://{server.http}/v2/load") as answer:
-        document = json.load(answer)
+    document = server.ask("/v2/load")
     return {"application_utilization": document["application_utilization"], **document["named_metrics"]}
 
 

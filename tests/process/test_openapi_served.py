@@ -23,8 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture(scope="module")
 def document(server: ServeProcess) -> dict[str, Any]:
-    with urlopen(f"http://{server.http}/openapi.json") as answer:
-        found: dict[str, Any] = json.load(answer)
+    found: dict[str, Any] = server.ask("/openapi.json")
     return found
 
 

@@ -1,7 +1,5 @@
 """Requests of different shapes in one batch, with the stock client."""
 
-import json
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -127,8 +125,7 @@ def together(
 
 
 def executions(server: ServeProcess, model: str) -> int:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/stats") as reply:
-        return int(json.loads(reply.read())["model_stats"][0]["execution_count"])
+    return int(server.ask(f"/v2/models/{model}/stats")["model_stats"][0]["execution_count"])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -1,6 +1,5 @@
 """Namespaces, repository agents, host policies and models on demand, over the wire with the stock clients."""
 
-import json
 import os
 import urllib.parse
 import urllib.request
@@ -88,8 +87,7 @@ def test_models_of_one_name_live_in_several_repositories(tmp_path: Path) -> None
                 infer(client, "step")
         assert infer(g, f"{two}/step")[0] == 21
         quoted = urllib.parse.quote(f"{two}/step", safe="")
-        with urllib.request.urlopen(f"http://{server.http}/v2/models/{quoted}", timeout=10) as answer:
-            assert json.load(answer)["name"] == "step"
+        assert server.ask(f"/v2/models/{quoted}")["name"] == "step"
         names = [(entry["name"], entry["state"]) for entry in h.get_model_repository_index()]
         assert sorted(names) == sorted((n, "READY") for n in ("alone", "ensemble_one", "ensemble_two", "step", "step"))
         page = server.metrics_page()

@@ -1,6 +1,5 @@
 """Sequences over the wire, with the stock clients: both strategies, controls, states, iterative models, a reload."""
 
-import json
 import queue
 import urllib.error
 import urllib.request
@@ -107,8 +106,7 @@ def sums(send: Send, server: ServeProcess, model: str, id: int | str, values: li
 
 
 def shown(server: ServeProcess, model: str) -> Any:
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/{model}/sequences") as answer:
-        return json.load(answer)
+    return server.ask(f"/v2/models/{model}/sequences")
 
 
 @pytest.mark.parametrize("send", [http_send, grpc_send])

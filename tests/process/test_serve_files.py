@@ -1,12 +1,10 @@
 """Files in place of a repository, as a user serves them, and requests from the command line."""
 
-import json
 import os
 import pty
 import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +27,6 @@ def charonia(*arguments: str, status: int = 0, cwd: Path | None = None) -> subpr
     return done
 
 
-def post(address: str, path: str, document: object) -> dict[str, object]:
-    request = urllib.request.Request(f"http://{address}/v2/models/{path}", json.dumps(document).encode())
-    with urllib.request.urlopen(request, timeout=60) as response:
-        answer: dict[str, object] = json.load(response)
-    return answer
-
-
 def test_the_example_of_functions_answers_as_its_page_says() -> None:
     with ServeProcess(EXAMPLE, "--workers=2") as server:
         texts = ("-i", "first=The harbour is closed.", "-i", "second=The harbor was closed")
@@ -55,7 +46,7 @@ def test_the_example_of_functions_answers_as_its_page_says() -> None:
         assert charonia("infer", "words", *words).stdout == "one word after the other \n"
         assert len(charonia("infer", "words", *words, "--json").stdout.splitlines()) == 5
 
-        assert post(server.http, "average/generate", {"x": [1, 2, 6]})["output"] == 3.0
+        assert server.ask("/v2/models/average/generate", {"x": [1, 2, 6]})["output"] == 3.0
         with Client(f"grpc://{server.grpc}") as client:
             vectors = client.infer("features", {"text": [["a"], ["b"]]})["output"]
             assert vectors.shape == (2, 256)
@@ -132,7 +123,7 @@ def test_a_service_file_runs_where_the_dependencies_are_that_it_names(tmp_path: 
     (tmp_path / "charonia").mkdir()  # a checkout beside it, which is not the package
 
     with ServeProcess(service, f"--backend-config=python,environment-cache={tmp_path / 'cache'}") as server:
-        assert post(server.http, "word/generate", {})["output"] == "tiny"
+        assert server.ask("/v2/models/word/generate", {})["output"] == "tiny"
         assert server.logs("making the Python environment")
 
 
@@ -144,10 +135,10 @@ def test_a_file_that_changes_is_loaded_again(tmp_path: Path) -> None:
     )
 
     with ServeProcess(service, "--reload") as server:
-        assert post(server.http, "who/generate", {})["output"] == "first"
+        assert server.ask("/v2/models/who/generate", {})["output"] == "first"
         helper.write_text("NAME = 'the second'\n")
         assert server.logs("successfully loaded 'who'", times=2)
-        assert post(server.http, "who/generate", {})["output"] == "the second"
+        assert server.ask("/v2/models/who/generate", {})["output"] == "the second"
 
 
 def test_a_function_that_is_added_to_a_service_file_is_served_and_one_that_is_removed_is_not(tmp_path: Path) -> None:
@@ -158,7 +149,7 @@ def test_a_function_that_is_added_to_a_service_file_is_served_and_one_that_is_re
     with ServeProcess(service, "--reload") as server:
         service.write_text(start + "\n@charonia.model\ndef two() -> int:\n    return 2\n")
         assert server.logs("successfully loaded 'two'")
-        assert [post(server.http, f"{name}/generate", {})["output"] for name in ("one", "two")] == [1, 2]
+        assert [server.ask(f"/v2/models/{name}/generate", {})["output"] for name in ("one", "two")] == [1, 2]
         service.write_text(start.replace("one", "three"))
         assert server.logs("successfully unloaded 'one'")
         assert server.logs("successfully loaded 'three'")

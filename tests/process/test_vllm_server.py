@@ -46,9 +46,7 @@ def place(folder: Path, arguments: dict[str, object], parameters: dict[str, str]
 
 
 def post(server: ServeProcess, body: object, model: str = "lm") -> dict[str, Any]:
-    request = Request(f"http://{server.http}/v2/models/{model}/generate", json.dumps(body).encode())
-    with urlopen(request, timeout=100) as answer:
-        document: dict[str, Any] = json.load(answer)
+    document: dict[str, Any] = server.ask(f"/v2/models/{model}/generate", body)
     return document
 
 

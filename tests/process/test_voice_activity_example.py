@@ -1,10 +1,8 @@
 """The voice activity example says what the package's own streaming pipeline says, for one stream and for many."""
 
 import importlib.util
-import json
 import subprocess
 import sys
-import urllib.request
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,8 +85,7 @@ def test_many_streams_at_once_have_theirs(server: ServeProcess, package: Any) ->
 
     for samples, stream in zip(recordings, found, strict=True):
         np.testing.assert_allclose(stream, probabilities(package, samples), atol=1e-4)
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/voice_activity/stats") as answer:
-        (statistics,) = json.load(answer)["model_stats"]
+    (statistics,) = server.ask("/v2/models/voice_activity/stats")["model_stats"]
     assert statistics["execution_count"] < statistics["inference_count"], "no two streams ever shared a batch"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -10,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-from urllib.request import urlopen
+from typing import Any, Self
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -138,6 +139,12 @@ class ServeProcess:
         """Return whether the log has the text, once it has: lines may arrive after the answer that they are about."""
         with self._changed:
             return self._changed.wait_for(lambda: "".join(self._lines).count(text) >= times, _LOG_SECONDS_MAX)
+
+    def ask(self, path: str, document: object = None) -> Any:
+        """Return the document that answers a GET, or a POST of a document."""
+        body = None if document is None else json.dumps(document).encode()
+        with urlopen(Request(f"http://{self.http}{path}", body), timeout=100) as answer:
+            return json.load(answer)
 
     def metrics_page(self) -> str:
         with urlopen(f"http://{self.metrics}/metrics", timeout=60) as page:
