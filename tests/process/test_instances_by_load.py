@@ -1,20 +1,16 @@
 """A served model whose number of instances follows the load: it grows, shrinks, and loses no request meanwhile."""
 
-import json
 import re
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
-from tests.support.models import write_model
+from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+from tests.support.running_load import Load
+
+from charonia.core.dtypes import DataType
 
 SLOW = """\
 import os
@@ -30,10 +26,7 @@ class TritonPythonModel:
         pid = np.array([os.getpid()], np.int32)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pid)]) for _ in requests]
 """
-TENSORS = (
-    'input { name: "INPUT0" data_type: TYPE_INT32 dims: 1 } output { name: "OUTPUT0" data_type: TYPE_INT32 dims: 1 }'
-)
-BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}).encode()
+REQUEST = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}
 CLIENTS = 6
 # More than the machine may have, so that other tests do not take the cores that an instance could use.
 CORES = "--cpu-cores=16"
@@ -48,7 +41,8 @@ def bounds(least: int, most: int) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    write_model(tmp_path, "slow", SLOW, config=f'backend: "python" {TENSORS}\n{bounds(1, 3)}')
+    config = identity_pbtxt("python", DataType.INT32, (1,), max_batch_size=0, more=bounds(1, 3))
+    write_model(tmp_path, "slow", SLOW, config=config)
     return tmp_path
 
 
@@ -58,39 +52,11 @@ def serve(repository: Path, *arguments: str) -> ServeProcess:
 
 def ask(server: ServeProcess) -> int:
     """Send a request, and return the process that answered it."""
-    with urllib.request.urlopen(f"http://{server.http}/v2/models/slow/infer", BODY, timeout=60) as answer:
-        return int(json.load(answer)["outputs"][0]["data"][0])
+    return int(server.ask("/v2/models/slow/infer", REQUEST)["outputs"][0]["data"][0])
 
 
-class Load:
-    """Clients that send one request after the other."""
-
-    def __init__(self, server: ServeProcess, clients: int = CLIENTS) -> None:
-        self.answers: list[int] = []
-        self.errors: list[str] = []
-        self._server = server
-        self._over = threading.Event()
-        self._threads = ThreadPoolExecutor(clients)
-        self._running: list[Future[None]] = [self._threads.submit(self._send) for _ in range(clients)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._threads.shutdown()
-        if error is None:
-            for each in self._running:
-                each.result()
-
-    def _send(self) -> None:
-        while not self._over.is_set():
-            try:
-                self.answers.append(ask(self._server))
-            except urllib.error.HTTPError as error:
-                self.errors.append(error.read().decode())
+def load_of(server: ServeProcess) -> Load:
+    return Load({str(number): lambda: nullcontext(lambda _: ask(server)) for number in range(CLIENTS)}, 0)
 
 
 def instances(server: ServeProcess) -> dict[str, int]:
@@ -111,7 +77,7 @@ def explained(server: ServeProcess) -> dict[str, object]:
 @contextmanager
 def grown(server: ServeProcess) -> Iterator[Load]:
     """Keep the model busy; it has all of its instances."""
-    with Load(server) as load:
+    with load_of(server) as load:
         assert eventually(lambda: count(server) == 3), server.log
         yield load
 
@@ -123,12 +89,12 @@ def test_a_busy_model_grows_and_an_idle_one_shrinks_without_a_lost_request(repos
         assert instances(server)["charonia_instances_max"] == 3
 
         with grown(server) as load:
-            assert eventually(lambda: len(set(load.answers)) == 3)
+            assert eventually(lambda: len(load.results) == 3)
             said = str(explained(server)["scaling"])
         assert re.fullmatch(r"3 of 1 to 3 instances; a third was added .* because requests waited .*", said)
 
         assert eventually(lambda: count(server) == 1)
-        assert ask(server) in load.answers
+        assert ask(server) in load.results
         assert load.errors == []
         assert instances(server) == {
             "charonia_instances": 1,
