@@ -200,7 +200,7 @@ def _level_changes(pairs: list[tuple[LevelResult, LevelResult]], criteria: Crite
 
 def _doubts(which: str, result: LevelResult) -> Iterator[str]:
     if not is_trusted(result):
-        yield f"the verdict of the {which} run is '{result.verdict.value.replace('_', ' ')}'"
+        yield f"the verdict of the {which} run is '{result.verdict.text}'"
     if result.server.other_traffic:
         yield f"the server of the {which} run had other traffic here"
 

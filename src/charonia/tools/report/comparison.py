@@ -4,18 +4,15 @@ The page has the verdict and every change, then both runs with their plots.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 
-from charonia.tools.report.compare import Comparison, LevelChange, MetricChange, Outcome
-from charonia.tools.report.document import table_markup, to_know
+from charonia.tools.report.columns import Column, markup_table, text_table
+from charonia.tools.report.compare import Comparison, MetricChange, Outcome
+from charonia.tools.report.document import to_know
 from charonia.tools.report.html import render
-from charonia.tools.report.quantities import duration, in_columns, number, percent, signed_percent
+from charonia.tools.report.quantities import duration, number, percent, signed_percent
 from charonia.tools.results.records import PerfRun
-
-COLUMNS = ("level", "figure", "before", "after", "change", "interval", "")
-NUMBERS = range(2, 6)
-"""The columns of numbers."""
 
 _MARKS = {Outcome.BETTER: "better", Outcome.WORSE: "WORSE", Outcome.SAME: "~", Outcome.UNKNOWN: "? too few requests"}
 
@@ -31,14 +28,13 @@ WORDS = {
 
 def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return a table of all figures, the differences in the setup, and the verdict."""
-    rows = [row for level in comparison.levels for row in rows_of(level)]
     return "\n".join(
         [
             f"before: {names[0]}",
             f"after:  {names[1]}",
             *_section("differences in the setup", comparison.setup),
             "",
-            *_table([COLUMNS, *rows]),
+            *_table(comparison),
             *_section("caution", [*comparison.notes, *_doubts(comparison)]),
             *_section("only before", [str(level) for level in comparison.only_before]),
             *_section("only after", [str(level) for level in comparison.only_after]),
@@ -137,20 +133,23 @@ def _of(count: int, total: int) -> str:
     return f"all {total} levels" if count == total else f"{count} of {total} levels"
 
 
-def rows_of(level: LevelChange) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each figure: level (only of the first), figure, values, change, interval, effect."""
-    for place, change in enumerate(level.changes):
-        low, high = (_difference(change, end) for end in (change.difference.low, change.difference.high))
-        known = change.outcome is not Outcome.UNKNOWN
-        yield (
-            "" if place else str(level.level),
-            change.figure,
-            _value(change, change.before),
-            _value(change, change.after),
-            _difference(change, change.difference.value),
-            f"{low} .. {high}" if known else "",
-            _MARKS[change.outcome],
-        )
+Change = tuple[str, MetricChange]
+"""A row of the table: the level, "" after its first figure, and a figure."""
+
+
+def changes(comparison: Comparison) -> list[Change]:
+    """Return the rows of the table."""
+    return [
+        ("" if place else str(level.level), change)
+        for level in comparison.levels
+        for place, change in enumerate(level.changes)
+    ]
+
+
+def _interval(change: MetricChange) -> str:
+    if change.outcome is Outcome.UNKNOWN:
+        return ""
+    return " .. ".join(_difference(change, end) for end in (change.difference.low, change.difference.high))
 
 
 def _value(change: MetricChange, value: float) -> str:
@@ -171,10 +170,23 @@ def _section(title: str, lines: tuple[str, ...] | list[str]) -> list[str]:
     return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    lines = in_columns(rows, NUMBERS)
-    for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
-        if row[0] and place > 1:
+COLUMNS: tuple[Column[Change], ...] = (
+    Column("Level", lambda row: row[0], "text"),
+    Column("Figure", lambda row: row[1].figure, "text"),
+    Column("Before", lambda row: _value(row[1], row[1].before)),
+    Column("After", lambda row: _value(row[1], row[1].after)),
+    Column("Change", lambda row: _difference(row[1], row[1].difference.value)),
+    Column("Interval", lambda row: _interval(row[1])),
+    Column("", lambda row: _MARKS[row[1].outcome], "text", lambda row: _badge(row[1].outcome)),
+)
+
+
+def _table(comparison: Comparison) -> Iterator[str]:
+    rows = changes(comparison)
+    head, *lines = text_table(COLUMNS, rows)
+    yield head.lower()
+    for place, ((level, _), line) in enumerate(zip(rows, lines, strict=True)):
+        if level and place:
             yield ""  # between levels
         yield line
 
@@ -197,18 +209,9 @@ def _lead(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     yield to_know([escape(note) for note in cautions(comparison)])
     about = criteria_text(comparison).capitalize()
     yield f'</section><section><h2>Changes</h2><p class="about">{about}.</p>'
-    heads = [(name.capitalize(), "" if place in NUMBERS else "text") for place, name in enumerate(COLUMNS)]
-    rows = [
-        _row(cells, change.outcome)
-        for level in comparison.levels
-        for cells, change in zip(rows_of(level), level.changes, strict=True)
-    ]
-    yield table_markup(heads, rows) + "</section>"
+    yield markup_table(COLUMNS, changes(comparison)) + "</section>"
 
 
-def _row(cells: Sequence[str], outcome: Outcome) -> str:
-    level, figure, *values, _ = map(escape, cells)
+def _badge(outcome: Outcome) -> str:
     kind, word = WORDS[outcome]
-    badge = f"<span class='badge {kind}'>{word}</span>" if outcome is not Outcome.SAME else ""
-    shown = "".join(f"<td>{value}</td>" for value in values)
-    return f"<tr><th scope='row'>{level}</th><td class='text'>{figure}</td>{shown}<td class='text'>{badge}</td></tr>"
+    return f"<span class='badge {kind}'>{word}</span>" if outcome is not Outcome.SAME else ""

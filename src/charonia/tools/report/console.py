@@ -5,7 +5,7 @@ truncated to integers). Ours are additional percentiles and, at the end of a blo
 load and the verdict.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.tools.report.language import language_lines, language_summary
@@ -15,6 +15,7 @@ from charonia.tools.results.records import (
     PERCENTILES,
     ErrorKind,
     Estimate,
+    Gpu,
     LevelResult,
     LoadLevel,
     LoadMode,
@@ -25,6 +26,16 @@ from charonia.tools.results.records import (
 
 GPUS_MAX = 16
 """Limit of GPUs in the list."""
+
+GPU_FIGURES: Mapping[str, Callable[[Gpu], float | None]] = {
+    "Avg GPU Utilization": lambda gpu: gpu.utilization,
+    "Avg GPU Power Usage": lambda gpu: gpu.power_watts,
+    "Max GPU Memory Usage": lambda gpu: gpu.memory_used_bytes,
+    "Total GPU Memory": lambda gpu: gpu.memory_total_bytes,
+}
+"""perf_analyzer's figures of a GPU."""
+
+_GPU_UNITS = (("%", 100), (" watts", 1), (" bytes", 1), (" bytes", 1))
 
 
 def server_lines(result: LevelResult) -> Iterator[str]:
@@ -57,18 +68,10 @@ def gpu_lines(result: LevelResult) -> Iterator[str]:
     if len(result.gpus) > GPUS_MAX:
         yield f"    {len(result.gpus)} GPUs: the CSV file lists them all"
         return
-    for title, unit, values in (
-        (
-            "Avg GPU Utilization",
-            "%",
-            [(g.uuid, None if g.utilization is None else g.utilization * 100) for g in result.gpus],
-        ),
-        ("Avg GPU Power Usage", " watts", [(g.uuid, g.power_watts) for g in result.gpus]),
-        ("Max GPU Memory Usage", " bytes", [(g.uuid, g.memory_used_bytes) for g in result.gpus]),
-        ("Total GPU Memory", " bytes", [(g.uuid, g.memory_total_bytes) for g in result.gpus]),
-    ):
+    for (title, value), (unit, factor) in zip(GPU_FIGURES.items(), _GPU_UNITS, strict=True):
         yield f"    {title}:"
-        yield from (f"      {uuid} : {value:.15g}{unit}" for uuid, value in values if value is not None)
+        found = [(gpu.uuid, value(gpu)) for gpu in result.gpus]
+        yield from (f"      {uuid} : {number * factor:.15g}{unit}" for uuid, number in found if number is not None)
 
 
 def _model_lines(model: ServerModel) -> Iterator[str]:
@@ -82,16 +85,10 @@ def _model_lines(model: ServerModel) -> Iterator[str]:
     if model.composing:
         yield _ensemble_line(model)
         return
-    waiting = f"queue {_mean(model, model.queue_ns)} usec + "
-    if is_cached:
-        average = (model.cache_hit_ns + model.cache_miss_ns) / max(1, model.success_count)
-        waiting += f"cache hit/miss {usec(average)} usec + "
-    yield (
-        f"Avg request latency: {usec(model.request_ns)} usec (overhead {usec(model.overhead_ns)} usec + "
-        f"{waiting}compute input {_mean(model, model.compute_input_ns)} usec + "
-        f"compute infer {_mean(model, model.compute_infer_ns)} usec + "
-        f"compute output {_mean(model, model.compute_output_ns)} usec)"
-    )
+    queue, *computed = (f"{name} {usec(model.mean(total))} usec" for name, total in model.sums_ns.items())
+    cache = [f"cache hit/miss {usec(model.cache_ns)} usec"] if is_cached else []
+    parts = " + ".join([f"overhead {usec(model.overhead_ns)} usec", queue, *cache, *computed])
+    yield f"Avg request latency: {usec(model.request_ns)} usec ({parts})"
     if model.cache_hit_count:
         yield f"Average Cache Hit Latency: {usec(model.cache_hit_ns / model.cache_hit_count)} usec"
     if model.cache_miss_count:
@@ -100,19 +97,15 @@ def _model_lines(model: ServerModel) -> Iterator[str]:
 
 def _ensemble_line(model: ServerModel) -> str:
     """Return the line of an ensemble: queue and compute are the sums over its composing models."""
-    queue = sum(part.mean(part.queue_ns) for part in model.composing)
-    compute = sum(
-        part.mean(part.compute_input_ns + part.compute_infer_ns + part.compute_output_ns) for part in model.composing
-    )
+    queue, compute = 0.0, 0.0
+    for part in model.composing:
+        waiting, *computing = part.sums_ns.values()
+        queue, compute = queue + part.mean(waiting), compute + part.mean(sum(computing))
     overhead = max(0.0, model.request_ns - queue - compute)
     return (
         f"Avg request latency: {usec(model.request_ns)} usec (overhead {usec(overhead)} usec + "
         f"queue {usec(queue)} usec + compute {usec(compute)} usec)"
     )
-
-
-def _mean(model: ServerModel, total_ns: int) -> int:
-    return usec(model.mean(total_ns))
 
 
 def usec(duration_ns: float) -> int:
@@ -187,7 +180,7 @@ def summary_text(run: PerfRun) -> str:
     lines = [f"Inferences/Second vs. Client {name} Batch Latency"]
     for result in run.levels:
         title = "Request Rate" if result.level.mode.is_rate else "Concurrency"
-        remark = "" if is_trusted(result) else f" ({result.verdict.value.replace('_', ' ')})"
+        remark = "" if is_trusted(result) else f" ({result.verdict.text})"
         lines.append(
             f"{title}: {result.level.value:g}, throughput: {result.throughput.value:g} infer/sec, "
             f"latency {usec(result.latency.value)} usec{remark}"
@@ -202,7 +195,7 @@ def summary_text(run: PerfRun) -> str:
 
 def verdict_text(result: LevelResult) -> str:
     """Return a verdict with its reasons, as one line."""
-    word = result.verdict.value.replace("_", " ")
+    word = result.verdict.text
     return f"{word}: {' '.join(result.reasons)}" if result.reasons else word
 
 
@@ -243,9 +236,7 @@ def high_percentiles(result: LevelResult) -> list[float]:
 
 
 def _network_line(result: LevelResult, view: View) -> str:
-    client = result.client
-    total = result.service_times.mean
-    wait = max(0.0, total - client.send_ns - client.receive_ns)
+    client, total, wait = result.client, result.service_times.mean, result.wait_ns
     send, receive, both = usec(client.send_ns), usec(client.receive_ns), usec(client.send_ns + client.receive_ns)
     if view.protocol == "grpc":
         head = f"Avg gRPC time: {usec(total)} usec"
@@ -316,7 +307,7 @@ def _table(levels: Sequence[LevelResult]) -> Iterator[str]:
             f"{result.throughput.value:.1f}",
             *(str(usec(result.percentile(percent))) for percent in (50, 90, 95, 99, 99.9)),
             f"{result.error_count}",
-            result.verdict.value.replace("_", " "),
+            result.verdict.text,
         ]
         for result in levels
     ]

@@ -7,52 +7,35 @@ the script inserts it as text. The content security policy allows the one script
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from charonia.tools.report.language import STATISTICS, counted_text, spread_rows
+from charonia.tools.report.columns import Column, markup_table
+from charonia.tools.report.language import SPREAD_COLUMNS, counted_text, spread_rows
 from charonia.tools.report.quantities import duration, number, percent, size
 from charonia.tools.report.summary import VERDICT_TEXTS, best_level, is_open_loop, is_trusted
-from charonia.tools.results.records import LevelResult, Machine, PerfRun
+from charonia.tools.results.records import ErrorKind, LevelResult, LoadLevel, Machine, PerfRun, Window
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 
 _UNKNOWN = "-"
 
+_Columns = list[Column[LevelResult]]
 _Cell = Callable[[LevelResult], str]
 
+_LEVEL: Column[LevelResult] = Column("Level", lambda result: str(result.level), "text")
 
 _COLUMNS_DENSE = 11
 """A table of more columns is set narrower, so that it fits a usual window."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table of levels, for the page and for Markdown.
-
-    Attributes:
-        is_text: Whether its cells are text, not numbers.
-        markup: Markup of its cells in the page, None for the escaped text.
-    """
-
-    title: str
-    text: _Cell
-    is_text: bool = False
-    markup: _Cell | None = None
-
-    def cell(self, result: LevelResult) -> str:
-        """Return the markup of a cell."""
-        return escape(self.text(result)) if self.markup is None else self.markup(result)
-
-
-def level_columns(run: PerfRun) -> list[Column]:
+def level_columns(run: PerfRun) -> _Columns:
     """Return the columns of the table of levels: load, verdict, throughput, latencies, errors."""
     return [
         _level_column(run),
-        Column("Verdict", lambda result: VERDICT_TEXTS[result.verdict], True, _verdict),
+        Column("Verdict", lambda result: VERDICT_TEXTS[result.verdict], "text", _verdict),
         *(_of_language() if any(result.language is not None for result in run.levels) else _of_inferences()),
         Column("Errors", lambda result: percent(result.error_share)),
         *(_open_loop() if is_open_loop(run) else ()),
@@ -62,22 +45,23 @@ def level_columns(run: PerfRun) -> list[Column]:
 
 def levels_table(run: PerfRun) -> str:
     """Return a table with a row per level."""
-    return _table(level_columns(run), run.levels, best_level(run) if len(run.levels) > 1 else None)
+    columns, best = level_columns(run), best_level(run) if len(run.levels) > 1 else None
+    return markup_table(columns, run.levels, "dense" * (len(columns) > _COLUMNS_DENSE), best)
 
 
-def _level_column(run: PerfRun) -> Column:
+def _level_column(run: PerfRun) -> Column[LevelResult]:
     """Return the column of the load: its value alone where all levels are of one kind, as this table is the widest."""
     kinds = {str(result.level).rpartition(" ")[0] for result in run.levels}
     if len(kinds) != 1:
-        return Column("Level", lambda result: str(result.level), is_text=True)
-    return Column(kinds.pop().capitalize(), lambda result: f"{result.level.value:g}", is_text=True)
+        return _LEVEL
+    return Column(kinds.pop().capitalize(), lambda result: f"{result.level.value:g}", "text")
 
 
 def resources_table(run: PerfRun) -> str:
     """Return a table of the resources of server and client, "" if the server's are unknown."""
     if not any(result.resources is not None or result.gpus for result in run.levels):
         return ""
-    columns = [Column("Level", lambda result: str(result.level), is_text=True)]
+    columns: _Columns = [_LEVEL]
     if any(result.resources is not None for result in run.levels):
         most = max(result.resources.cpu_cores for result in run.levels if result.resources is not None)
         columns += [
@@ -90,60 +74,37 @@ def resources_table(run: PerfRun) -> str:
     gpus = max((result.gpus for result in run.levels), key=lambda gpus: len(gpus))
     columns += [Column(f"GPU {gpu.uuid}", _gpu(place)) for place, gpu in enumerate(gpus)]
     columns.append(Column("Client's busiest process", lambda result: percent(result.client.overhead)))
-    return _table(columns, run.levels, None)
+    return markup_table(columns, run.levels)
 
 
 def errors_table(run: PerfRun) -> str:
     """Return a table with a row per level and kind of error, "" if there are none."""
-    rows = [
-        f"<tr><th scope='row'>{escape(str(result.level))}</th><td class='text'>{escape(error.kind)}</td>"
-        f"<td>{error.count:,}</td><td class='text message'>{'<br>'.join(map(escape, error.samples))}</td></tr>"
-        for result in run.levels
-        for error in result.errors
-    ]
-    heads = (("Level", "text"), ("Kind", "text"), "Count", ("Messages", "text"))
-    return table_markup(heads, rows) if rows else ""
+    columns: tuple[Column[tuple[LoadLevel, ErrorKind]], ...] = (
+        Column("Level", lambda row: str(row[0]), "text"),
+        Column("Kind", lambda row: row[1].kind, "text"),
+        Column("Count", lambda row: f"{row[1].count:,}"),
+        Column("Messages", kind="text message", markup=lambda row: "<br>".join(map(escape, row[1].samples))),
+    )
+    rows = [(result.level, error) for result in run.levels for error in result.errors]
+    return markup_table(columns, rows) if rows else ""
 
 
 def trials_tables(run: PerfRun) -> Iterator[str]:
     """Yield a collapsed table of all windows."""
-    rows = [
-        f"<tr><th scope='row' class='text'>{escape(str(result.level))}: {place}</th>"
-        f"<td>{duration(window.end_ns - window.begin_ns)}</td><td>{window.request_count:,}</td>"
-        f"<td>{window.error_count:,}</td><td>{number(window.throughput)}</td><td>{duration(window.latency_ns)}</td>"
-        f"<td class='text'>{'' if window.used else 'not used'}</td></tr>"
-        for result in run.levels
-        for place, window in enumerate(result.windows, 1)
-    ]
+    columns: tuple[Column[tuple[str, Window]], ...] = (
+        Column("Window", lambda row: row[0], "text"),
+        Column("Length", lambda row: duration(row[1].end_ns - row[1].begin_ns)),
+        Column("Requests", lambda row: f"{row[1].request_count:,}"),
+        Column("Errors", lambda row: f"{row[1].error_count:,}"),
+        Column("Inferences/s", lambda row: number(row[1].throughput)),
+        Column("Latency", lambda row: duration(row[1].latency_ns)),
+        Column("", lambda row: "" if row[1].used else "not used", "text"),
+    )
+    windows = ((result.level, place, each) for result in run.levels for place, each in enumerate(result.windows, 1))
+    rows = [(f"{level}: {place}", window) for level, place, window in windows]
     if rows:
-        table = table_markup(("Window", "Length", "Requests", "Errors", "Inferences/s", "Latency", ""), rows)
         title = f"All {len(rows)} measured windows" if len(rows) > 1 else "The measured window"
-        yield f"<details><summary>{title}</summary>{table}</details>"
-
-
-def _table(columns: Sequence[Column], results: Sequence[LevelResult], best: LevelResult | None) -> str:
-    first, *others = columns
-    rows = [
-        f"<tr{' class=best' if row is best else ''}><th scope='row'>{first.cell(row)}</th>"
-        + "".join(f"<td{_class(column.is_text and 'text')}>{column.cell(row)}</td>" for column in others)
-        + "</tr>"
-        for row in results
-    ]
-    heads = [(column.title, "text") if column.is_text else column.title for column in columns]
-    return table_markup(heads, rows, "dense" if len(columns) > _COLUMNS_DENSE else "")
-
-
-def table_markup(heads: Sequence[str | tuple[str, str]], rows: Sequence[str], kind: str = "") -> str:
-    """Return a table of rows of markup under heads of text, some with a class."""
-    named = [(head, "") if isinstance(head, str) else head for head in heads]
-    head = "".join(f"<th scope='col'{_class(name)}>{escape(title)}</th>" for title, name in named)
-    table = f"<table{_class(kind)}><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    # It scrolls where it is wider than the page; with focus, the keyboard can scroll it.
-    return f"<div class='wide' tabindex='0' role='group' aria-label='Table'>{table}</div>"
-
-
-def _class(name: str | bool) -> str:
-    return f" class='{name}'" if name else ""
+        yield f"<details><summary>{title}</summary>{markup_table(columns, rows)}</details>"
 
 
 def _per_second(result: LevelResult) -> str:
@@ -166,24 +127,24 @@ def _percentile(percent: float) -> _Cell:
     return cell
 
 
-def _open_loop() -> tuple[Column, ...]:
-    return (
+def _open_loop() -> _Columns:
+    return [
         Column("Answered/s", lambda result: number(result.offered.achieved_rate) if result.offered else _UNKNOWN),
         Column("Sent late", lambda result: percent(result.offered.delayed_share) if result.offered else _UNKNOWN),
         Column("Service p99", lambda result: duration(result.service_times.percentile(99))),
-    )
+    ]
 
 
-def _of_inferences() -> tuple[Column, ...]:
-    return (
+def _of_inferences() -> _Columns:
+    return [
         Column("Inferences/s", _per_second, markup=_throughput),
         *(Column(f"p{percent:g}", _percentile(percent)) for percent in PERCENTILES),
         Column("Slowest", lambda result: duration(result.response_times.maximum)),
-    )
+    ]
 
 
-def _of_language() -> tuple[Column, ...]:
-    return (
+def _of_language() -> _Columns:
+    return [
         Column("Tokens/s", lambda result: number(result.language.output_rate) if result.language else _UNKNOWN),
         Column("TTFT p50", _of_tokens("first_token", "p50")),
         Column("p99", _of_tokens("first_token", "p99")),
@@ -192,7 +153,7 @@ def _of_language() -> tuple[Column, ...]:
         Column("Requests/s", _per_second, markup=_throughput),
         Column("Latency p50", _percentile(50.0)),
         Column("p99", _percentile(99.0)),
-    )
+    ]
 
 
 def _of_tokens(figure: str, field: str) -> _Cell:
@@ -208,20 +169,14 @@ def language_tables(run: PerfRun) -> Iterator[str]:
     measured = [result for result in run.levels if result.language is not None]
     for result in measured:
         assert result.language is not None
-        rows = [
-            f"<tr><th scope='row'>{escape(title)}</th>"
-            + "".join(f"<td>{number(getattr(spread, field) * factor)}</td>" for field in STATISTICS.values())
-            + "</tr>"
-            for title, spread, factor in spread_rows(result.language)
-        ]
-        table = table_markup(("", *STATISTICS), rows)
+        table = markup_table(SPREAD_COLUMNS, spread_rows(result.language))
         about = f"<p class='about'>{escape(counted_text(result.language))}</p>"
         is_open = " open" if len(measured) == 1 else ""
         yield f"<details{is_open}><summary>Tokens at {escape(str(result.level))}</summary>{table}{about}</details>"
 
 
-def _goodput() -> tuple[Column, ...]:
-    return (Column("Goodput", lambda result: f"{number(result.goodput.rate)}/s" if result.goodput else _UNKNOWN),)
+def _goodput() -> _Columns:
+    return [Column("Goodput", lambda result: f"{number(result.goodput.rate)}/s" if result.goodput else _UNKNOWN)]
 
 
 def _verdict(result: LevelResult) -> str:

@@ -372,12 +372,6 @@ def _inner(model: ServerModel) -> Iterator[ServerModel]:
 
 
 def _model_parts(model: ServerModel) -> dict[str, Any]:
-    return {
-        "model": model.name,
-        "queue": model.mean(model.queue_ns),
-        "input": model.mean(model.compute_input_ns),
-        "infer": model.mean(model.compute_infer_ns),
-        "output": model.mean(model.compute_output_ns),
-        "cache": (model.cache_hit_ns + model.cache_miss_ns) / model.success_count,
-        "other": model.overhead_ns,
-    }
+    names = ("queue", "input", "infer", "output")
+    means = dict(zip(names, map(model.mean, model.sums_ns.values()), strict=True))
+    return {"model": model.name, **means, "cache": model.cache_ns, "other": model.overhead_ns}

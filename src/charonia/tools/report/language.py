@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from charonia.tools.report.columns import Column, text_table
 from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.language import FIGURES, CountedBy, Figure, LanguageFigures, Spread
 from charonia.tools.results.records import LevelResult, PerfRun
@@ -48,6 +49,17 @@ def spread_rows(figures: LanguageFigures) -> Iterator[tuple[str, Spread, float]]
             yield title_of(figure), spread, figure.factor
 
 
+def _statistic(field: str) -> Callable[[tuple[str, Spread, float]], str]:
+    return lambda row: number(getattr(row[1], field) * row[2])
+
+
+SPREAD_COLUMNS: tuple[Column[tuple[str, Spread, float]], ...] = (
+    Column("", lambda row: row[0], "text"),
+    *(Column(heading, _statistic(field)) for heading, field in STATISTICS.items()),
+)
+"""The table of `spread_rows`."""
+
+
 def language_lines(result: LevelResult) -> Iterator[str]:
     """Yield the lines of a level: rates, and a table of the figures of requests."""
     yield f"Request count: {result.request_count}"
@@ -59,12 +71,8 @@ def language_lines(result: LevelResult) -> Iterator[str]:
         yield f"Output token throughput: {figures.output_rate:.5g} tokens/sec"
     if figures.input_tokens is not None:
         yield f"Input token throughput: {figures.input_rate:.5g} tokens/sec"
-    rows = [
-        [title, *(number(getattr(spread, field) * factor) for field in STATISTICS.values())]
-        for title, spread, factor in spread_rows(figures)
-    ]
     yield ""
-    yield from _indented([["", *STATISTICS], *rows])
+    yield from _indented(text_table(SPREAD_COLUMNS, spread_rows(figures)))
     yield counted_text(figures)
 
 
@@ -73,7 +81,10 @@ def language_summary(run: PerfRun) -> str:
     head = ["requests/sec" if run.levels[0].level.mode.is_rate else "Concurrency", "tokens/sec", "per user"]
     head += ["TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "latency p50", "latency p99", "errors", "verdict"]
     rows = [_summary_row(result) for result in run.levels]
-    lines = ["Language model: output tokens/s, and times in ms", *_indented([head, *rows])]
+    lines = [
+        "Language model: output tokens/s, and times in ms",
+        *_indented(in_columns([head, *rows], range(1, len(head)))),
+    ]
     if run.answer is not None:
         lines += ["", f"Highest level within the latency limit: {run.answer}"]
     return "\n".join([*lines, *(f"Note: {note}" for note in run.notes)])
@@ -90,28 +101,25 @@ def _summary_row(result: LevelResult) -> list[str]:
         row.append("-" if figures.user_rate is None else number(figures.user_rate.mean))
         for spread in (figures.first_token, figures.inter_token, figures.latency):
             row += ["-", "-"] if spread is None else [number(spread.p50 / 1e6), number(spread.p99 / 1e6)]
-    return [*row, f"{result.error_count}", result.verdict.value.replace("_", " ")]
+    return [*row, f"{result.error_count}", result.verdict.text]
 
 
-def _indented(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    return (f"  {line}" for line in in_columns(rows, range(1, len(rows[0]))))
+def _indented(lines: Sequence[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
 
 
-def language_columns() -> Iterator[tuple[str, Callable[[LevelResult], str | float]]]:
-    """Yield heading and value of the columns of a CSV file; empty where a level lacks the figure."""
-    yield "Output Tokens/Second", _rate("output_rate")
-    yield "Input Tokens/Second", _rate("input_rate")
-    for name, figure in FIGURES.items():
-        for heading, field in STATISTICS.items():
-            yield f"{title_of(figure)} {heading}", _cell(name, field, figure.factor)
-    yield "Output Tokens Counted By", lambda level: level.language.output_counted_by.value if level.language else ""
-
-
-def _rate(field: str) -> Callable[[LevelResult], str | float]:
-    def value(level: LevelResult) -> str | float:
-        return float(getattr(level.language, field)) if level.language is not None else ""
-
-    return value
+def language_columns() -> dict[str, Callable[[LevelResult], str | float]]:
+    """Return the values of a CSV file by the heading of their column; empty where a level lacks the figure."""
+    return {
+        "Output Tokens/Second": lambda level: float(level.language.output_rate) if level.language else "",
+        "Input Tokens/Second": lambda level: float(level.language.input_rate) if level.language else "",
+        **{
+            f"{title_of(figure)} {heading}": _cell(name, field, figure.factor)
+            for name, figure in FIGURES.items()
+            for heading, field in STATISTICS.items()
+        },
+        "Output Tokens Counted By": lambda level: level.language.output_counted_by.value if level.language else "",
+    }
 
 
 def _cell(name: str, field: str, factor: float) -> Callable[[LevelResult], str | float]:

@@ -9,17 +9,9 @@ from charonia.tools.results.records import LevelResult, PerfRun, Verdict
 _TRUSTED = (Verdict.STABLE, Verdict.COMPLETE)
 _SUSTAINED = (*_TRUSTED, Verdict.UNSTABLE, Verdict.DISTURBED)
 
-VERDICT_TEXTS = {
-    Verdict.STABLE: "stable",
-    Verdict.COMPLETE: "complete",
-    Verdict.UNSTABLE: "unstable",
-    Verdict.DISTURBED: "disturbed",
-    Verdict.OVERLOADED: "overloaded",
-    Verdict.INTERRUPTED: "interrupted",
-    Verdict.SERVER_LOST: "server lost",
-    Verdict.NO_REQUESTS: "no answers",
-}
-"""Text of the verdicts."""
+
+VERDICT_TEXTS = {verdict: verdict.text for verdict in Verdict} | {Verdict.NO_REQUESTS: "no answers"}
+"""Text of the verdicts in tables."""
 
 
 def is_trusted(result: LevelResult) -> bool:

@@ -52,9 +52,22 @@ class ServerModel:
     @property
     def overhead_ns(self) -> float:
         """Mean time of a request outside of queue, compute and cache."""
-        cache = (self.cache_hit_ns + self.cache_miss_ns) / self.success_count if self.success_count else 0.0
-        parts = self.queue_ns + self.compute_input_ns + self.compute_infer_ns + self.compute_output_ns
-        return max(0.0, self.request_ns - self.mean(parts) - cache)
+        return max(0.0, self.request_ns - self.mean(sum(self.sums_ns.values())) - self.cache_ns)
+
+    @property
+    def cache_ns(self) -> float:
+        """Mean time of a request in the cache."""
+        return (self.cache_hit_ns + self.cache_miss_ns) / self.success_count if self.success_count else 0.0
+
+    @property
+    def sums_ns(self) -> dict[str, int]:
+        """The queue and compute sums, by what they are of."""
+        return {
+            "queue": self.queue_ns,
+            "compute input": self.compute_input_ns,
+            "compute infer": self.compute_infer_ns,
+            "compute output": self.compute_output_ns,
+        }
 
     def mean(self, total_ns: int) -> float:
         """Return the mean per request of one of the queue and compute sums."""
@@ -251,6 +264,10 @@ class Verdict(Enum):
     """The server stopped answering."""
     NO_REQUESTS = "no_requests"
     """No request was answered successfully."""
+
+    @property
+    def text(self) -> str:
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +491,11 @@ class LevelResult:
     def percentile(self, percent: float) -> int:
         """Return the response time at a percentile, in nanoseconds."""
         return self.response_times.percentile(percent)
+
+    @property
+    def wait_ns(self) -> float:
+        """Mean time between the end of a request and the start of its response."""
+        return max(0.0, self.service_times.mean - self.client.send_ns - self.client.receive_ns)
 
     @property
     def error_count(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.tools.report.quantities import in_columns, number
-from charonia.tools.results.records import Estimate, Gpu, LoadMode, ServerModel
+from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadMode
 from charonia.tools.tune.api import METRICS, Metric, counted_noun
 from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
 from charonia.tools.tune.objective import Evidence, Point
@@ -137,7 +137,7 @@ def _cell(name: str) -> Cell:
         key = name.removeprefix(BACKEND_PARAMETER)
         return lambda row: ",".join(config.parameters.get(key, "") for config in row.variant.tuned)
     if name in _SERVER_TIMES:
-        return lambda row: _over_models(row, lambda trial, model: _server_time(trial, model, name), name)
+        return lambda row: _over_models(row, _SERVER_TIMES[name], name)
     return lambda row: _metric(row, name)
 
 
@@ -146,10 +146,11 @@ def _metric(row: Row, name: str) -> str:
     return _together(values, name)
 
 
-def _over_models(row: Row, of: Callable[[TrialRecord, str], float | None], name: str) -> str:
+def _over_models(row: Row, of: Callable[[LevelResult], float | None], name: str) -> str:
     values = []
     for model in row.group.models:
-        found = [value for value in (of(trial, model) for trial in row.trials) if value is not None]
+        levels = [trial.levels[model] for trial in row.trials if model in trial.levels]
+        found = [value / 1e6 for value in map(of, levels) if value is not None]
         if found:
             values.append(sum(found) / len(found))
     return _together(values, name)
@@ -165,25 +166,20 @@ def _together(values: Sequence[float], name: str) -> str:
     return f"{total:.1f},[{','.join(f'{value:.1f}' for value in values)}]"
 
 
-def _server_time(trial: TrialRecord, model: str, name: str) -> float | None:
-    level = trial.levels.get(model)
-    if level is None:
-        return None
-    if name == "perf_client_send_recv":
-        return (level.client.send_ns + level.client.receive_ns) / 1e6
-    if name == "perf_client_response_wait":
-        return max(0.0, level.service_times.mean - level.client.send_ns - level.client.receive_ns) / 1e6
-    stats = level.server.model
-    return None if stats is None else stats.mean(_STATS[name](stats)) / 1e6
-
-
-_STATS: Mapping[str, Callable[[ServerModel], int]] = {
-    "perf_server_queue": lambda stats: stats.queue_ns,
-    "perf_server_compute_input": lambda stats: stats.compute_input_ns,
-    "perf_server_compute_infer": lambda stats: stats.compute_infer_ns,
-    "perf_server_compute_output": lambda stats: stats.compute_output_ns,
+_SERVER_TIMES: Mapping[str, Callable[[LevelResult], float | None]] = {
+    "perf_client_send_recv": lambda level: level.client.send_ns + level.client.receive_ns,
+    "perf_client_response_wait": lambda level: level.wait_ns,
+    "perf_server_queue": lambda level: _part(level, "queue"),
+    "perf_server_compute_input": lambda level: _part(level, "compute input"),
+    "perf_server_compute_infer": lambda level: _part(level, "compute infer"),
+    "perf_server_compute_output": lambda level: _part(level, "compute output"),
 }
-_SERVER_TIMES = ("perf_client_send_recv", "perf_client_response_wait", *_STATS)
+"""Times in nanoseconds by their field."""
+
+
+def _part(level: LevelResult, name: str) -> float | None:
+    model = level.server.model
+    return None if model is None else model.mean(model.sums_ns[name])
 
 
 def _config_path(row: Row) -> str:

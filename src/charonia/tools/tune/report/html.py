@@ -4,27 +4,27 @@ Python writes sentences and tables, so they are readable without JavaScript; `pa
 the page.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
 from itertools import cycle
 from typing import Any
 
+from charonia.tools.report.columns import Column, markup_table
 from charonia.tools.report.document import (
     asset,
     document,
     environment,
     machine_facts,
     separated,
-    table_markup,
     tile,
     to_know,
 )
 from charonia.tools.report.html import PARTS, latency_axis, parts
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.results.records import Estimate, LevelResult
-from charonia.tools.tune.api import METRICS, Constraint, Measured, Metric, ModelGoal, Variant
+from charonia.tools.tune.api import METRICS, Constraint, Measured, Metric, ModelGoal, Trial, Variant
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
 from charonia.tools.tune.tables import Row, rows_of
@@ -44,6 +44,10 @@ class Role(StrEnum):
     DEFAULT = "default"
     TIE = "as good"
     OTHER = ""
+
+
+FIRST = (Role.RECOMMENDED, Role.CLOSEST)
+"""Roles of the best variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,8 @@ def variant_views(group: GroupRecord) -> tuple[VariantView, ...]:
         )
         for record in group.variants
     ]
-    first = (Role.RECOMMENDED, Role.CLOSEST)
     return tuple(
-        sorted(views, key=lambda view: (view.role not in first, order.get(view.record.variant.key, len(order))))
+        sorted(views, key=lambda view: (view.role not in FIRST, order.get(view.record.variant.key, len(order))))
     )
 
 
@@ -392,44 +395,48 @@ ROWS_MAX = 12
 _SPAN_MIN, _SPAN_ROOM = 0.05, 1.25
 
 
+_Best = tuple[str, VariantView, Ranked]
+"""A variant under its best load, with the id of its section."""
+
+
 def ranking_table(group: GroupRecord, views: Sequence[VariantView], identity: str) -> str:
     """Return a row for each variant under its best load, best first, with the gain over the default as a bar."""
-    ranked = [(place, view, view.best) for place, view in enumerate(views) if view.best is not None]
+    ranked = [(f"{identity}-v{place}", view, view.best) for place, view in enumerate(views) if view.best is not None]
     span = _span([best for _, _, best in ranked[:ROWS_MAX]])
     latency = latency_metric(group)
     memory = next(
         (metric for metric in reversed(MEMORIES) if any(overall(best, metric) for _, _, best in ranked)), None
     )
-    heads = [
-        *(("Configuration", "text"), ("Gain over the default", "text gain"), "Throughput"),
-        f"{LATENCIES[latency]} latency",
-        *([MEMORIES[memory]] if memory is not None else ()),
-        *("Batch", "Delay", "Best load"),
+    columns: list[Column[_Best]] = [
+        Column("Configuration", kind="text", markup=_configuration),
+        Column(
+            "Gain over the default",
+            kind="text gain",
+            markup=lambda row: _gain(row[1], row[2].gain, span) + _other_load(row[1], row[2]),
+        ),
+        Column("Throughput", markup=_overall(Metric.THROUGHPUT)),
+        Column(f"{LATENCIES[latency]} latency", markup=_overall(latency)),
+        *([Column(MEMORIES[memory], markup=_overall(memory, is_plain=True))] if memory is not None else ()),
+        Column("Batch", lambda row: ", ".join(str(config.max_batch_size or "-") for config in row[1].record.tuned)),
+        Column("Delay", lambda row: ", ".join(map(delay_text, row[1].record.tuned))),
+        Column("Best load", lambda row: loads_text(row[2].loads)),
     ]
-    rows = [_row(view, best, (latency, memory), span, f"{identity}-v{place}") for place, view, best in ranked]
-    shown = table_markup(heads, rows[:ROWS_MAX], "ranking")
-    if len(rows) > ROWS_MAX:
-        rest = table_markup(heads, rows[ROWS_MAX:], "ranking")
-        shown += f"<details><summary>{len(rows) - ROWS_MAX} more</summary>{rest}</details>"
+    best = next((row for row in ranked if row[1].role in FIRST), None)
+    shown = markup_table(columns, ranked[:ROWS_MAX], "ranking", best)
+    if len(ranked) > ROWS_MAX:
+        rest = markup_table(columns, ranked[ROWS_MAX:], "ranking", best)
+        shown += f"<details><summary>{len(ranked) - ROWS_MAX} more</summary>{rest}</details>"
     return shown
 
 
-def _row(view: VariantView, best: Ranked, metrics: tuple[Metric, Metric | None], span: float, identity: str) -> str:
-    latency, memory = metrics
-    first = (Role.RECOMMENDED, Role.CLOSEST)
-    name = f"<a href='#{identity}'>{escape(view.record.short_name)}</a>{role_badge(view)}"
-    settings = f"<br><small>{escape(settings_of(view.record.variant))}</small>"
-    cells = [
-        f"<td class='text gain'>{_gain(view, best.gain, span)}{_other_load(view, best)}</td>",
-        f"<td>{measured(Metric.THROUGHPUT, overall(best, Metric.THROUGHPUT))}</td>",
-        f"<td>{measured(latency, overall(best, latency))}</td>",
-        f"<td>{measured(memory, overall(best, memory), is_plain=True)}</td>" if memory is not None else "",
-        f"<td>{escape(', '.join(str(config.max_batch_size or '-') for config in view.record.tuned))}</td>",
-        f"<td>{escape(', '.join(map(delay_text, view.record.tuned)))}</td>",
-        f"<td>{escape(loads_text(best.loads))}</td>",
-    ]
-    kind = " class='best'" if view.role in first else ""
-    return f"<tr{kind}><th scope='row'>{name}{settings}</th>{''.join(cells)}</tr>"
+def _configuration(row: _Best) -> str:
+    identity, view, _ = row
+    settings = escape(settings_of(view.record.variant))
+    return f"<a href='#{identity}'>{escape(view.record.short_name)}</a>{role_badge(view)}<br><small>{settings}</small>"
+
+
+def _overall(metric: Metric, *, is_plain: bool = False) -> Callable[[_Best], str]:
+    return lambda row: measured(metric, overall(row[2], metric), is_plain=is_plain)
 
 
 def delay_text(config: ModelConfigRecord) -> str:
@@ -492,18 +499,18 @@ def _gain(view: VariantView, gain: Estimate | None, span: float) -> str:
 
 def failures_table(group: GroupRecord) -> str:
     """Return what could not be measured and why, "" where everything could."""
-    rows = []
-    for trial in group.trials:
-        if trial.failed is None:
-            continue
-        record = group.variant(trial.trial.variant)
-        name = record.short_name if record is not None else settings_of(trial.trial.variant)
-        load = loads_text(trial.trial.loads)
-        rows.append(
-            f"<tr><th scope='row'>{escape(name)}</th><td class='text'>{escape(load)}</td>"
-            f"<td class='text message'>{escape(trial.failed.reason)}</td></tr>"
-        )
-    return table_markup([(title, "text") for title in ("Configuration", "Load", "Reason")], rows) if rows else ""
+    failed = [(trial.trial, trial.failed.reason) for trial in group.trials if trial.failed is not None]
+
+    def name(trial: Trial) -> str:
+        record = group.variant(trial.variant)
+        return record.short_name if record is not None else settings_of(trial.variant)
+
+    columns: tuple[Column[tuple[Trial, str]], ...] = (
+        Column("Configuration", lambda row: name(row[0]), "text"),
+        Column("Load", lambda row: loads_text(row[0].loads), "text"),
+        Column("Reason", lambda row: row[1], "text message"),
+    )
+    return markup_table(columns, failed) if failed else ""
 
 
 _DIFF_KINDS = {"+": "ins", "-": "del"}
@@ -548,31 +555,25 @@ def _config(config: ModelConfigRecord) -> str:
 def _loads(view: VariantView, model: str, *, is_named: bool) -> str:
     latencies = [metric for metric in reversed(LATENCIES) if _has(view, model, metric)]
     memories = [metric for metric in MEMORIES if _has(view, model, metric)]
-    shares = [_error_share(row, model) for row in view.rows]
-    titles = [
-        "Load",
-        "Throughput",
-        *(LATENCIES[metric] for metric in latencies),
-        *(MEMORIES[metric] for metric in memories),
+    columns: list[Column[Row]] = [
+        Column("Load", lambda row: "; ".join(str(load) for load in row.point.loads if load.model == model)),
+        Column("Throughput", markup=_of_model(model, Metric.THROUGHPUT)),
+        *(Column(LATENCIES[metric], markup=_of_model(model, metric)) for metric in latencies),
+        *(Column(MEMORIES[metric], markup=_of_model(model, metric, is_plain=True)) for metric in memories),
     ]
-    titles += ["Errors"] if any(shares) else []
-    titles += ["Measured", "Limits"] if any(row.point.violation for row in view.rows) else ["Measured"]
-    rows = []
-    for row, share in zip(view.rows, shares, strict=True):
-        metrics = row.point.metrics[model]
-        cells = [measured(Metric.THROUGHPUT, metrics.get(Metric.THROUGHPUT))]
-        cells += [measured(metric, metrics.get(metric)) for metric in latencies]
-        cells += [measured(metric, metrics.get(metric), is_plain=True) for metric in memories]
-        cells += [percent(share)] if any(shares) else []
-        cells.append(f"{len(row.trials)} &times;")
-        if "Limits" in titles:
-            cells.append("<span class='badge bad'>missed</span>" if row.point.violation else "kept")
-        kind = " class='best'" if row is view.best_row and len(view.rows) > 1 else ""
-        load = "; ".join(str(load) for load in row.point.loads if load.model == model)
-        cells = [f"<td>{cell}</td>" for cell in cells]
-        rows.append(f"<tr{kind}><th scope='row'>{escape(load)}</th>{''.join(cells)}</tr>")
+    if any(_error_share(row, model) for row in view.rows):
+        columns.append(Column("Errors", lambda row: percent(_error_share(row, model))))
+    columns.append(Column("Measured", markup=lambda row: f"{len(row.trials)} &times;"))
+    if any(row.point.violation for row in view.rows):
+        missed = "<span class='badge bad'>missed</span>"
+        columns.append(Column("Limits", markup=lambda row: missed if row.point.violation else "kept"))
     title = f"Loads of {escape(model)}" if is_named else "Loads"
-    return f"<h3>{title}</h3>" + table_markup(titles, rows)
+    best = view.best_row if len(view.rows) > 1 else None
+    return f"<h3>{title}</h3>" + markup_table(columns, view.rows, best=best)
+
+
+def _of_model(model: str, metric: Metric, *, is_plain: bool = False) -> Callable[[Row], str]:
+    return lambda row: measured(metric, row.point.metrics[model].get(metric), is_plain=is_plain)
 
 
 def _has(view: VariantView, model: str, metric: Metric) -> bool:
@@ -637,14 +638,10 @@ def _shades(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
     measured.sort(key=lambda pair: not (pair[1].role or pair[1].is_default))
     others = iter(_OTHERS)
     for place, view in measured[:_COLORED_MAX]:
-        if _is_best(view):
+        if view.role in FIRST:
             yield place, _BEST
         else:
             yield place, _DEFAULT if view.is_default else next(others, "")
-
-
-def _is_best(view: VariantView) -> bool:
-    return view.role in (Role.RECOMMENDED, Role.CLOSEST)
 
 
 def _axis(views: Sequence[VariantView], model: str, metric: Metric) -> str:
@@ -677,7 +674,7 @@ def _variant(group: GroupRecord, view: VariantView, shade: str) -> dict[str, Any
     return {
         "name": view.record.short_name,
         "settings": settings_of(view.record.variant),
-        "label": f"{view.record.short_name} ({view.role})" if _is_best(view) else view.record.short_name,
+        "label": f"{view.record.short_name} ({view.role})" if view.role in FIRST else view.record.short_name,
         "shade": shade,
         "role": view.role.value,
         "default": view.is_default,
