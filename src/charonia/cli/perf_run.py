@@ -282,11 +282,12 @@ def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progres
     wanted = report.progress and not report.quiet and sys.stderr.isatty()
     line = ProgressLine(sys.stderr) if wanted else None
     # The progress line comes first, because it must be wiped before other output.
-    watchers = [watcher for watcher in (line, printer, SavedLevels(report)) if watcher is not None]
+    watchers = [watcher for watcher in (line, printer) if watcher is not None]
 
     def tell(event: Event) -> None:
         for watcher in watchers:
             watcher(event)
+        saved(report, event)
 
     try:
         yield tell
@@ -295,24 +296,17 @@ def watched(report: ReportOptions, printer: Progress | None) -> Iterator[Progres
             line.wipe()
 
 
-class SavedLevels:
-    """Writes JSON and page of the run so far after every level, so that no result is lost if the run is killed."""
-
-    def __init__(self, report: ReportOptions) -> None:
-        self._report = report
-
-    def __call__(self, event: Event) -> None:
-        """Write the run so far after a level."""
-        if not isinstance(event, LevelDone):
-            return
-        so_far = replace(event.run, notes=(*event.run.notes, UNFINISHED))
-        json_file, page = self._report.json, self._report.html
-        # A full disk must not end the run; the files are written again at the end, where an error is reported.
-        with suppress(OSError):
-            if json_file is not None and json_file != STDOUT:
-                write_run(json_file, so_far)
-            if page is not None:
-                write_whole(page, render([so_far]))
+def saved(report: ReportOptions, event: Event) -> None:
+    """Write JSON and page of the run so far after a level, so that no result is lost if the run is killed."""
+    if not isinstance(event, LevelDone):
+        return
+    so_far = replace(event.run, notes=(*event.run.notes, UNFINISHED))
+    # A full disk must not end the run; the files are written again at the end, where an error is reported.
+    with suppress(OSError):
+        if report.json is not None and report.json != STDOUT:
+            write_run(report.json, so_far)
+        if report.html is not None:
+            write_whole(report.html, render([so_far]))
 
 
 def write_reports(run: PerfRun, options: PerfOptions, source: InputSource) -> None:

@@ -6,7 +6,6 @@ While a load runs, it collects the reports of the workers, observes the server a
 import threading
 import time
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from charonia.tools.perf import intervals, outcome
 from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSettings, WindowDone
@@ -25,17 +24,6 @@ DRAIN_S = 5.0
 """Time to wait for answers at the end of a level, in which an overloaded server can drain its queue."""
 
 LISTEN_S = 0.05
-
-
-class Interruption(Enum):
-    """Why a wait ended early."""
-
-    STOPPED = "stopped"
-    """The user requested a stop."""
-    LOST = "lost"
-    """The server was lost."""
-    FINISHED = "finished"
-    """All requests were sent and have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +64,16 @@ class RunningLoad:
         self._window = window
         self._left_s = None if left_s is None else left_s + time.monotonic()
 
-    def wait(self, until_ns: int | None = None) -> Interruption | None:
-        """Wait until this time, or until all requests have ended; return why the wait ended early."""
+    def wait(self, until_ns: int | None = None) -> Verdict | None:
+        """Wait until this time, or until all requests have ended; return the verdict that ended the wait early."""
         while until_ns is None or self.ledger.until_ns < until_ns:
             self._take()
             if self.ledger.is_finished:
-                return Interruption.FINISHED
+                return Verdict.COMPLETE
             if self._context.stop.is_set():
-                return Interruption.STOPPED
+                return Verdict.INTERRUPTED
             if self.ledger.is_lost(time.monotonic_ns(), self.begin_ns):
-                return Interruption.LOST
+                return Verdict.SERVER_LOST
             self._context.observer.look()
             self._tick()
         return None
@@ -131,13 +119,10 @@ _COUNT_STEP_NS = 1_000_000_000
 _COUNT_WINDOW_NS_MAX = 60_000_000_000
 _OVERLOAD_NS = 2_000_000_000
 
-_INTERRUPTED = {
-    Interruption.STOPPED: (
-        Verdict.INTERRUPTED,
-        "The run was stopped before the measurement of this level was complete.",
-    ),
-    Interruption.LOST: (Verdict.SERVER_LOST, "The server stopped responding and accepts no connections."),
-    Interruption.FINISHED: (Verdict.COMPLETE, "All requests were sent and have ended."),
+_REASONS = {
+    Verdict.INTERRUPTED: "The run was stopped before the measurement of this level was complete.",
+    Verdict.SERVER_LOST: "The server stopped responding and accepts no connections.",
+    Verdict.COMPLETE: "All requests were sent and have ended.",
 }
 _OVERLOADED = "A backlog builds up: the server completes fewer requests than are sent, so response times keep growing."
 
@@ -151,8 +136,8 @@ def measure(context: Context, level: LoadLevel) -> LevelResult:
         warmup.end()
     load = RunningLoad(context, level, plan.request_count)
     if plan.request_count or level.mode is LoadMode.PERIODIC:
-        verdict, reason = _INTERRUPTED[load.wait() or Interruption.FINISHED]
-        span = ResultSpan(load.begin_ns, load.begin_ns, load.ledger.until_ns, (), verdict, (reason,))
+        verdict = load.wait() or Verdict.COMPLETE
+        span = ResultSpan(load.begin_ns, load.begin_ns, load.ledger.until_ns, (), verdict, (_REASONS[verdict],))
     elif plan.mode is MeasurementMode.ADAPTIVE:
         span = _adaptively(context, load)
     else:
@@ -179,7 +164,7 @@ def _adaptively(context: Context, load: RunningLoad) -> ResultSpan:
         seen = intervals.look(load.ledger.rows, load.begin_ns, now_ns, plan)
         context.observer.mark()
         if interruption:
-            verdict, reason = _INTERRUPTED[interruption]
+            verdict, reason = interruption, _REASONS[interruption]
         elif decision.settled(seen, load.ledger.request_count):
             verdict, reason = Verdict.STABLE, f"Both confidence intervals are within {plan.precision:.0%}."
         elif _is_overloaded(load, now_ns):
@@ -216,8 +201,7 @@ class _Windows:
                     begin_ns = self._windows.pop().begin_ns
                 if end_ns - begin_ns >= _PARTIAL_NS or not self._windows:
                     self._add(begin_ns, end_ns)
-                verdict, reason = _INTERRUPTED[interruption]
-                return self._span(verdict, (reason,))
+                return self._span(interruption, (_REASONS[interruption],))
             self._add(begin_ns, end_ns)
             begin_ns = end_ns
             if len(self._windows) >= outcome.LAST and (found := self._verdict()) is not None:
@@ -226,7 +210,7 @@ class _Windows:
                 return self._span(Verdict.UNSTABLE, ("The latency limit was reached before three windows agreed.",))
         return self._span(Verdict.UNSTABLE, (self._disagreement(),))
 
-    def _wait(self, begin_ns: int) -> tuple[int, Interruption | None]:
+    def _wait(self, begin_ns: int) -> tuple[int, Verdict | None]:
         plan, load = self._plan, self._load
         if plan.mode is MeasurementMode.TIME_WINDOWS:
             end_ns = begin_ns + outcome.window_ns(plan.interval_ms)
@@ -242,11 +226,12 @@ class _Windows:
 
     def _add(self, begin_ns: int, end_ns: int) -> None:
         context = self._context
-        measured = outcome.measure(self._load.ledger.rows, begin_ns, end_ns, context.batch_size, self._plan.percentile)
-        self._windows.append(measured.window)
+        rows, percentile = self._load.ledger.rows, self._plan.percentile
+        window, deviation_ns = outcome.measure(rows, begin_ns, end_ns, context.batch_size, percentile)
+        self._windows.append(window)
         context.observer.mark()
-        shown = relative(measured.window, self._load.begin_ns)
-        context.progress(WindowDone(self._load.level, len(self._windows), shown, measured.deviation_ns))
+        shown = relative(window, self._load.begin_ns)
+        context.progress(WindowDone(self._load.level, len(self._windows), shown, deviation_ns))
 
     def _verdict(self) -> tuple[Verdict, tuple[str, ...]] | None:
         if _is_overloaded(self._load, self._windows[-1].end_ns):
@@ -278,17 +263,17 @@ class _Windows:
         return ResultSpan(self._load.begin_ns, *ends, tuple(marked), verdict, reasons, over)
 
 
-def _end_ns(load: RunningLoad, interruption: Interruption) -> int:
+def _end_ns(load: RunningLoad, interruption: Verdict) -> int:
     """Return the end of an interrupted interval: the time after the loss of the server does not count."""
-    if interruption is Interruption.LOST and load.ledger.last_success_ns:
+    if interruption is Verdict.SERVER_LOST and load.ledger.last_success_ns:
         return load.ledger.last_success_ns + 1
     return load.ledger.until_ns
 
 
 def _used_window(context: Context, load: RunningLoad, begin_ns: int, end_ns: int) -> Window:
-    plan = context.settings.measure
-    measured = outcome.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, plan.percentile)
-    return replace(measured.window, used=True)
+    percentile = context.settings.measure.percentile
+    window, _ = outcome.measure(load.ledger.rows, begin_ns, end_ns, context.batch_size, percentile)
+    return replace(window, used=True)
 
 
 def _is_overloaded(load: RunningLoad, now_ns: int) -> bool:

@@ -61,16 +61,8 @@ def window_ns(interval_ms: int) -> int:
     return int(interval_ms * _TIME_FACTOR) * 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredWindow:
-    """A window and its deviation."""
-
-    window: Window
-    deviation_ns: float
-
-
-def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile: float | None) -> MeasuredWindow:
-    """Measure one window.
+def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile: float | None) -> tuple[Window, float]:
+    """Measure one window, and return it with the standard deviation of its response times.
 
     Args:
         percentile: The stabilising percentile, None for the mean.
@@ -87,7 +79,7 @@ def measure(rows: Rows, begin_ns: int, end_ns: int, batch_size: int, percentile:
         latency_ns=stabilising_latency(times, percentile),
         used=False,
     )
-    return MeasuredWindow(window, float(times.std(ddof=1)) if times.size > 1 else 0.0)
+    return window, float(times.std(ddof=1)) if times.size > 1 else 0.0
 
 
 def stabilising_latency(times: Rows, percentile: float | None) -> float:
