@@ -13,17 +13,15 @@ from charonia.tools.tune.api import (
     Constraint,
     Goal,
     LoadSpace,
-    Measured,
     Metric,
     ModelFacts,
     ModelGoal,
     SearchOptions,
     SearchSpace,
-    Told,
     Variant,
 )
 from charonia.tools.tune.decision import decide
-from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.space import automatic_dimensions
 from charonia.tools.tune.variants import BaseModel, Names, apply_variant, instance_group_text, serving_text
@@ -91,9 +89,9 @@ def _group(
         goal=goal,
         decision=decide(goal, search.history, options),
         variants=tuple(_variant(variant, base, numbers) for variant in variants.values()),
-        trials=tuple(_trial(told, name, level) for told in search.history),
+        trials=tuple(replace(told, levels={name: level} if told.measured and level else {}) for told in search.history),
         skipped=search.skipped,
-        notes=search.notes,
+        notes=tuple(search.notes),
         duration_s=sum(told.outcome.elapsed_s for told in search.history),
     )
 
@@ -113,9 +111,3 @@ def _variant(variant: Variant, base: BaseModel, numbers: Names) -> VariantRecord
         queue_delay_us=config.dynamic_batching.max_queue_delay_microseconds if config.dynamic_batching else None,
     )
     return VariantRecord(variant, name, (record,))
-
-
-def _trial(told: Told, model: str, level: LevelResult | None) -> TrialRecord:
-    if isinstance(told.outcome, Measured):
-        return TrialRecord(told.trial, told.outcome, levels={model: level} if level is not None else {})
-    return TrialRecord(told.trial, failed=told.outcome)

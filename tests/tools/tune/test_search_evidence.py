@@ -21,14 +21,14 @@ from charonia.tools.tune.api import (
     Outcome,
     SearchOptions,
     SearchSpace,
-    Told,
     Trial,
+    TrialRecord,
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide, percent
 from charonia.tools.tune.objective import Evidence, gain, standard_error
 from charonia.tools.tune.search import phases
-from charonia.tools.tune.search.phases import Steps, TrialDriver
+from charonia.tools.tune.search.phases import Search, Steps
 
 FACTS = ModelFacts("m", max_batch_size=8)
 GOAL = Goal((ModelGoal("m"),))
@@ -53,12 +53,12 @@ def limited(*constraints: Constraint, objective: Metric = Metric.THROUGHPUT) -> 
 
 def told(
     variant: Variant, throughput: Estimate, p99: float = 1.0, at: float = 1.0, repeat: int = 0, effort: float = 1.0
-) -> Told:
+) -> TrialRecord:
     trial = Trial(1, variant, loads(at), repeat, effort, "")
-    return Told(trial, Measured({"m": {Metric.THROUGHPUT: throughput, Metric.LATENCY_P99: exact(p99)}}))
+    return TrialRecord.of(trial, Measured({"m": {Metric.THROUGHPUT: throughput, Metric.LATENCY_P99: exact(p99)}}))
 
 
-def evidence(*history: Told, goal: Goal = GOAL) -> Evidence:
+def evidence(*history: TrialRecord, goal: Goal = GOAL) -> Evidence:
     found = Evidence(goal)
     for each in history:
         found.add(each)
@@ -314,8 +314,8 @@ def test_a_limit_that_is_just_kept_is_not_named_among_those_missed() -> None:
     assert decision.sentences[0].endswith(" 'default configuration': perf_latency_p99 is 1.5, the limit 1, 50.0% off.")
 
 
-def driver_of(space: LoadSpace, goal: Goal = GOAL) -> TrialDriver:
-    return TrialDriver(SearchSpace((FACTS,), (), space), goal, SearchOptions())
+def driver_of(space: LoadSpace, goal: Goal = GOAL) -> Search:
+    return Search(SearchSpace((FACTS,), (), space), goal, SearchOptions())
 
 
 def play(steps: Steps[None], answer: Callable[[Trial], Outcome]) -> list[float]:

@@ -20,11 +20,12 @@ from charonia.tools.tune.api import (
     ModelGoal,
     Objective,
     Skipped,
+    TrialRecord,
     Variant,
 )
 from charonia.tools.tune.decision import Decision
 from charonia.tools.tune.report.html import ROWS_MAX, goal_text, render, settings_of, value_text
-from charonia.tools.tune.result import GroupRecord, TrialRecord, TuneRun, VariantRecord
+from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord
 
 
 @cache

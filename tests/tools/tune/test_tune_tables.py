@@ -30,15 +30,14 @@ from charonia.tools.tune.api import (
     ModelGoal,
     SearchOptions,
     Skipped,
-    Told,
     Trial,
+    TrialRecord,
     Variant,
 )
 from charonia.tools.tune.decision import decide
 from charonia.tools.tune.result import (
     GroupRecord,
     ModelConfigRecord,
-    TrialRecord,
     TuneRun,
     VariantRecord,
     exit_status,
@@ -77,10 +76,9 @@ def config(name: str, instances: str, diff: str = "") -> ModelConfigRecord:
 
 def group(*trials: TrialRecord, constraints: tuple[Constraint, ...] = ()) -> GroupRecord:
     goal = Goal((ModelGoal("m", constraints=constraints),))
-    history = [Told(each.trial, each.outcome) for each in trials]
     return GroupRecord(
         goal=goal,
-        decision=decide(goal, history, SearchOptions()),
+        decision=decide(goal, trials, SearchOptions()),
         variants=(
             VariantRecord(DEFAULT, "m_config_default", (config("m_config_default", "1:CPU"),)),
             VariantRecord(TWO, "m_config_0", (config("m_config_0", "2:CPU", "--- a\n+++ b\n@@ -1 +1 @@\n+count: 2"),)),

@@ -6,12 +6,12 @@ latencies in ms, memory in MB (10^6 bytes), rates in 1/s, utilisation in %.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from charonia.tools.results.records import Estimate, LoadMode
+from charonia.tools.results.records import Estimate, LevelResult, LoadMode
 
 
 class Metric(StrEnum):
@@ -280,11 +280,27 @@ Outcome = Measured | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A trial and its outcome."""
+class TrialRecord:
+    """A trial and its outcome.
+
+    Attributes:
+        measured: The measurements, None for a failure.
+        failed: Why it failed, None otherwise.
+    """
 
     trial: Trial
-    outcome: Outcome
+    measured: Measured | None = None
+    failed: Failed | None = None
+    levels: dict[str, LevelResult] = field(default_factory=dict)
+    is_resumed: bool = False
+
+    @classmethod
+    def of(cls, trial: Trial, outcome: Outcome) -> Self:
+        return cls(trial, failed=outcome) if isinstance(outcome, Failed) else cls(trial, outcome)
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.measured or self.failed or Failed("nothing is known of it")
 
 
 @dataclass(frozen=True, slots=True)

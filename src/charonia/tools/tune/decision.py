@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Constraint, Failed, Goal, LoadPoint, SearchOptions, Told, Variant
+from charonia.tools.tune.api import Constraint, Failed, Goal, LoadPoint, SearchOptions, TrialRecord, Variant
 from charonia.tools.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
@@ -78,7 +78,7 @@ class Decision:
     leader: Ranked | None = None
 
 
-def decide(goal: Goal, history: Sequence[Told], options: SearchOptions = _USUAL) -> Decision:
+def decide(goal: Goal, history: Sequence[TrialRecord], options: SearchOptions = _USUAL) -> Decision:
     """Return the verdict on the measurements.
 
     Args:
@@ -206,7 +206,7 @@ def _tie_sentences(ties: Sequence[Ranked], best: Ranked) -> tuple[str, ...]:
     return (f"Equally good within the measurements: {'; '.join(others)}.",) if others else ()
 
 
-def _nothing(goal: Goal, history: Sequence[Told]) -> tuple[str, ...]:
+def _nothing(goal: Goal, history: Sequence[TrialRecord]) -> tuple[str, ...]:
     reasons = dict.fromkeys(told.outcome.reason for told in history if isinstance(told.outcome, Failed))
     missing = dict.fromkeys(
         name for told in history if not isinstance(told.outcome, Failed) for name in Evidence(goal).lacks(told.outcome)

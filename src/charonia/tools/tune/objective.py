@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from charonia.tools.results.records import Estimate, LoadMode, student
-from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, Told, Variant
+from charonia.tools.tune.api import Constraint, Goal, LoadPoint, Measured, Metric, SearchOptions, TrialRecord, Variant
 
 Loads = tuple[LoadPoint, ...]
 
@@ -74,12 +74,12 @@ class Evidence:
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
-        self._groups: dict[str, dict[Loads, list[Told]]] = defaultdict(dict)
+        self._groups: dict[str, dict[Loads, list[TrialRecord]]] = defaultdict(dict)
         self._variants: dict[str, Variant] = {}
         self._noise: dict[tuple[str, float], tuple[float, int]] | None = None
         self._points: dict[tuple[str, Loads], Point] = {}
 
-    def add(self, told: Told) -> None:
+    def add(self, told: TrialRecord) -> None:
         """Add an outcome. Failures, and measurements that lack an objective's metric, are ignored."""
         if not isinstance(told.outcome, Measured) or self.lacks(told.outcome):
             return
@@ -249,7 +249,7 @@ def standard_error(estimate: Estimate) -> float:
     return (estimate.high - estimate.low) / 2 / student(estimate.confidence)
 
 
-def run_to_run_noise(groups: Iterable[Sequence[Told]]) -> dict[tuple[str, float], tuple[float, int]]:
+def run_to_run_noise(groups: Iterable[Sequence[TrialRecord]]) -> dict[tuple[str, float], tuple[float, int]]:
     """Return the relative standard deviation from one measurement to the next, and its degrees of freedom.
 
     Returns:
@@ -266,7 +266,7 @@ def run_to_run_noise(groups: Iterable[Sequence[Told]]) -> dict[tuple[str, float]
     return {key: (math.sqrt(squares[key] / freedom), freedom) for key, freedom in freedoms.items()}
 
 
-def _values(group: Sequence[Told]) -> dict[tuple[str, float], list[float]]:
+def _values(group: Sequence[TrialRecord]) -> dict[tuple[str, float], list[float]]:
     """Return the values of a point by metric and effort. Of several models, the first that has the metric counts."""
     found: dict[tuple[str, float], list[float]] = defaultdict(list)
     for told in group:
@@ -279,7 +279,7 @@ def _values(group: Sequence[Told]) -> dict[tuple[str, float], list[float]]:
     return found
 
 
-def _counted(group: Sequence[Told]) -> tuple[list[Measured], float]:
+def _counted(group: Sequence[TrialRecord]) -> tuple[list[Measured], float]:
     """Return the measurements that count for a point, and their effort.
 
     Short ones do not count beside long ones. Neither does the first where there are two more: the point was picked for

@@ -54,8 +54,8 @@ from charonia.tools.tune.api import (
     SearchOptions,
     SearchSpace,
     Skipped,
-    Told,
     Trial,
+    TrialRecord,
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, Decision, Ranked, decide
@@ -77,7 +77,7 @@ from charonia.tools.tune.options import (
     TuneRequest,
 )
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
-from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 from charonia.tools.tune.search.phases import Search
 from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
 from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, manual_dimensions, powers_of_two
@@ -270,10 +270,6 @@ class Entry:
     failed: Failed | None = None
     levels: dict[str, LevelResult] = field(default_factory=dict)
 
-    @property
-    def outcome(self) -> Outcome:
-        return self.measured or self.failed or Failed("nothing is known of it")
-
 
 class Journal:
     """The journal of a folder. A context manager that locks the folder: one process at a time uses it.
@@ -440,42 +436,26 @@ RESTARTS_MAX = 3
 """How often a server that this tool started is restarted after a crash, in a whole run."""
 
 
-@dataclass(slots=True)
-class SearchContext:
-    """The state that the searches of a run share."""
-
-    server: MeasuredServer
-    deployment: Deployment
-    journal: Journal
-    output: OutputRepository
-    progress: Progress
-    names: Names = field(default_factory=Names)
-    restarts: int = 0
-
-
 class GroupSearch:
     """A search for models that are tuned together."""
 
     def __init__(
         self,
-        context: SearchContext,
+        run: "TuningRun",
         problem: SearchProblem,
         bases: Mapping[str, BaseModel],
         scope: str,
         measurer: Measurer,
-        *,
-        loads_variants: bool = True,
     ) -> None:
-        self._context = context
+        self._run = run
         self._problem = problem
         self._bases = bases
         self._scope = scope
         self._measurer = measurer
-        self._loads_variants = loads_variants
+        self._loads_variants = not run.options.launch.reload_disabled
         self._percentiles = percentiles(problem.goal)
         self._variants: dict[str, VariantRecord] = {}
         self._trials: list[TrialRecord] = []
-        self._history: list[Told] = []
         self._notes: list[str] = []
         self._loaded = ""
         self._resumed: dict[str, bool] = {}
@@ -524,11 +504,10 @@ class GroupSearch:
             search.tell(record.outcome)
             if not is_copy:
                 self._trials.append(record)
-                self._history.append(Told(told, record.outcome))
                 self._tell(TrialDone(told, record.outcome, self._decide().leader, record.is_resumed))
 
     def _decide(self) -> Decision:
-        return decide(self._problem.goal, self._history, self._problem.options)
+        return decide(self._problem.goal, self._trials, self._problem.options)
 
     def _as_first(self, trial: Trial) -> Trial:
         """Return a trial of the first variant with the same effect: reports leave the others out."""
@@ -544,10 +523,10 @@ class GroupSearch:
     def _outcome(self, trial: Trial, configs: Mapping[str, ModelConfig]) -> TrialRecord:
         """Return a trial's record: from the journal, from a variant with the same effect, or measured now."""
         key = self._key(trial, configs)
-        entry = self._context.journal.find(self._scope, key)
+        entry = self._run.journal.find(self._scope, key)
         if entry is None or (entry.failed is not None and not entry.failed.loading):
             entry = self._measured(trial, key, configs)
-            self._context.journal.append(entry)
+            self._run.journal.append(entry)
             self._resumed[key] = False
             return TrialRecord(trial, entry.measured, entry.failed, entry.levels)
         measured = entry.measured
@@ -596,22 +575,22 @@ class GroupSearch:
         if self._loaded == wanted or not self._loads_variants:
             is_first, self._loaded = not self._loaded, wanted
             return is_first
-        self._context.deployment.load(self._bases, configs)
+        self._run.deployment.load(self._bases, configs)
         self._loaded = wanted
         return True
 
     def _bring_back(self, error: ServerLostError) -> None:
         """Restart a server that this tool started, so that the search continues with other variants."""
         self._measurer.close()
-        if not self._context.server.is_ours or self._context.restarts == RESTARTS_MAX:
+        if not self._run.server.is_ours or self._run.restarts == RESTARTS_MAX:
             raise error
-        self._context.restarts += 1
+        self._run.restarts += 1
         self._note(f"{error.message}; it is started again.")
         try:
-            self._context.server.restart()
+            self._run.server.restart()
         except ServingError as failure:
             raise ServerLostError(failure.message) from None
-        self._context.deployment.forget()
+        self._run.deployment.forget()
 
     def _configs(self, variant: Variant) -> dict[str, ModelConfig]:
         try:
@@ -625,10 +604,10 @@ class GroupSearch:
         if variant.key in self._variants:
             return self._variants[variant.key]
         profiled = self._problem.space.profiled
-        names = self._context.names.names(self._bases, configs, profiled)
+        names = self._run.names.names(self._bases, configs, profiled)
         if self._loads_variants:
             for model, config in configs.items():
-                self._context.output.write(model, names[model], config, names)
+                self._run.output.write(model, names[model], config, names)
         records = [
             self._config_record(model, names[model], configs[model], is_profiled=model in profiled)
             for model in sorted(configs, key=lambda model: model not in profiled)
@@ -660,7 +639,7 @@ class GroupSearch:
         self._tell(Noted(text))
 
     def _tell(self, event: Event) -> None:
-        self._context.progress(event)
+        self._run.progress(event)
 
 
 def _diff(before: str, after: str) -> str:
@@ -708,10 +687,10 @@ def profile(
         deployment = Deployment(server)
         if not options.launch.reload_disabled:
             deployment.check_explicit()
-        context = SearchContext(server, deployment, journal, output, progress)
         protocol = server.control_url.partition("://")[0]
         info = ServerInfo.of(server.control_url, protocol, server.client.server_metadata())
-        run = _TuningRun(options, context, prepare, stop, free, source, info, _gpus(server), notes)
+        parts = (server, deployment, journal, output, progress)
+        run = TuningRun(options, *parts, prepare, stop, free, source, info, _gpus(server), notes)
         run.groups()
     return TuneRun(
         tool=f"charonia {__version__}",
@@ -732,9 +711,15 @@ def profile(
 
 
 @dataclass(slots=True)
-class _TuningRun:
+class TuningRun:
+    """The state that the searches of a run share, and their results."""
+
     options: TuneOptions
-    context: SearchContext
+    server: MeasuredServer
+    deployment: Deployment
+    journal: Journal
+    output: OutputRepository
+    progress: Progress
     prepare: Prepare
     stop: threading.Event
     free: Callable[[], int]
@@ -742,6 +727,8 @@ class _TuningRun:
     info: ServerInfo
     idle_gpus: tuple[Gpu, ...]
     notes: list[str]
+    names: Names = field(default_factory=Names)
+    restarts: int = 0
     records: list[GroupRecord] = field(default_factory=list)
     is_interrupted: bool = False
     problem: str = ""
@@ -757,7 +744,7 @@ class _TuningRun:
             try:
                 group, problem = self._group(batch, max(left, 0.1) if budget else 0.0)
             except ServingError as error:
-                if len(batches) == 1 or self.context.server.fate():
+                if len(batches) == 1 or self.server.fate():
                     raise
                 # The other models can still be tuned.
                 self.problem = str(error)
@@ -775,14 +762,12 @@ class _TuningRun:
             bases = self._bases(requests)
             for request in requests:
                 # What no configuration changes, such as a shape that is missing, is one error now, not one a variant.
-                self.prepare(
-                    self.context.server.client, LoadPoint(request.name, LoadMode.CONCURRENCY, 1.0), self.context.server
-                )
+                self.prepare(self.server.client, LoadPoint(request.name, LoadMode.CONCURRENCY, 1.0), self.server)
             scope = self._scope(bases, requests)
             if not self.options.launch.reload_disabled:
-                self.context.output.open(bases, scope)
+                self.output.open(bases, scope)
             measurer = Measurer(
-                self.context.server,
+                self.server,
                 self.prepare,
                 self.options.measure.time_s,
                 percentiles(goal_of(self.options, requests)),
@@ -798,19 +783,15 @@ class _TuningRun:
                 memory=self._memory(measurer, bases),
                 time_budget_s=budget,
             )
-            search = GroupSearch(
-                *(self.context, wanted, bases, scope, measurer),
-                loads_variants=not self.options.launch.reload_disabled,
-            )
-            group, problem = search.run()
+            group, problem = GroupSearch(self, wanted, bases, scope, measurer).run()
             if group.decision.conclusion is Conclusion.NOTHING_MEASURED:
-                self.context.output.discard(bases)  # otherwise the next run mistakes them for another run's
+                self.output.discard(bases)  # otherwise the next run mistakes them for another run's
             return group, problem
         finally:
             if measurer is not None:
                 measurer.close()
             with signals_handled(signal.SIG_IGN):  # so that the server is restored completely
-                self.context.deployment.restore(self._note)
+                self.deployment.restore(self._note)
 
     def _bases(self, requests: tuple[ModelRequest, ...]) -> dict[str, BaseModel]:
         """Return the models of a group as found: the profiled ones, and their composing models."""
@@ -819,7 +800,7 @@ class _TuningRun:
         found: dict[str, BaseModel] = {}
         names = list(wanted)
         for _ in range(COMPOSING_DEPTH_MAX):
-            self.context.deployment.remember(names)
+            self.deployment.remember(names)
             for name in sorted(names, key=lambda name: name in {request.name for request in requests}):
                 request = wanted.get(name)
                 cpu_only = name in self.options.models.cpu_only_composing or (request is not None and request.cpu_only)
@@ -853,9 +834,9 @@ class _TuningRun:
 
         Instances for GPUs use the CPU if the user demands it or the server has no GPU.
         """
-        deployment = self.context.deployment
+        deployment = self.deployment
         if self.options.launch.reload_disabled:
-            return config_of(deployment.client.model_config(name)), cpu_only
+            return config_of(self.server.client.model_config(name)), cpu_only
         needs_gpu = written is not None and wants_gpu(written)
         if written is None or not needs_gpu:
             return config_of(deployment.load_own(name)), cpu_only
@@ -877,9 +858,9 @@ class _TuningRun:
 
     def _used_mb(self) -> tuple[float | None, float | None]:
         """Return the server's memory on this machine, and that of its GPUs; None where it is unknown."""
-        processes = find_processes(self.context.server.control_url)
+        processes = find_processes(self.server.control_url)
         sample = processes.sample() if processes is not None else None
-        gpus = _gpus(self.context.server) if self.idle_gpus else ()
+        gpus = _gpus(self.server) if self.idle_gpus else ()
         return (sample[1] / 1e6 if sample is not None else None), (_used_on(gpus) if gpus else None)
 
     def _written(self, name: str) -> ModelConfig | None:
@@ -902,7 +883,7 @@ class _TuningRun:
                 "files": files,
                 "configs": {name: [render(base.config), render(base.complete)] for name, base in bases.items()},
                 "kinds": {name: base.kind.name for name, base in bases.items()},
-                "server": [self.info.name, self.info.version, "" if self.context.server.is_ours else self.info.url],
+                "server": [self.info.name, self.info.version, "" if self.server.is_ours else self.info.url],
                 "server_flags": [self.options.launch.server_flags, self.options.launch.server_environment],
                 "load": [measure.protocol.value, measure.time_s, flags],
                 "reload": not self.options.launch.reload_disabled,
@@ -911,7 +892,7 @@ class _TuningRun:
 
     def _memory(self, measurer: Measurer, bases: Mapping[str, BaseModel]) -> MemoryLimit | None:
         """Return the memory that variants may take, of the GPUs if models run on them; None if it is unknown."""
-        gpus = _gpus(self.context.server) if self.idle_gpus else ()
+        gpus = _gpus(self.server) if self.idle_gpus else ()
         totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
         if totals and any(base.kind is InstanceKind.KIND_GPU for base in bases.values()):
             return MemoryLimit(Metric.GPU_USED_MEMORY, sum(totals) / 1e6, base_mb=_used_on(gpus))
@@ -922,7 +903,7 @@ class _TuningRun:
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
-        self.context.progress(Noted(text))
+        self.progress(Noted(text))
 
 
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:

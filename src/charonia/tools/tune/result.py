@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from charonia.tools.results.json_form import DocumentForm
-from charonia.tools.results.records import Gpu, LevelResult, Machine, ServerInfo
-from charonia.tools.tune.api import Failed, Goal, Measured, Outcome, Skipped, Told, Trial, Variant
+from charonia.tools.results.records import Gpu, Machine, ServerInfo
+from charonia.tools.tune.api import Goal, Skipped, TrialRecord, Variant
 from charonia.tools.tune.decision import Conclusion, Decision
 
 
@@ -67,26 +67,6 @@ class VariantRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRecord:
-    """A trial and its outcome.
-
-    Attributes:
-        measured: The measurements, None for a failure.
-        failed: Why it failed, None otherwise.
-    """
-
-    trial: Trial
-    measured: Measured | None = None
-    failed: Failed | None = None
-    levels: dict[str, LevelResult] = field(default_factory=dict)
-    is_resumed: bool = False
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.measured or self.failed or Failed("nothing is known of it")
-
-
-@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """Models that were tuned together: usually one, with the models that it is composed of.
 
@@ -107,11 +87,6 @@ class GroupRecord:
     def models(self) -> tuple[str, ...]:
         """The profiled models."""
         return tuple(model.model for model in self.goal.models)
-
-    @property
-    def history(self) -> tuple[Told, ...]:
-        """The trials as a search takes them."""
-        return tuple(Told(trial.trial, trial.outcome) for trial in self.trials)
 
     @property
     def extent(self) -> str:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from charonia.tools.report.quantities import in_columns, number
 from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadMode
-from charonia.tools.tune.api import METRICS, Metric, counted_noun
+from charonia.tools.tune.api import METRICS, Metric, TrialRecord, counted_noun
 from charonia.tools.tune.decision import GAIN_MAX, Conclusion, Ranked, loads_text
 from charonia.tools.tune.objective import Evidence, Point
-from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 
 SERVER_NAME = "triton-server"
 """Name of the idle server in its table."""
@@ -77,8 +77,8 @@ def server_csv(gpus: Sequence[Gpu], fields: Sequence[str] = ()) -> str:
 def rows_of(group: GroupRecord) -> Iterator[Row]:
     """Yield the measurements, in the order of the tables."""
     evidence = Evidence(group.goal)
-    for told in group.history:
-        evidence.add(told)
+    for trial in group.trials:
+        evidence.add(trial)
     by_number = {trial.trial.number: trial for trial in group.trials}
     for best in evidence.ranking():
         record = group.variant(best.variant)

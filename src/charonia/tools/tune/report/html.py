@@ -24,9 +24,9 @@ from charonia.tools.report.document import (
 from charonia.tools.report.html import PARTS, latency_axis, parts
 from charonia.tools.report.quantities import clock, duration, number, percent, size
 from charonia.tools.results.records import Estimate, LevelResult
-from charonia.tools.tune.api import METRICS, Constraint, Measured, Metric, ModelGoal, Trial, Variant
+from charonia.tools.tune.api import METRICS, Constraint, Measured, Metric, ModelGoal, Trial, TrialRecord, Variant
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
-from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TrialRecord, TuneRun, VariantRecord
+from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 from charonia.tools.tune.tables import Row, rows_of
 
 LATENCIES = {metric: text.short for metric, text in METRICS.items() if text.unit == "ms"}

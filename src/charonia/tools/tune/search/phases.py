@@ -8,7 +8,7 @@ As a dimension of the grid, the queue delay would multiply its size, and it matt
 wrong. So it is tried last, and only for the best few variants. At the end, the search finds the best variants' limits
 of load, then repeats them until the verdict is certain.
 
-The trial driver of all modes numbers trials, records outcomes, and enforces the time budget. A mode is a generator that
+The search itself numbers trials, records outcomes, and enforces the time budget. A mode is a generator that
 yields a trial and is sent its outcome. So it reads as a plain loop, and is suspended while the measurement runs.
 
 Source: Maron and Moore, Hoeffding races (1994); Karnin, Koren, Somekh, Almost optimal exploration (2013).
@@ -37,8 +37,8 @@ from charonia.tools.tune.api import (
     SearchOptions,
     SearchSpace,
     Skipped,
-    Told,
     Trial,
+    TrialRecord,
     Variant,
 )
 from charonia.tools.tune.objective import Evidence, Loads, Point, Score, confidence_of_looks, counted, gain
@@ -51,6 +51,8 @@ Steps = Generator[Trial, Outcome, _Result]
 BRIEF, USUAL, FULL = 0.25, 0.5, 1.0
 """Efforts: of a first short measurement, of one during the search, and of one that decides."""
 
+_DEFAULT = Variant()
+
 FAILURES_MAX = 5
 """After this many trials without a success, a search stops."""
 
@@ -59,10 +61,14 @@ class OutOfBudget(Exception):  # noqa: N818 - the end of a phase, no error
     """A phase of the search used up its measurements or its time, as the text states."""
 
 
-class TrialDriver:
-    """The measurements of a search.
+class Search:
+    """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
+
+    To resume, create the same search again and tell it the journal's outcomes of its trials.
 
     Attributes:
+        history: All trials and outcomes told, in order.
+        notes: Decisions of the search, one sentence each: where it stopped, and the dropped variants with reasons.
         repeat_effort: Of the measurements that decide. In a small space it equals `look_effort`, and the first
             measurement counts as one of them.
     """
@@ -72,8 +78,7 @@ class TrialDriver:
         self.goal = goal
         self.options = options
         self.evidence = Evidence(goal)
-        self.history: list[Told] = []
-        self.skipped: dict[str, Skipped] = {}
+        self.history: list[TrialRecord] = []
         self.notes: list[str] = []
         self.look_effort = USUAL if self.grid.is_small else BRIEF
         self.repeat_effort = USUAL if self.grid.is_small else FULL
@@ -84,15 +89,40 @@ class TrialDriver:
         self._elapsed_s: dict[float, tuple[float, int]] = {}
         self._failed: set[tuple[str, Loads]] = set()
         self._any_success = False
+        self._skipped: dict[str, Skipped] = {}
+        self._steps: Steps[None] = _steps(self)
+        self._trial: Trial | None = None
+        self._has_begun = self._has_ended = False
+
+    def ask(self) -> Trial | None:
+        """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._advance(None)
+        return self._trial
+
+    def tell(self, outcome: Outcome) -> None:
+        """Take the outcome of the trial that `ask` returned."""
+        if self._trial is None:
+            raise invalid("no trial is open whose outcome could be told", hint="ask first")
+        self._advance(outcome)
+
+    def _advance(self, outcome: Outcome | None) -> None:
+        try:
+            self._trial = next(self._steps) if outcome is None else self._steps.send(outcome)
+        except StopIteration:
+            self._trial = None
+            self._has_ended = True
 
     @property
-    def default(self) -> Variant:
-        return Variant()
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Variants that were not measured, and why."""
+        return tuple(self._skipped.values())
 
     @property
-    def left(self) -> int:
+    def trials_left(self) -> int:
         """Upper bound of the remaining trials, if every point is measured twice."""
-        return max(0, min(self.options.trials_max, self._bound) - len(self.history))
+        return 0 if self._has_ended else max(0, min(self.options.trials_max, self._bound) - len(self.history))
 
     def _points_max(self) -> int:
         space, options = self.grid.space, self.options
@@ -138,17 +168,17 @@ class TrialDriver:
         repeat = sum(told.trial.variant == variant and told.trial.loads == loads for told in self.history)
         trial = Trial(len(self.history) + 1, variant, loads, repeat, effort, purpose)
         outcome = yield trial
-        self._take(Told(trial, outcome))
+        self._take(TrialRecord.of(trial, outcome))
         return isinstance(outcome, Measured)
 
     def fits(self, variant: Variant) -> bool:
-        """Return whether a variant can be tried; if not, its reason is kept in `skipped`."""
+        """Return whether a variant can be tried; if not, its reason is in `skipped`."""
         key = variant.key
-        if key in self.skipped:
+        if key in self._skipped:
             return False
         reason = self.grid.misfit(variant) or too_large(self.grid.space, variant, self.history)
         if reason and not variant.is_default:
-            self.skipped[key] = Skipped(variant, reason)
+            self._skipped[key] = Skipped(variant, reason)
             return False
         return True
 
@@ -157,7 +187,7 @@ class TrialDriver:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: TrialRecord) -> None:
         self.history.append(told)
         self.evidence.add(told)
         outcome, trial = told.outcome, told.trial
@@ -167,7 +197,7 @@ class TrialDriver:
         if isinstance(outcome, Failed):
             self._failed.add((trial.variant.key, trial.loads))
             if outcome.loading:
-                self.skipped[trial.variant.key] = Skipped(trial.variant, outcome.reason)
+                self._skipped[trial.variant.key] = Skipped(trial.variant, outcome.reason)
             return
         missing = self.evidence.lacks(outcome)
         if missing:
@@ -191,7 +221,7 @@ class TrialDriver:
         return total / count if count else 0.0
 
 
-def too_large(space: SearchSpace, variant: Variant, history: Sequence[Told]) -> str:
+def too_large(space: SearchSpace, variant: Variant, history: Sequence[TrialRecord]) -> str:
     """Return why a variant cannot fit, "" if it may.
 
     It cannot where the instances that it adds take more than there is, or where two measured variants that differ from
@@ -218,7 +248,7 @@ def _added(space: SearchSpace, variant: Variant) -> float:
     return space.memory.base_mb + added if space.memory and added > 0 else 0.0
 
 
-def _extrapolated(space: SearchSpace, variant: Variant, history: Sequence[Told], metric: Metric) -> float:
+def _extrapolated(space: SearchSpace, variant: Variant, history: Sequence[TrialRecord], metric: Metric) -> float:
     wanted = _total(space, variant)
     without = _without_instances(variant)
     known: dict[int, float] = {}
@@ -256,31 +286,31 @@ _RATE_PRECISION = 0.02
 _FAILED_LOADS_MAX = 2
 
 
-def sweep(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+def sweep(search: Search, variant: Variant, effort: float, purpose: str) -> Steps[None]:
     """Measure a variant under growing loads, until throughput no longer grows or the constraints are missed."""
-    load = driver.grid.space.load
+    load = search.grid.space.load
     for batch_size in load.batch_sizes:
         if load.formula:
-            yield from driver.measure(variant, driver.formula(variant, batch_size), effort, purpose)
+            yield from search.measure(variant, search.formula(variant, batch_size), effort, purpose)
         else:
-            yield from _sweep(driver, variant, batch_size, effort, purpose)
+            yield from _sweep(search, variant, batch_size, effort, purpose)
 
 
-def _sweep(driver: TrialDriver, variant: Variant, batch_size: int, effort: float, purpose: str) -> Steps[None]:
-    load = driver.grid.space.load
+def _sweep(search: Search, variant: Variant, batch_size: int, effort: float, purpose: str) -> Steps[None]:
+    load = search.grid.space.load
     points: list[Point] = []
     failed = 0
     for value in load_values(load):
-        point = yield from driver.measure(variant, driver.loads(value, batch_size), effort, purpose)
+        point = yield from search.measure(variant, search.loads(value, batch_size), effort, purpose)
         if point is None:
             failed += 1
-            if failed == _FAILED_LOADS_MAX or not driver.fits(variant):
+            if failed == _FAILED_LOADS_MAX or not search.fits(variant):
                 return
             continue
         points.append(point)
         if load.values and not load.stops_early:
             continue
-        if _missed(points) or (yield from _levelled(driver, points, effort)):
+        if _missed(points) or (yield from _levelled(search, points, effort)):
             return
 
 
@@ -293,19 +323,19 @@ def _missed(points: Sequence[Point]) -> bool:
     return points[-1].violation >= points[-2].violation
 
 
-def _levelled(driver: TrialDriver, points: list[Point], effort: float) -> Steps[bool]:
+def _levelled(search: Search, points: list[Point], effort: float) -> Steps[bool]:
     """Return whether the last loads gained nothing. If noise may be the reason, they are measured once more."""
     if len(points) <= _PLATEAU_LOADS:
         return False
     before, best = points[-_PLATEAU_LOADS - 1], max(points[-_PLATEAU_LOADS:], key=lambda point: point.order)
     if _rises(before, best):
         return False
-    undecided = gain(best, before, driver.goal.confidence).high > PLATEAU
+    undecided = gain(best, before, search.goal.confidence).high > PLATEAU
     if undecided and not before.violation and len(before.trial_numbers) == len(best.trial_numbers) == 1:
         for point in (before, best):
-            yield from driver.again(point.variant, point.loads, effort, "whether this is the plateau")
-        before, best = _fresh(driver, before), _fresh(driver, best)
-        points[:] = [_fresh(driver, point) for point in points]
+            yield from search.again(point.variant, point.loads, effort, "whether this is the plateau")
+        before, best = _fresh(search, before), _fresh(search, best)
+        points[:] = [_fresh(search, point) for point in points]
         return not _rises(before, best)
     return True
 
@@ -316,18 +346,18 @@ def _rises(before: Point, after: Point) -> bool:
     return not after.violation and after.score.value - before.score.value > math.log1p(PLATEAU)
 
 
-def _fresh(driver: TrialDriver, point: Point) -> Point:
-    return driver.evidence.point(point.variant, point.loads) or point
+def _fresh(search: Search, point: Point) -> Point:
+    return search.evidence.point(point.variant, point.loads) or point
 
 
-def edges(driver: TrialDriver, variant: Variant) -> list[tuple[Point, Point]]:
+def edges(search: Search, variant: Variant) -> list[tuple[Point, Point]]:
     """Return two neighbouring points of a variant: the first keeps the constraints, the second does not.
 
     At most two for each batch size: the smallest load that keeps them and the largest.
     """
     found = []
     by_batch: dict[int, list[Point]] = {}
-    for point in driver.evidence.points(variant):
+    for point in search.evidence.points(variant):
         if len({load.value for load in point.loads}) == 1:
             by_batch.setdefault(point.loads[0].batch_size, []).append(point)
     for points in by_batch.values():
@@ -339,73 +369,73 @@ def edges(driver: TrialDriver, variant: Variant) -> list[tuple[Point, Point]]:
     return found
 
 
-def potential(driver: TrialDriver, variant: Variant) -> Point | None:
+def potential(search: Search, variant: Variant) -> Point | None:
     """Return the best score that a variant may reach at the limit of the constraints, None if it was not measured.
 
     Between a load that keeps the constraints and one that misses them, the objective lies between the two.
     """
-    best = driver.evidence.best(variant)
-    if best is None or best.violation or not searches_edges(driver):
+    best = search.evidence.best(variant)
+    if best is None or best.violation or not searches_edges(search):
         return best
-    return max([best, *(outside for _, outside in edges(driver, variant))], key=lambda point: point.score.value)
+    return max([best, *(outside for _, outside in edges(search, variant))], key=lambda point: point.score.value)
 
 
-def searches_edges(driver: TrialDriver) -> bool:
+def searches_edges(search: Search) -> bool:
     """Return whether loads between the sweep's may be measured: not if the user named the loads."""
-    load = driver.grid.space.load
+    load = search.grid.space.load
     return not load.values and not load.formula and load.binary_steps_max > 0
 
 
-def approach_edges(driver: TrialDriver, variant: Variant, effort: float) -> Steps[None]:
+def approach_edges(search: Search, variant: Variant, effort: float) -> Steps[None]:
     """Find the limits that the constraints set, by bisection."""
-    if not searches_edges(driver):
+    if not searches_edges(search):
         return
-    for inside, outside in edges(driver, variant):
-        for _ in range(driver.grid.space.load.binary_steps_max):
-            value = _middle(driver, inside, outside)
+    for inside, outside in edges(search, variant):
+        for _ in range(search.grid.space.load.binary_steps_max):
+            value = _middle(search, inside, outside)
             if value is None:
                 break
-            loads = driver.loads(value, inside.loads[0].batch_size)
-            point = yield from driver.measure(variant, loads, effort, "edge of the constraints")
+            loads = search.loads(value, inside.loads[0].batch_size)
+            point = yield from search.measure(variant, loads, effort, "edge of the constraints")
             if point is None:
                 break
             inside, outside = (inside, point) if point.violation else (point, outside)
 
 
-def _middle(driver: TrialDriver, inside: Point, outside: Point) -> float | None:
+def _middle(search: Search, inside: Point, outside: Point) -> float | None:
     low, high = sorted((inside.loads[0].value, outside.loads[0].value))
-    if driver.grid.space.load.mode is LoadMode.CONCURRENCY:
+    if search.grid.space.load.mode is LoadMode.CONCURRENCY:
         return float((low + high) // 2) if high - low >= 2 else None
     return (low + high) / 2 if high - low > _RATE_PRECISION * low else None
 
 
-def climb(driver: TrialDriver, variant: Variant, effort: float, purpose: str) -> Steps[None]:
+def climb(search: Search, variant: Variant, effort: float, purpose: str) -> Steps[None]:
     """Measure a variant with full batches, and continue in the direction that improves it."""
-    load = driver.grid.space.load
+    load = search.grid.space.load
     for batch_size in load.batch_sizes:
-        formula = driver.formula(variant, batch_size)
+        formula = search.formula(variant, batch_size)
         if load.formula:
-            yield from driver.measure(variant, formula, effort, purpose)
+            yield from search.measure(variant, formula, effort, purpose)
             continue
         values = load_values(load)
         wanted = max(point.value for point in formula)
         if load.mode is LoadMode.REQUEST_RATE:
-            known = driver.evidence.best(driver.default)
+            known = search.evidence.best(_DEFAULT)
             wanted = known.loads[0].value if known else values[0]
         start = next((index for index, value in enumerate(values) if value >= wanted), len(values) - 1)
-        yield from _climb(driver, variant, (batch_size, start), effort, purpose)
+        yield from _climb(search, variant, (batch_size, start), effort, purpose)
 
 
-def _climb(driver: TrialDriver, variant: Variant, origin: tuple[int, int], effort: float, purpose: str) -> Steps[None]:
+def _climb(search: Search, variant: Variant, origin: tuple[int, int], effort: float, purpose: str) -> Steps[None]:
     batch_size, start = origin
-    values = load_values(driver.grid.space.load)
-    first = yield from driver.measure(variant, driver.loads(values[start], batch_size), effort, purpose)
-    if first is None or _hopeless(driver, first):
+    values = load_values(search.grid.space.load)
+    first = yield from search.measure(variant, search.loads(values[start], batch_size), effort, purpose)
+    if first is None or _hopeless(search, first):
         return
     for step in (-1, 1) if first.violation else (1, -1):
         here, index = first, start + step
         while 0 <= index < len(values):
-            point = yield from driver.measure(variant, driver.loads(values[index], batch_size), effort, purpose)
+            point = yield from search.measure(variant, search.loads(values[index], batch_size), effort, purpose)
             if point is None or not _better(here, point):
                 break
             here, index = point, index + step
@@ -413,16 +443,16 @@ def _climb(driver: TrialDriver, variant: Variant, origin: tuple[int, int], effor
             return
 
 
-def _hopeless(driver: TrialDriver, first: Point) -> bool:
+def _hopeless(search: Search, first: Point) -> bool:
     """Return whether no other load can make a variant win, given its measurement with full batches.
 
     Less load never brings more throughput, and more than fills the batches brings only a little.
     """
-    if any(objective.metric is not Metric.THROUGHPUT for model in driver.goal.models for objective in model.objectives):
+    if any(objective.metric is not Metric.THROUGHPUT for model in search.goal.models for objective in model.objectives):
         return False
-    leader = driver.evidence.ranking()[0]
+    leader = search.evidence.ranking()[0]
     lacking = 0.0 if first.violation else _ROOM_ABOVE
-    return not leader.violation and gain(first, leader, driver.goal.confidence).high < -lacking
+    return not leader.violation and gain(first, leader, search.goal.confidence).high < -lacking
 
 
 def _better(here: Point, there: Point) -> bool:
@@ -443,27 +473,27 @@ _NEIGHBOUR_ROUNDS_MAX = 8
 _KEPT = 4  # one of this number is measured again
 
 
-def halve(driver: TrialDriver) -> Steps[None]:
+def halve(search: Search) -> Steps[None]:
     """Narrow all variants down to a few."""
-    order = _spread(driver)
+    order = _spread(search)
     # In random order, a good variant comes early and eliminates others, and a short budget covers a fair sample.
-    Random(driver.options.seed).shuffle(order)
-    coordinates = {driver.grid.variant(coordinate).key: coordinate for coordinate in order}
+    Random(search.options.seed).shuffle(order)
+    coordinates = {search.grid.variant(coordinate).key: coordinate for coordinate in order}
     for coordinate in coordinates.values():
-        yield from _look(driver, coordinate)
-    yield from _visit_neighbours(driver, coordinates)
-    for variant in _survivors(driver, max(2 * driver.options.finalist_count, len(coordinates) // _KEPT)):
-        point = driver.evidence.best(variant)
+        yield from _look(search, coordinate)
+    yield from _visit_neighbours(search, coordinates)
+    for variant in _survivors(search, max(2 * search.options.finalist_count, len(coordinates) // _KEPT)):
+        point = search.evidence.best(variant)
         if point:
-            yield from driver.measure(variant, point.loads, USUAL, "second look")
+            yield from search.measure(variant, point.loads, USUAL, "second look")
 
 
-def _spread(driver: TrialDriver) -> list[Coordinate]:
+def _spread(search: Search) -> list[Coordinate]:
     """Return the coordinates of the first round: all in order, or an even sample of a large space with its corners."""
-    every = list(driver.grid.coordinates())
+    every = list(search.grid.coordinates())
     if len(every) <= FIRST_LOOK_MAX:
         return every
-    shape = driver.grid.shape
+    shape = search.grid.shape
     kept = list(shape)
     while math.prod(kept) > FIRST_LOOK_MAX:
         longest = max(range(len(kept)), key=lambda axis: kept[axis])
@@ -478,69 +508,69 @@ def _evenly(size: int, count: int) -> list[int]:
     return [round(index * (size - 1) / (count - 1)) for index in range(count)]
 
 
-def _look(driver: TrialDriver, coordinate: Coordinate) -> Steps[None]:
-    yield from climb(driver, driver.grid.variant(coordinate), driver.look_effort, "first look")
+def _look(search: Search, coordinate: Coordinate) -> Steps[None]:
+    yield from climb(search, search.grid.variant(coordinate), search.look_effort, "first look")
 
 
-def _visit_neighbours(driver: TrialDriver, seen: dict[str, Coordinate]) -> Steps[None]:
+def _visit_neighbours(search: Search, seen: dict[str, Coordinate]) -> Steps[None]:
     """Measure the neighbours of the best, then of any better ones, until there are no new neighbours."""
     for _ in range(_NEIGHBOUR_ROUNDS_MAX):
-        best = [point.variant.key for point in driver.evidence.ranking()[: driver.options.finalist_count]]
-        near = [other for key in best if key in seen for other in driver.grid.neighbours(seen[key])]
-        new = {driver.grid.variant(coordinate).key: coordinate for coordinate in near}
+        best = [point.variant.key for point in search.evidence.ranking()[: search.options.finalist_count]]
+        near = [other for key in best if key in seen for other in search.grid.neighbours(seen[key])]
+        new = {search.grid.variant(coordinate).key: coordinate for coordinate in near}
         new = {key: coordinate for key, coordinate in new.items() if key not in seen}
         if not new:
             return
         seen |= new
         for coordinate in new.values():
-            yield from _look(driver, coordinate)
+            yield from _look(search, coordinate)
 
 
-def _survivors(driver: TrialDriver, count: int) -> list[Variant]:
+def _survivors(search: Search, count: int) -> list[Variant]:
     """Return a limited number of variants that may still win, the most promising first."""
-    ranking = driver.evidence.ranking()
+    ranking = search.evidence.ranking()
     if not ranking:
         return []
     leader = ranking[0]
-    hopes = [(hope, point) for point in ranking if (hope := potential(driver, point.variant))]
-    left = [(hope, point) for hope, point in hopes if _hopeful(driver, leader, point, hope)]
+    hopes = [(hope, point) for point in ranking if (hope := potential(search, point.variant))]
+    left = [(hope, point) for hope, point in hopes if _hopeful(search, leader, point, hope)]
     left.sort(key=lambda pair: (pair[1].violation == 0, pair[0].score.value), reverse=True)
     kept = [point.variant for _, point in left[:count]]
-    driver.note(
-        f"{len(ranking) - len(kept)} of {len(ranking)} variants dropped after {len(driver.history)} measurements."
+    search.note(
+        f"{len(ranking) - len(kept)} of {len(ranking)} variants dropped after {len(search.history)} measurements."
     )
     return kept
 
 
-def _hopeful(driver: TrialDriver, leader: Point, point: Point, hope: Point) -> bool:
+def _hopeful(search: Search, leader: Point, point: Point, hope: Point) -> bool:
     """Return whether a variant may win, by its best point or by its potential at the limit of the constraints."""
     if leader.violation:
         return True
-    return not point.surely_violates and gain(hope, leader, driver.goal.confidence).high >= 0
+    return not point.surely_violates and gain(hope, leader, search.goal.confidence).high >= 0
 
 
-def brute_force(driver: TrialDriver) -> Steps[None]:
+def brute_force(search: Search) -> Steps[None]:
     """Measure all variants."""
-    for coordinate in driver.grid.coordinates():
-        yield from sweep(driver, driver.grid.variant(coordinate), USUAL, "brute search")
+    for coordinate in search.grid.coordinates():
+        yield from sweep(search, search.grid.variant(coordinate), USUAL, "brute search")
 
 
 LATENCY_SHARE_MAX = 0.5
 """A delay beyond this share of the mean response time costs more than fuller batches gain."""
 
 
-def raise_delays(driver: TrialDriver) -> Steps[None]:
+def raise_delays(search: Search) -> Steps[None]:
     """Measure the best variants and the default one with growing queue delays, while these bring more."""
-    best = driver.evidence.ranking()[: driver.options.finalist_count]
-    default = driver.evidence.best(driver.default)
+    best = search.evidence.ranking()[: search.options.finalist_count]
+    default = search.evidence.best(_DEFAULT)
     if default and default not in best:
         best.append(default)
     for point in best:
-        for facts in driver.grid.space.models:
-            yield from _raise_delay(driver, point, facts)
+        for facts in search.grid.space.models:
+            yield from _raise_delay(search, point, facts)
 
 
-def _raise_delay(driver: TrialDriver, point: Point, facts: ModelFacts) -> Steps[None]:
+def _raise_delay(search: Search, point: Point, facts: ModelFacts) -> Steps[None]:
     if not _can_wait(point, facts):
         return
     here = point
@@ -549,18 +579,18 @@ def _raise_delay(driver: TrialDriver, point: Point, facts: ModelFacts) -> Steps[
             LATENCY_SHARE_MAX * min(_metric_of(point, model, Metric.LATENCY_AVG) for model in point.metrics) * 1e3
         ):
             return
-        variant = delayed(driver, point.variant, facts.name, delay_us)
-        there = yield from driver.measure(variant, point.loads, USUAL, "queue delay")
-        if there is None or gain(there, here, driver.goal.confidence).value <= 0:
+        variant = delayed(search, point.variant, facts.name, delay_us)
+        there = yield from search.measure(variant, point.loads, USUAL, "queue delay")
+        if there is None or gain(there, here, search.goal.confidence).value <= 0:
             return
         here = there
 
 
-def delayed(driver: TrialDriver, variant: Variant, model: str, delay_us: int) -> Variant:
+def delayed(search: Search, variant: Variant, model: str, delay_us: int) -> Variant:
     """Return a variant with a queue delay for a model."""
     changes = tuple(
         variant.change(facts.name) if facts.name != model else replace(variant.change(model), queue_delay_us=delay_us)
-        for facts in driver.grid.space.models
+        for facts in search.grid.space.models
     )
     return Variant(changes)
 
@@ -598,83 +628,29 @@ _TRIALS_SHARE = 0.5
 """Share of the measurements reserved for the phases after the search."""
 
 
-def _steps(driver: TrialDriver) -> Steps[None]:
-    later = int(driver.options.trials_max * _TRIALS_SHARE)
-    finalists = (driver.options.finalist_count + 1) * driver.options.repeats_max
-    phases: tuple[tuple[str, Callable[[TrialDriver], Steps[None]], int], ...] = (
+def _steps(search: Search) -> Steps[None]:
+    later = int(search.options.trials_max * _TRIALS_SHARE)
+    finalists = (search.options.finalist_count + 1) * search.options.repeats_max
+    phases: tuple[tuple[str, Callable[[Search], Steps[None]], int], ...] = (
         ("search", _explore, min(later, 2 * finalists)),
         ("search for the edges of the constraints", refine, min(later, finalists)),
         ("repeats of the finalists", repeat, 0),
         ("comparison with what looks better", settle, 0),
     )
     for (name, phase, reserve), share in zip(phases, _TIME_SHARES, strict=True):
-        driver.begin(share, reserve)
+        search.begin(share, reserve)
         try:
-            yield from phase(driver)
+            yield from phase(search)
         except OutOfBudget as limit:
-            driver.note(f"The {name} ended early: {limit}.")
-        if not driver.evidence.variants():
+            search.note(f"The {name} ended early: {limit}.")
+        if not search.evidence.variants():
             return
 
 
-def _explore(driver: TrialDriver) -> Steps[None]:
-    yield from sweep(driver, driver.default, USUAL, "default configuration")
-    yield from (halve if driver.options.mode is SearchMode.RACE else brute_force)(driver)
-    yield from raise_delays(driver)
-
-
-class Search:
-    """A search: a state machine without clock, network and files. The same outcomes lead to the same trials.
-
-    To resume, create the same search again and tell it the journal's outcomes of its trials.
-    """
-
-    def __init__(self, space: SearchSpace, goal: Goal, options: SearchOptions) -> None:
-        """Prepare it."""
-        self._bench = TrialDriver(space, goal, options)
-        self._steps = _steps(self._bench)
-        self._trial: Trial | None = None
-        self._has_begun = self._has_ended = False
-
-    def ask(self) -> Trial | None:
-        """Return what to measure next, None at the end. Until `tell` it returns the same trial."""
-        if not self._has_begun:
-            self._has_begun = True
-            self._advance(None)
-        return self._trial
-
-    def tell(self, outcome: Outcome) -> None:
-        """Take the outcome of the trial that `ask` returned."""
-        if self._trial is None:
-            raise invalid("no trial is open whose outcome could be told", hint="ask first")
-        self._advance(outcome)
-
-    def _advance(self, outcome: Outcome | None) -> None:
-        try:
-            self._trial = next(self._steps) if outcome is None else self._steps.send(outcome)
-        except StopIteration:
-            self._trial = None
-            self._has_ended = True
-
-    @property
-    def history(self) -> tuple[Told, ...]:
-        """All trials and outcomes told, in order."""
-        return tuple(self._bench.history)
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        """Variants that were not measured, and why."""
-        return tuple(self._bench.skipped.values())
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Decisions of the search, one sentence each: where it stopped, and the dropped variants with reasons."""
-        return tuple(self._bench.notes)
-
-    @property
-    def trials_left(self) -> int:
-        """Most trials to come."""
-        return 0 if self._has_ended else self._bench.left
+def _explore(search: Search) -> Steps[None]:
+    yield from sweep(search, _DEFAULT, USUAL, "default configuration")
+    yield from (halve if search.options.mode is SearchMode.RACE else brute_force)(search)
+    yield from raise_delays(search)
 
 
 TIE = 0.02
@@ -687,93 +663,93 @@ _REFINED_MAX = 12
 _REPEATS_MIN = 2
 
 
-def refine(driver: TrialDriver) -> Steps[None]:
+def refine(search: Search) -> Steps[None]:
     """Sweep the loads of the best variants, and approach the limits of the constraints while that may win."""
-    for best in driver.evidence.ranking()[: driver.options.finalist_count]:
-        yield from _sweep_loads(driver, best.variant)
-    yield from _sweep_loads(driver, driver.default)
-    yield from approach_edges(driver, driver.default, USUAL)
-    promising = [(point, point.variant) for v in driver.evidence.variants() if (point := potential(driver, v))]
+    for best in search.evidence.ranking()[: search.options.finalist_count]:
+        yield from _sweep_loads(search, best.variant)
+    yield from _sweep_loads(search, _DEFAULT)
+    yield from approach_edges(search, _DEFAULT, USUAL)
+    promising = [(point, point.variant) for v in search.evidence.variants() if (point := potential(search, v))]
     promising.sort(key=lambda pair: pair[0].score.value, reverse=True)
-    promising.sort(key=lambda pair: _keeps(driver, pair[1]), reverse=True)
+    promising.sort(key=lambda pair: _keeps(search, pair[1]), reverse=True)
     for point, variant in promising[:_REFINED_MAX]:
-        leader = driver.evidence.ranking()[0]
+        leader = search.evidence.ranking()[0]
         if not leader.violation and point.score.value <= leader.score.value:
             continue
-        yield from approach_edges(driver, variant, USUAL)
+        yield from approach_edges(search, variant, USUAL)
 
 
-def _sweep_loads(driver: TrialDriver, variant: Variant) -> Steps[None]:
-    yield from sweep(driver, variant, USUAL, "loads of the best variants")
+def _sweep_loads(search: Search, variant: Variant) -> Steps[None]:
+    yield from sweep(search, variant, USUAL, "loads of the best variants")
 
 
-def _keeps(driver: TrialDriver, variant: Variant) -> bool:
-    best = driver.evidence.best(variant)
+def _keeps(search: Search, variant: Variant) -> bool:
+    best = search.evidence.best(variant)
     return best is not None and not best.violation
 
 
-def repeat(driver: TrialDriver) -> Steps[None]:
+def repeat(search: Search) -> Steps[None]:
     """Measure the best variants and the default one in turn until one is better, or they are as good as each other."""
-    count = max(1, driver.options.finalist_count)
-    finalists = [point for point in driver.evidence.ranking() if not point.variant.is_default][:count]
+    count = max(1, search.options.finalist_count)
+    finalists = [point for point in search.evidence.ranking() if not point.variant.is_default][:count]
     running = [(point.variant, point.loads) for point in finalists]
-    default = driver.evidence.best(driver.default)
+    default = search.evidence.best(_DEFAULT)
     if default:
         # Under its own best load and that of the best: a gain that is only one of the load is none of the variant.
         both = [default.loads, *(point.loads for point in finalists[:1])]
-        running += [(driver.default, loads) for loads in dict.fromkeys(both)]
-    for number in range(1, driver.options.repeats_max + 1):
+        running += [(_DEFAULT, loads) for loads in dict.fromkeys(both)]
+    for number in range(1, search.options.repeats_max + 1):
         for variant, loads in running:
-            yield from driver.again(variant, loads, driver.repeat_effort, "repeat of the best")
-        points = [point for variant, loads in running if (point := driver.evidence.point(variant, loads))]
-        left = driver.options.repeats_max - number
-        if number < _REPEATS_MIN and not _is_early_enough(driver, points, left):
+            yield from search.again(variant, loads, search.repeat_effort, "repeat of the best")
+        points = [point for variant, loads in running if (point := search.evidence.point(variant, loads))]
+        left = search.options.repeats_max - number
+        if number < _REPEATS_MIN and not _is_early_enough(search, points, left):
             continue
-        points = _still_running(driver, points)
+        points = _still_running(search, points)
         # Where there is nothing to compare, only the repeats show how much a measurement varies.
-        if finalists and (len(points) <= 1 or _settled(driver, points, left)):
+        if finalists and (len(points) <= 1 or _settled(search, points, left)):
             return
         running = [(point.variant, point.loads) for point in points]
 
 
-def settle(driver: TrialDriver) -> Steps[None]:
+def settle(search: Search) -> Steps[None]:
     """Measure again the present recommendation, and variants that look clearly better.
 
     So a report does not recommend one configuration and show a better one: variants that were lucky in a brief
     measurement fall back, and better ones win.
     """
     rounds = 0
-    while rounds < driver.options.repeats_max and (champion := _champion(driver)) is not None:
-        rivals = [point for point in driver.evidence.ranking() if _challenges(driver, point, champion)]
+    while rounds < search.options.repeats_max and (champion := _champion(search)) is not None:
+        rivals = [point for point in search.evidence.ranking() if _challenges(search, point, champion)]
         if not rivals:
             return
         # Briefly measured variants come first, one time each.
         rival = min(rivals, key=lambda point: (point.effort, -point.score.value))
-        if rival.effort < driver.repeat_effort:
-            yield from driver.again(rival.variant, rival.loads, driver.repeat_effort, "whether it is better")
+        if rival.effort < search.repeat_effort:
+            yield from search.again(rival.variant, rival.loads, search.repeat_effort, "whether it is better")
             continue
         rounds += 1
         for point in (rival, champion):
-            yield from driver.again(point.variant, point.loads, driver.repeat_effort, "whether it is better")
+            yield from search.again(point.variant, point.loads, search.repeat_effort, "whether it is better")
 
 
-def _champion(driver: TrialDriver) -> Point | None:
+def _champion(search: Search) -> Point | None:
     """Return the present recommendation, None if there is no default configuration to compare with."""
-    default, first = driver.evidence.best(driver.default), driver.evidence.ranking()[0]
+    default, first = search.evidence.best(_DEFAULT), search.evidence.ranking()[0]
     if default is None or default.violation or first.violation:
         return None
-    return first if gain(first, default, _level(driver)).low > 0 else default
+    return first if gain(first, default, _level(search)).low > 0 else default
 
 
-def _challenges(driver: TrialDriver, point: Point, champion: Point) -> bool:
+def _challenges(search: Search, point: Point, champion: Point) -> bool:
     return (
         point.variant != champion.variant
         and not point.violation
-        and gain(point, champion, _level(driver)).value > CLEAR
+        and gain(point, champion, _level(search)).value > CLEAR
     )
 
 
-def _is_early_enough(driver: TrialDriver, points: list[Point], left: int) -> bool:
+def _is_early_enough(search: Search, points: list[Point], left: int) -> bool:
     """Return whether one repeat is enough: all were measured twice, and nothing better than the default is in sight.
 
     A variant that seems better may owe that to one lucky measurement, so it is measured again.
@@ -783,15 +759,15 @@ def _is_early_enough(driver: TrialDriver, points: list[Point], left: int) -> boo
         return False
     best = max(default, key=lambda point: point.order)
     return not any(
-        point.order > best.order and may_decide(point, best, _level(driver), left)
+        point.order > best.order and may_decide(point, best, _level(search), left)
         for point in points
         if not point.variant.is_default
     )
 
 
-def _still_running(driver: TrialDriver, points: list[Point]) -> list[Point]:
+def _still_running(search: Search, points: list[Point]) -> list[Point]:
     leader = max(points, key=lambda point: point.order, default=None)
-    return [point for point in points if leader and may_win(leader, point, _level(driver))]
+    return [point for point in points if leader and may_win(leader, point, _level(search))]
 
 
 def may_win(leader: Point, point: Point, level: float) -> bool:
@@ -801,22 +777,22 @@ def may_win(leader: Point, point: Point, level: float) -> bool:
     return not point.surely_violates and gain(leader, point, level).low <= 0
 
 
-def _settled(driver: TrialDriver, points: list[Point], left: int) -> bool:
+def _settled(search: Search, points: list[Point], left: int) -> bool:
     """Return whether the rest are as good as the leader, or no other measurement would distinguish them."""
     leader = max(points, key=lambda point: point.order)
     if leader.violation:
         return False
     others = [point for point in points if point is not leader]
-    return all(_tied(driver, leader, other) or not may_decide(other, leader, _level(driver), left) for other in others)
+    return all(_tied(search, leader, other) or not may_decide(other, leader, _level(search), left) for other in others)
 
 
-def _tied(driver: TrialDriver, leader: Point, point: Point) -> bool:
-    difference = gain(point, leader, _level(driver))
+def _tied(search: Search, leader: Point, point: Point) -> bool:
+    difference = gain(point, leader, _level(search))
     return difference.low >= -TIE and difference.high <= TIE
 
 
-def _level(driver: TrialDriver) -> float:
-    return confidence_of_looks(driver.goal, driver.options)
+def _level(search: Search) -> float:
+    return confidence_of_looks(search.goal, search.options)
 
 
 CHANCE_MIN = 0.2
