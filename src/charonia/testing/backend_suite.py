@@ -13,7 +13,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 import pytest
@@ -38,6 +40,7 @@ from charonia.server.backends.api import (
     SupervisedModel,
 )
 
+P = ParamSpec("P")
 Instance = BlockingInstance | AsyncInstance
 
 PLACEMENT = Placement("instance_0", InstanceKind.KIND_CPU)
@@ -174,80 +177,82 @@ def assert_same(one: Result, other: Result) -> None:
             np.testing.assert_array_equal(array, second[name], err_msg=name)
 
 
-def _run(test: Coroutine[object, object, None]) -> None:
-    asyncio.run(test)
+def synchronous(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
+    """Return a test that pytest runs without a plugin for coroutines."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
 class BackendSuite:
     """The tests. A derived class has a fixture `backend_case`."""
 
-    def test_every_output_has_the_name_the_datatype_and_the_shape_that_the_configuration_says(
+    @synchronous
+    async def test_every_output_has_the_name_the_datatype_and_the_shape_that_the_configuration_says(
         self, backend_case: BackendCase
     ) -> None:
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                [result] = (await run_batch(instance, [backend_case.request(1, 3)])).results
-            assert isinstance(result, Outputs), result
-            configured = {output.name: output for output in backend_case.config.output}
-            assert {tensor.name for tensor in result.tensors} == configured.keys()
-            for tensor in result.tensors:
-                output = configured[tensor.name]
-                assert tensor.datatype is output.data_type
-                assert tensor.array.dtype == tensor.datatype.numpy
-                assert tensor.shape[0] == 3
-                assert len(tensor.shape) == 1 + len(output.dims)
-                assert all(dim in (-1, size) for dim, size in zip(output.dims, tensor.shape[1:], strict=True))
-                if tensor.datatype is DataType.BYTES:
-                    assert all(isinstance(element, bytes) for element in tensor.array.reshape(-1).tolist())
-
-        _run(test())
+        async with loaded(backend_case) as (_, [instance]):
+            [result] = (await run_batch(instance, [backend_case.request(1, 3)])).results
+        assert isinstance(result, Outputs), result
+        configured = {output.name: output for output in backend_case.config.output}
+        assert {tensor.name for tensor in result.tensors} == configured.keys()
+        for tensor in result.tensors:
+            output = configured[tensor.name]
+            assert tensor.datatype is output.data_type
+            assert tensor.array.dtype == tensor.datatype.numpy
+            assert tensor.shape[0] == 3
+            assert len(tensor.shape) == 1 + len(output.dims)
+            assert all(dim in (-1, size) for dim, size in zip(output.dims, tensor.shape[1:], strict=True))
+            if tensor.datatype is DataType.BYTES:
+                assert all(isinstance(element, bytes) for element in tensor.array.reshape(-1).tolist())
 
     @pytest.mark.parametrize("sizes", [[1], [1, 1], [3, 1, 2], [1, 1, 1, 1, 1, 1, 1]])
-    def test_requests_get_the_same_answers_together_as_alone(
+    @synchronous
+    async def test_requests_get_the_same_answers_together_as_alone(
         self, backend_case: BackendCase, sizes: Sequence[int]
     ) -> None:
         requests = [backend_case.request(seed, size) for seed, size in enumerate(sizes)]
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                alone = [(await run_batch(instance, [request])).results[0] for request in requests]
-                together = (await run_batch(instance, requests)).results
-            assert len(together) == len(requests)
-            for one, other in zip(alone, together, strict=True):
-                assert_same(one, other)
+        async with loaded(backend_case) as (_, [instance]):
+            alone = [(await run_batch(instance, [request])).results[0] for request in requests]
+            together = (await run_batch(instance, requests)).results
+        assert len(together) == len(requests)
+        for one, other in zip(alone, together, strict=True):
+            assert_same(one, other)
 
-        _run(test())
+    @synchronous
+    async def test_answers_stay_what_they_are_when_the_instance_goes_on_and_closes(
+        self, backend_case: BackendCase
+    ) -> None:
+        async with loaded(backend_case) as (_, [instance]):
+            [first] = (await run_batch(instance, [backend_case.request(1, 2)])).results
+            copies = {name: array.copy() for name, array in arrays(first).items()}
+            for seed in range(2, 6):
+                await run_batch(instance, [backend_case.request(seed, 2)])
+        for name, array in arrays(first).items():
+            np.testing.assert_array_equal(array, copies[name])
 
-    def test_answers_stay_what_they_are_when_the_instance_goes_on_and_closes(self, backend_case: BackendCase) -> None:
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                [first] = (await run_batch(instance, [backend_case.request(1, 2)])).results
-                copies = {name: array.copy() for name, array in arrays(first).items()}
-                for seed in range(2, 6):
-                    await run_batch(instance, [backend_case.request(seed, 2)])
-            for name, array in arrays(first).items():
-                np.testing.assert_array_equal(array, copies[name])
-
-        _run(test())
-
-    def test_inputs_may_be_read_only_and_are_not_changed(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_inputs_may_be_read_only_and_are_not_changed(self, backend_case: BackendCase) -> None:
         requests = [backend_case.request(1, 1), backend_case.request(2, 2)]
         before = [tensor.array.copy() for request in requests for tensor in request.inputs.values()]
         for request in requests:
             for tensor in request.inputs.values():
                 tensor.array.flags.writeable = False
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                for result in (await run_batch(instance, requests)).results:
-                    assert isinstance(result, Outputs), result
+        async with loaded(backend_case) as (_, [instance]):
+            for result in (await run_batch(instance, requests)).results:
+                assert isinstance(result, Outputs), result
 
-        _run(test())
         after = [tensor.array for request in requests for tensor in request.inputs.values()]
         for old, new in zip(before, after, strict=True):
             np.testing.assert_array_equal(old, new)
 
-    def test_inputs_may_lie_anywhere_in_memory(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_inputs_may_lie_anywhere_in_memory(self, backend_case: BackendCase) -> None:
         request = backend_case.request(4, 2)
         moved = backend_case.request(4, 2)
         for name, tensor in moved.inputs.items():
@@ -256,136 +261,117 @@ class BackendSuite:
                 array = np.frombuffer(body, np.uint8)[1:].view(tensor.array.dtype)
                 moved.inputs[name] = Tensor(name, tensor.datatype, array.reshape(tensor.array.shape))
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                [one] = (await run_batch(instance, [request])).results
-                [other] = (await run_batch(instance, [moved])).results
-            assert_same(one, other)
+        async with loaded(backend_case) as (_, [instance]):
+            [one] = (await run_batch(instance, [request])).results
+            [other] = (await run_batch(instance, [moved])).results
+        assert_same(one, other)
 
-        _run(test())
+    @synchronous
+    async def test_the_times_of_an_execution_are_in_order(self, backend_case: BackendCase) -> None:
+        async with loaded(backend_case) as (_, [instance]):
+            ran = await run_batch(instance, [backend_case.request(1, 1)])
+        assert list(ran.times_ns) == sorted(ran.times_ns)
 
-    def test_the_times_of_an_execution_are_in_order(self, backend_case: BackendCase) -> None:
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                ran = await run_batch(instance, [backend_case.request(1, 1)])
-            assert list(ran.times_ns) == sorted(ran.times_ns)
-
-        _run(test())
-
-    def test_instances_run_at_the_same_time_without_touching_one_another(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_instances_run_at_the_same_time_without_touching_one_another(self, backend_case: BackendCase) -> None:
         requests = [backend_case.request(seed, 1 + seed % 3) for seed in range(8)]
 
-        async def test() -> None:
-            async with loaded(backend_case, instances=3) as (_, instances):
-                expected = [(await run_batch(instances[0], [request])).results[0] for request in requests]
+        async with loaded(backend_case, instances=3) as (_, instances):
+            expected = [(await run_batch(instances[0], [request])).results[0] for request in requests]
 
-                async def work(instance: Instance) -> list[Result]:
-                    return [(await run_batch(instance, [request])).results[0] for request in requests * 4]
+            async def work(instance: Instance) -> list[Result]:
+                return [(await run_batch(instance, [request])).results[0] for request in requests * 4]
 
-                for got in await asyncio.gather(*(work(instance) for instance in instances)):
-                    for one, other in zip(expected * 4, got, strict=True):
-                        assert_same(one, other)
+            for got in await asyncio.gather(*(work(instance) for instance in instances)):
+                for one, other in zip(expected * 4, got, strict=True):
+                    assert_same(one, other)
 
-        _run(test())
-
-    def test_an_instance_comes_and_goes_while_another_one_runs(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_an_instance_comes_and_goes_while_another_one_runs(self, backend_case: BackendCase) -> None:
         request = backend_case.request(3, 2)
 
-        async def test() -> None:
-            async with loaded(backend_case) as (model, [first]):
-                expected = (await run_batch(first, [request])).results[0]
-                for number in (1, 2, 1):
-                    placement = replace(PLACEMENT, name=f"instance_{number}")
-                    running = asyncio.ensure_future(run_batch(first, [request]))
-                    more = await model.create_instance(placement)
-                    assert_same(expected, (await run_batch(more, [request])).results[0])
-                    assert_same(expected, (await running).results[0])
-                    running = asyncio.ensure_future(run_batch(first, [request]))
-                    await close(more)
-                    assert_same(expected, (await running).results[0])
-                    if isinstance(model, SupervisedModel):
-                        assert len(model.workers()) == 1
-                    assert not isinstance(model, SelfChecking) or await model.is_ready()
+        async with loaded(backend_case) as (model, [first]):
+            expected = (await run_batch(first, [request])).results[0]
+            for number in (1, 2, 1):
+                placement = replace(PLACEMENT, name=f"instance_{number}")
+                running = asyncio.ensure_future(run_batch(first, [request]))
+                more = await model.create_instance(placement)
+                assert_same(expected, (await run_batch(more, [request])).results[0])
+                assert_same(expected, (await running).results[0])
+                running = asyncio.ensure_future(run_batch(first, [request]))
+                await close(more)
+                assert_same(expected, (await running).results[0])
+                if isinstance(model, SupervisedModel):
+                    assert len(model.workers()) == 1
+                assert not isinstance(model, SelfChecking) or await model.is_ready()
 
-        _run(test())
-
-    def test_an_asynchronous_instance_takes_batches_ahead_of_time(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_an_asynchronous_instance_takes_batches_ahead_of_time(self, backend_case: BackendCase) -> None:
         requests = [backend_case.request(seed, 2) for seed in range(4)]
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                if isinstance(instance, BlockingInstance):
-                    pytest.skip("a blocking instance takes one batch at a time")
-                expected = [(await run_batch(instance, [request])).results[0] for request in requests]
-                ahead = await asyncio.gather(*(run_batch(instance, [request]) for request in requests))
-            for one, other in zip(expected, ahead, strict=True):
-                assert_same(one, other.results[0])
+        async with loaded(backend_case) as (_, [instance]):
+            if isinstance(instance, BlockingInstance):
+                pytest.skip("a blocking instance takes one batch at a time")
+            expected = [(await run_batch(instance, [request])).results[0] for request in requests]
+            ahead = await asyncio.gather(*(run_batch(instance, [request]) for request in requests))
+        for one, other in zip(expected, ahead, strict=True):
+            assert_same(one, other.results[0])
 
-        _run(test())
-
-    def test_a_request_that_fails_leaves_its_batch_mates_their_answers(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_a_request_that_fails_leaves_its_batch_mates_their_answers(self, backend_case: BackendCase) -> None:
         if backend_case.bad_request is None:
             pytest.skip("the model fails on nothing that its configuration allows")
         requests = [backend_case.request(1, 1), backend_case.bad_request(), backend_case.request(2, 1)]
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [instance]):
-                alone = [(await run_batch(instance, [request])).results[0] for request in requests]
-                together = (await run_batch(instance, requests)).results
-                again = (await run_batch(instance, [requests[0]])).results[0]
-            assert isinstance(alone[1], ServingError)
-            assert isinstance(together[1], ServingError)
-            assert_same(alone[0], together[0])
-            assert_same(alone[2], together[2])
-            assert_same(alone[0], again)
+        async with loaded(backend_case) as (_, [instance]):
+            alone = [(await run_batch(instance, [request])).results[0] for request in requests]
+            together = (await run_batch(instance, requests)).results
+            again = (await run_batch(instance, [requests[0]])).results[0]
+        assert isinstance(alone[1], ServingError)
+        assert isinstance(together[1], ServingError)
+        assert_same(alone[0], together[0])
+        assert_same(alone[2], together[2])
+        assert_same(alone[0], again)
 
-        _run(test())
+    @synchronous
+    async def test_a_complete_configuration_stays_as_it_is(self, backend_case: BackendCase) -> None:
+        backend = backend_case.make()
+        completion = await backend.complete(backend_case.files, backend_case.config, backend_case.settings)
+        await backend.aclose()
+        assert completion.config == backend_case.config
 
-    def test_a_complete_configuration_stays_as_it_is(self, backend_case: BackendCase) -> None:
-        async def test() -> None:
-            backend = backend_case.make()
-            completion = await backend.complete(backend_case.files, backend_case.config, backend_case.settings)
-            await backend.aclose()
-            assert completion.config == backend_case.config
-
-        _run(test())
-
-    def test_a_model_can_be_loaded_again_and_beside_itself(self, backend_case: BackendCase) -> None:
+    @synchronous
+    async def test_a_model_can_be_loaded_again_and_beside_itself(self, backend_case: BackendCase) -> None:
         request = backend_case.request(1, 2)
 
-        async def test() -> None:
-            async with loaded(backend_case) as (_, [old]):
-                [before] = (await run_batch(old, [request])).results
-                async with loaded(backend_case) as (_, [new]):
-                    [during] = (await run_batch(new, [request])).results
-                [after] = (await run_batch(old, [request])).results
-            async with loaded(backend_case) as (_, [instance]):
-                [again] = (await run_batch(instance, [request])).results
-            for result in (during, after, again):
-                assert_same(before, result)
+        async with loaded(backend_case) as (_, [old]):
+            [before] = (await run_batch(old, [request])).results
+            async with loaded(backend_case) as (_, [new]):
+                [during] = (await run_batch(new, [request])).results
+            [after] = (await run_batch(old, [request])).results
+        async with loaded(backend_case) as (_, [instance]):
+            [again] = (await run_batch(instance, [request])).results
+        for result in (during, after, again):
+            assert_same(before, result)
 
-        _run(test())
+    @synchronous
+    async def test_memory_is_reported_in_bytes_of_a_device(self, backend_case: BackendCase) -> None:
+        async with loaded(backend_case) as (model, _):
+            for usage in model.memory():
+                assert usage.type in ("CPU", "GPU")
+                assert usage.byte_size >= 0
 
-    def test_memory_is_reported_in_bytes_of_a_device(self, backend_case: BackendCase) -> None:
-        async def test() -> None:
-            async with loaded(backend_case) as (model, _):
-                for usage in model.memory():
-                    assert usage.type in ("CPU", "GPU")
-                    assert usage.byte_size >= 0
-
-        _run(test())
-
-    def test_a_model_without_files_is_refused_with_a_reason(self, backend_case: BackendCase, tmp_path: Path) -> None:
+    @synchronous
+    async def test_a_model_without_files_is_refused_with_a_reason(
+        self, backend_case: BackendCase, tmp_path: Path
+    ) -> None:
         if not backend_case.needs_files:
             pytest.skip("this backend reads no files")
         empty = tmp_path / "empty" / "1"
         empty.mkdir(parents=True)
         case = replace(backend_case, files=ModelFiles(empty.parent, 1, empty))
 
-        async def test() -> None:
-            with pytest.raises(ServingError) as caught:
-                async with loaded(case):
-                    pass
-            assert caught.value.message
-
-        _run(test())
+        with pytest.raises(ServingError) as caught:
+            async with loaded(case):
+                pass
+        assert caught.value.message

@@ -5,7 +5,7 @@ in a fixture `decoupled_case`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
 from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
-from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S
+from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S, synchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,78 +130,64 @@ async def _instance(case: DecoupledCase) -> AsyncIterator[AsyncInstance]:
         await backend.aclose()
 
 
-def _run(test: Coroutine[object, object, None]) -> None:
-    asyncio.run(test)
-
-
 class DecoupledSuite:
     """The tests. A derived class has a fixture `decoupled_case`."""
 
     @pytest.mark.parametrize("counts", [[0], [1], [5], [0, 3, 1], [2, 2, 2, 2]])
-    def test_each_request_gets_its_responses_and_then_its_end(
+    @synchronous
+    async def test_each_request_gets_its_responses_and_then_its_end(
         self, decoupled_case: DecoupledCase, counts: Sequence[int]
     ) -> None:
-        async def test() -> None:
-            async with _instance(decoupled_case) as instance:
-                sink = begin(instance, [decoupled_case.request(count) for count in counts])
-                await ended(sink)
-            assert [len(outputs) for outputs in sink.outputs] == list(counts)
-            assert all(isinstance(result, Outputs) for outputs in sink.outputs for result in outputs)
+        async with _instance(decoupled_case) as instance:
+            sink = begin(instance, [decoupled_case.request(count) for count in counts])
+            await ended(sink)
+        assert [len(outputs) for outputs in sink.outputs] == list(counts)
+        assert all(isinstance(result, Outputs) for outputs in sink.outputs for result in outputs)
 
-        _run(test())
+    @synchronous
+    async def test_batches_follow_one_another_while_requests_are_open(self, decoupled_case: DecoupledCase) -> None:
+        async with _instance(decoupled_case) as instance:
+            sinks = [begin(instance, [decoupled_case.request(n), decoupled_case.request(1)]) for n in range(12)]
+            await ended(*sinks)
+        assert [[len(outputs) for outputs in sink.outputs] for sink in sinks] == [[n, 1] for n in range(12)]
 
-    def test_batches_follow_one_another_while_requests_are_open(self, decoupled_case: DecoupledCase) -> None:
-        async def test() -> None:
-            async with _instance(decoupled_case) as instance:
-                sinks = [begin(instance, [decoupled_case.request(n), decoupled_case.request(1)]) for n in range(12)]
-                await ended(*sinks)
-            assert [[len(outputs) for outputs in sink.outputs] for sink in sinks] == [[n, 1] for n in range(12)]
+    @synchronous
+    async def test_responses_stay_what_they_are(self, decoupled_case: DecoupledCase) -> None:
+        async with _instance(decoupled_case) as instance:
+            first = begin(instance, [decoupled_case.request(4)])
+            await ended(first)
+            (kept,) = first.outputs
+            before = [t.array.copy() for r in kept if isinstance(r, Outputs) for t in r.tensors]
+            await ended(*[begin(instance, [decoupled_case.request(6)]) for _ in range(4)])
+        after = [t.array for r in kept if isinstance(r, Outputs) for t in r.tensors]
+        assert len(before) == len(after) >= 4
+        for old, new in zip(before, after, strict=True):
+            np.testing.assert_array_equal(old, new)
 
-        _run(test())
-
-    def test_responses_stay_what_they_are(self, decoupled_case: DecoupledCase) -> None:
-        async def test() -> None:
-            async with _instance(decoupled_case) as instance:
-                first = begin(instance, [decoupled_case.request(4)])
-                await ended(first)
-                (kept,) = first.outputs
-                before = [t.array.copy() for r in kept if isinstance(r, Outputs) for t in r.tensors]
-                await ended(*[begin(instance, [decoupled_case.request(6)]) for _ in range(4)])
-            after = [t.array for r in kept if isinstance(r, Outputs) for t in r.tensors]
-            assert len(before) == len(after) >= 4
-            for old, new in zip(before, after, strict=True):
-                np.testing.assert_array_equal(old, new)
-
-        _run(test())
-
-    def test_a_request_that_fails_leaves_the_others_their_responses(self, decoupled_case: DecoupledCase) -> None:
+    @synchronous
+    async def test_a_request_that_fails_leaves_the_others_their_responses(self, decoupled_case: DecoupledCase) -> None:
         if decoupled_case.failing_request is None:
             pytest.skip("the model fails on nothing that its configuration allows")
         requests = [decoupled_case.request(2), decoupled_case.failing_request(), decoupled_case.request(3)]
 
-        async def test() -> None:
-            async with _instance(decoupled_case) as instance:
-                sink = begin(instance, requests)
-                await ended(sink)
-            assert isinstance(sink.outputs[1][-1], ServingError)
-            assert [len(sink.outputs[index]) for index in (0, 2)] == [2, 3]
+        async with _instance(decoupled_case) as instance:
+            sink = begin(instance, requests)
+            await ended(sink)
+        assert isinstance(sink.outputs[1][-1], ServingError)
+        assert [len(sink.outputs[index]) for index in (0, 2)] == [2, 3]
 
-        _run(test())
-
-    def test_callers_that_leave_do_not_disturb_others(self, decoupled_case: DecoupledCase) -> None:
-        async def test() -> None:
-            async with _instance(decoupled_case) as instance:
-                sink = begin(instance, [decoupled_case.request(50), decoupled_case.request(3)])
-                sink.cancel(instance, 0)
-                instance.cancel(sink, 0)
-                instance.cancel(StreamSink(1), 0)
-                await ended(sink)
-                assert len(sink.outputs[1]) == 3
-                late = begin(instance, [decoupled_case.request(2)])
-                await ended(late)
-                instance.cancel(late, 0)
-                again = begin(instance, [decoupled_case.request(2)])
-                await ended(again)
-            assert len(again.outputs[0]) == 2
-
-        _run(test())
+    @synchronous
+    async def test_callers_that_leave_do_not_disturb_others(self, decoupled_case: DecoupledCase) -> None:
+        async with _instance(decoupled_case) as instance:
+            sink = begin(instance, [decoupled_case.request(50), decoupled_case.request(3)])
+            sink.cancel(instance, 0)
+            instance.cancel(sink, 0)
+            instance.cancel(StreamSink(1), 0)
+            await ended(sink)
+            assert len(sink.outputs[1]) == 3
+            late = begin(instance, [decoupled_case.request(2)])
+            await ended(late)
+            instance.cancel(late, 0)
+            again = begin(instance, [decoupled_case.request(2)])
+            await ended(again)
+        assert len(again.outputs[0]) == 2
