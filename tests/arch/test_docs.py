@@ -2,29 +2,16 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.fake_engine import FakeEngine
 
-from charonia.cli import apply, deploy, environments, models, people, platform, rollout
-from charonia.cli.command_line import CommandLine
-from charonia.cli.convert import LINE as CONVERT
-from charonia.cli.export import KSERVE
 from charonia.cli.main import COMMANDS
-from charonia.cli.perf import LINE as PERF
-from charonia.cli.perf import OLD_NAMES, REFUSED
-from charonia.cli.tune import PROFILE as TUNE
 from charonia.server.http.frontend import HttpLimits, protocol_routes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("examples/*/*.md")])
-
-PLATFORM: list[CommandLine[Any]] = [
-    *(platform.LINE, deploy.LINE, apply.LINE),
-    *(line for room in (models, environments, people, rollout) for line in room.RESOURCE.lines().values()),
-]
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)]+)\)")
@@ -97,67 +84,6 @@ def test_every_grpc_method_is_documented() -> None:
 
     assert methods
     assert sorted(name for name in methods if name not in page) == []
-
-
-def test_every_option_of_perf_is_documented_with_its_default() -> None:
-    page = (DOCS / "perf.md").read_text(encoding="utf-8").replace("\\|", "|")
-    rows = [
-        f"`{option.name}{' ' if option.metavar else ''}{option.metavar}` | {PERF.default_text(option)} |"
-        for option in PERF.options()
-    ]
-
-    assert [row for row in rows if row not in page] == []
-    assert [option.name for option in (*OLD_NAMES, *REFUSED) if f"`{option.name}" not in page] == []
-
-
-def test_every_option_of_tune_is_documented_with_its_default() -> None:
-    page = (DOCS / "tune.md").read_text(encoding="utf-8").replace("\\|", "|")
-    missing = []
-    for option in TUNE.options():
-        name = option.key if option.in_file_only else option.name
-        if option.unsupported:
-            missing += [name] * (f"`{name}`" not in page)
-            continue
-        start = f"| `{name}{' ' if option.metavar else ''}{option.metavar}`"
-        end = f" | {TUNE.default_text(option)} | "
-        missing += [name] * (not any(row.startswith(start) and end in row for row in page.splitlines()))
-
-    assert missing == []
-
-
-def test_every_option_of_convert_is_documented_with_its_default() -> None:
-    page = (DOCS / "convert.md").read_text(encoding="utf-8")
-    rows = [
-        (f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}`", f" | {CONVERT.default_text(option)} | ")
-        for option in CONVERT.options()
-        if option.name.startswith("--")
-    ]
-
-    assert [start for start, end in rows if not any(r.startswith(start) and end in r for r in page.splitlines())] == []
-
-
-def test_every_option_of_export_kserve_is_documented_with_its_default() -> None:
-    page = (DOCS / "kserve.md").read_text(encoding="utf-8").replace("\\|", "|")
-    rows = [
-        f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}` | "
-        f"{f'`{default}`' if (default := KSERVE.default_text(option)) else ''} | "
-        for option in KSERVE.options()
-        if option.name.startswith("--")
-    ]
-
-    assert [row for row in rows if row.replace("``", "") not in page] == []
-
-
-@pytest.mark.parametrize("line", PLATFORM, ids=lambda line: line.command)
-def test_every_option_of_the_platforms_commands_is_documented_with_its_default(line: CommandLine[Any]) -> None:
-    page = (DOCS / "platform.md").read_text(encoding="utf-8").replace("\\|", "|")
-    rows = [
-        f"| `{option.name}{' ' if option.metavar else ''}{option.metavar}` | {line.default_text(option)} | "
-        for option in line.options()
-        if option.name.startswith("--")
-    ]
-
-    assert [row for row in rows if row not in page] == []
 
 
 def test_every_command_is_documented() -> None:

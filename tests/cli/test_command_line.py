@@ -58,9 +58,10 @@ def problems(*arguments: str) -> list[str]:
         ("-lc5", "m"),
         ("-l", "-c=5", "--", "m"),
         ("m", "--coun", "5", "--lo"),
+        ("m", "-c9", "--count", "5", "-l"),
     ],
 )
-def test_order_is_free_and_every_form_of_an_option_is_the_same(arguments: tuple[str, ...]) -> None:
+def test_order_is_free_every_form_of_an_option_is_the_same_and_the_last_counts(arguments: tuple[str, ...]) -> None:
     assert LINE.parse(arguments) == Record(model="m", count=5, loud=True)
 
 

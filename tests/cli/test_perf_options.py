@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
-from charonia.cli.perf import LINE, OLD_NAMES, REFUSED, described, parse
+from charonia.cli.command_line import Option
+from charonia.cli.perf import LINE, REFUSED, described, parse
 from charonia.cli.platform_access import PlatformAccess, connect
 from charonia.core.errors import ServingError
 from charonia.tools.perf.api import Distribution, MeasurementMode, ServiceObjective, SharedMemory
@@ -416,16 +416,6 @@ def test_two_reports_do_not_share_a_file(tmp_path: Path) -> None:
     assert problems(*M, "-f", file, "--json", file) == [f"--json: expected a separate file, got that of -f, {file}"]
 
 
-@pytest.mark.parametrize("columns", [80, 100])
-def test_the_help_names_every_option_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    text = LINE.help()
-
-    assert [option.name for option in LINE.options() if option.name not in text] == []
-    assert [option.name for option in (*OLD_NAMES, *REFUSED) if option.name not in text] == []
-    assert max(map(len, text.splitlines())) <= columns <= HELP_COLUMNS_MAX
-
-
 def test_the_options_in_force_are_described() -> None:
     text = described(parse([*M, "-b", "4"]).named)
 
@@ -443,12 +433,6 @@ def test_the_command_line_is_kept_without_secrets() -> None:
     )
     assert "abc" not in str(described(parsed.named))
     assert parsed.options.target.headers == (("Authorization", "Bearer abc"),)
-
-
-def test_no_two_options_share_a_name() -> None:
-    names = [name for option in (*LINE.options(), *OLD_NAMES, *REFUSED) for name in option.names.split()]
-
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("option", [o for o in LINE.options() if o.field and o.default], ids=lambda option: option.name)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from charonia.cli.command_line import HELP_COLUMNS_MAX, Option
-from charonia.cli.serve import parse, run
+from charonia.cli.command_line import Option
+from charonia.cli.serve import parse
 from charonia.cli.serve_options import LINE, METRICS_SETTINGS, TRACE_SETTINGS, UNSUPPORTED
 from charonia.core.errors import ServingError
 from charonia.server.model_options import ControlMode
@@ -75,14 +75,6 @@ def test_words_for_false(word: str) -> None:
 
 def test_other_words_are_neither() -> None:
     assert problems("--exit-on-error=maybe") == ["--exit-on-error: expected true or false, got 'maybe'"]
-
-
-def test_an_option_takes_its_value_behind_a_space_or_an_equals_sign() -> None:
-    assert options("--http-port", "9000").http.port == options("--http-port=9000").http.port == 9000
-
-
-def test_the_last_of_two_values_counts() -> None:
-    assert options("--http-port=1", "--http-port=2").http.port == 2
 
 
 @pytest.mark.parametrize("text", ["-1", "65536", "eighty", "", "1.5"])
@@ -171,10 +163,6 @@ def test_an_unknown_option_is_refused_with_a_suggestion(text: str, reaction: str
 def test_a_unique_prefix_of_an_option_is_enough() -> None:
     assert options("--log-warn=false").log.warning is False
     assert problems("--log-f=x") == ["option '--log-f' is ambiguous: --log-file, --log-format"]
-
-
-def test_an_option_without_its_value_is_refused() -> None:
-    assert problems("--http-port") == ["--http-port: expected a value behind it, got none"]
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -353,29 +341,6 @@ def leaves(record: object, prefix: str = "") -> set[str]:
     return found
 
 
-def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
-
-    printed = capsys.readouterr().out
-    assert [name for name in KNOWN if name not in printed] == []
-
-
-@pytest.mark.parametrize("columns", [80, 110, 200])
-def test_the_help_fits_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-
-    assert max(len(line) for line in LINE.help().splitlines()) <= min(columns, HELP_COLUMNS_MAX)
-
-
-def test_the_page_documents_every_option_with_its_default() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-
-    missing = [row(option) for option in LINE.options() if row(option) not in page]
-
-    assert missing == []
-    assert [title for title in LINE.groups if f"\n## {title}\n" not in page] == []
-
-
 def test_the_page_documents_the_options_without_effect_and_the_refused_ones() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
@@ -387,12 +352,6 @@ def test_the_page_documents_nothing_that_does_not_exist() -> None:
     named = set(re.findall(r"`(--[a-z0-9_-]+)", PAGE.read_text(encoding="utf-8")))
 
     assert named - KNOWN - {"--help"} == set()
-
-
-def row(option: Option) -> str:
-    metavar = option.metavar.replace("|", r"\|")
-    default = f"`{LINE.default_text(option)}`" if LINE.default_text(option) else ""
-    return f"| `{option.name}{' ' if metavar else ''}{metavar}` | {default} | {option.help} |"
 
 
 def test_a_service_of_knative_has_http_where_its_environment_says() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.cli.tune import PROFILE, REPORT, Subcommand, parse_profile, parse_report, subcommand
+from charonia.cli.tune import PROFILE, Subcommand, parse_profile, parse_report, subcommand
 from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
 from charonia.tools.perf.options import WireProtocol
@@ -296,10 +296,6 @@ def test_models_measured_at_the_same_time_have_one_list_of_loads(tmp_path: Path)
     assert [model.concurrency for model in parse_profile(["-f", str(path)]).options.models.profile] == [(2,), (8,)]
 
 
-def test_a_unique_prefix_of_an_option_is_enough() -> None:
-    assert parse_profile([*BASE, "--latency-b", "20"]).options.goal.latency_budget_ms == 20
-
-
 def test_remote_needs_no_repository() -> None:
     options = parse_profile(["--profile-models", "a", "--triton-launch-mode", "remote"]).options
 
@@ -333,25 +329,12 @@ def test_a_report_takes_the_names_of_variants_in_every_form(tmp_path: Path) -> N
     assert parse_report(["--report-model-configs", "a_config_default,a_config_0", "-e", "R"]).export == Path.cwd() / "R"
 
 
-def test_the_help_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-
-    assert [line for line in [*PROFILE.help().splitlines(), *REPORT.help().splitlines()] if len(line) > 80] == []
-
-
 def test_what_an_option_does_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = PROFILE.help().splitlines()
 
     entries = lines[lines.index("File:") : lines.index("Exit status:")]
     assert [line for line in entries if len(line) > 60] == []
-
-
-def test_the_help_names_every_option() -> None:
-    text = PROFILE.help()
-
-    names = [option.key if option.in_file_only else option.name for option in PROFILE.options()]
-    assert [name for name in names if name not in text] == []
 
 
 def test_headers_and_environments_are_not_told_to_those_who_read_reports(tmp_path: Path) -> None:

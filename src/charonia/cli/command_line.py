@@ -278,7 +278,7 @@ class CommandLine(Generic[T]):
     def help(self) -> str:
         """Return the help, wrapped to the width of the terminal."""
         width = min(shutil.get_terminal_size().columns, HELP_COLUMNS_MAX)
-        blocks = [self.intro.rstrip()]
+        blocks = [_filled(self.intro, width)]
         for title, options in self.groups.items():
             entries = [self._entry(option, width) for option in options if not option.in_file_only]
             blocks.append("\n".join([f"{title}:", *entries]))
@@ -287,7 +287,7 @@ class CommandLine(Generic[T]):
         if in_file:
             blocks.append(_wrapped("In YAML only", in_file, width))
         blocks += [_wrapped(title, [o.name for o in options], width) for title, options in self.unlisted.items()]
-        return "\n\n".join([*blocks, self.epilog.rstrip()] if self.epilog else blocks)
+        return "\n\n".join([*blocks, _filled(self.epilog, width)] if self.epilog else blocks)
 
     def _understood(self) -> Iterator[Option]:
         yield from self.options()
@@ -441,6 +441,16 @@ def _replaced(record: Any, updates: Mapping[str, Any]) -> Any:
     for head, values in inner.items():
         fields[head] = _replaced(getattr(record, head), values)
     return replace(record, **fields)
+
+
+def _filled(text: str, width: int) -> str:
+    """Return a text wrapped to a width; a paragraph with an indented line or a usage stays as it is."""
+    return "\n\n".join(
+        part
+        if "\n " in f"\n{part}" or part.startswith("usage:")
+        else textwrap.fill(part, width, break_on_hyphens=False)
+        for part in text.rstrip().split("\n\n")
+    )
 
 
 def _wrapped(title: str, names: Sequence[str], width: int) -> str:
