@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import ngh2
-import numpy as np
 import pytest
 from tests.support.client_servers import Answers, Talk, ask, identity_request, scripted, served
 
@@ -125,24 +124,6 @@ async def test_more_calls_than_the_server_allows_wait_and_are_answered() -> None
         await transport.close()
 
 
-async def test_a_prepared_request_becomes_a_part_of_a_sequence() -> None:
-    async with served() as server:
-        transport = grpc(server.urls["grpc"])
-        prepared = transport.prepare(identity_request(parameters={"custom": 1.5}, priority=2, timeout_us=9))
-        for part in (prepared.with_sequence(7, True, False), prepared.with_sequence("s", False, True)):
-            answers = Answers()
-            transport.send(part, answers.take)
-            await answers.final()
-        answers = Answers()
-        transport.send(prepared, answers.take)
-        await answers.final()
-
-        requests = [ticket.request for ticket in server.engine.tickets]
-        assert [(r.correlation_id, r.flags, r.id) for r in requests] == [(7, 1, ""), ("s", 2, ""), (0, 0, "")]
-        assert [(r.parameters, r.priority, r.timeout_us) for r in requests] == [({"custom": 1.5}, 2, 9)] * 3
-        await transport.close()
-
-
 async def test_a_stream_gives_each_response_and_then_its_end() -> None:
     async with served() as server:
         transport = grpc(server.urls["grpc"])
@@ -172,18 +153,6 @@ async def test_an_error_in_a_stream_is_an_answer_that_failed() -> None:
 
         first = answers.all[0]
         assert (first.failure, first.message) == (Failure.STATUS, "the model broke")
-        await transport.close()
-
-
-async def test_an_error_of_the_server_comes_with_its_words() -> None:
-    async with served() as server:
-        transport = grpc(server.urls["grpc"])
-        server.engine.errors["identity"] = ServingError(Code.NOT_FOUND, "100 % gone: über")
-
-        answer = await ask(transport)
-
-        assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.NOT_FOUND, 5)
-        assert answer.message == "100 % gone: über"
         await transport.close()
 
 
@@ -236,21 +205,6 @@ async def test_a_connection_that_the_server_retires_is_replaced_without_a_failur
 
         assert sum(transport.failures.values()) == 0
         await transport.close()
-
-
-async def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm() -> None:
-    async with scripted(lambda reader, writer: asyncio.sleep(0), "grpc") as url:
-        pass
-    transport = grpc(url)
-
-    begin = asyncio.get_running_loop().time()
-    answers = [await ask(transport) for _ in range(5)]
-    took_s = asyncio.get_running_loop().time() - begin
-
-    assert {answer.failure for answer in answers} == {Failure.REFUSED}
-    assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
-    assert took_s > 0.1
-    await transport.close()
 
 
 async def test_a_server_that_dies_in_the_middle_fails_what_is_in_flight() -> None:
@@ -423,22 +377,6 @@ async def test_a_server_that_says_nothing_times_out() -> None:
         await transport.close()
 
 
-async def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after() -> None:
-    async with served() as server:
-        server.engine.hold = True
-        transport = grpc(server.urls["grpc"])
-        answers = Answers()
-        transport.send(transport.prepare(identity_request()), answers.take)
-        while not server.engine.tickets:
-            await asyncio.sleep(0)
-
-        await transport.close()
-        after = await ask(transport)
-
-        assert [answer.failure for answer in answers.all] == [Failure.CLOSED]
-        assert after.failure is Failure.CLOSED
-
-
 async def test_calls_that_wait_for_a_connection_have_a_limit() -> None:
     async with served() as server:
         transport = grpc(server.urls["grpc"], waiting_max=2)
@@ -471,15 +409,3 @@ async def test_metadata_of_the_options_is_sent_and_checked() -> None:
         await transport.close()
         with pytest.raises(ServingError, match="metadata 'grpc-x'"):
             grpc(url, headers=(("grpc-x", "a"),))
-
-
-async def test_a_large_tensor_goes_there_and_back() -> None:
-    async with served() as server:
-        transport = grpc(server.urls["grpc"])
-
-        answer = await ask(transport, identity_request(rows=200_000))
-
-        array = decode_response(answer.body).outputs[0].array
-        assert np.array_equal(array.ravel(), np.arange(3_200_000, dtype=np.float32))
-        assert answer.send_end_ns <= answer.done_ns
-        await transport.close()

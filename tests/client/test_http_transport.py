@@ -3,11 +3,10 @@
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.support.client_servers import Answers, ask, identity_request, read_request, scripted, served
 
-from charonia.core.errors import Code, ServingError
+from charonia.core.errors import Code
 from charonia.tools.perf.worker import connect
 from charonia.wire.answer import Answer, Failure
 from charonia.wire.http_codec import decode_response, error_message
@@ -80,25 +79,6 @@ async def test_requests_at_the_same_time_each_have_a_connection() -> None:
         await transport.close()
 
 
-async def test_a_prepared_request_becomes_a_part_of_a_sequence() -> None:
-    async with served() as server:
-        transport = http(server.urls["http"])
-        prepared = transport.prepare(identity_request(parameters={"custom": 1.5}))
-        answers = Answers()
-
-        transport.send(prepared.with_sequence(7, True, False), answers.take)
-        await answers.final()
-        transport.send(prepared.with_sequence("s", False, True), answers.take)
-        await answers.final()
-        transport.send(prepared, answers.take)
-        await answers.final()
-
-        seen = [(t.request.correlation_id, t.request.flags, t.request.id) for t in server.engine.tickets]
-        assert seen == [(7, 1, ""), ("s", 2, ""), (0, 0, "")]
-        assert [t.request.parameters for t in server.engine.tickets] == [{"custom": 1.5}] * 3
-        await transport.close()
-
-
 async def test_headers_of_the_options_are_sent() -> None:
     seen = b""
 
@@ -113,19 +93,6 @@ async def test_headers_of_the_options_are_sent() -> None:
 
         assert seen.startswith(b"POST /prefix/v2/models/identity/infer HTTP/1.1\r\n")
         assert b"\r\nAuthorization: Bearer x\r\nX-Tag: a\r\nX-Tag: b\r\n" in seen
-        await transport.close()
-
-
-async def test_an_error_of_the_server_comes_with_its_words() -> None:
-    async with served() as server:
-        transport = http(server.urls["http"])
-        server.engine.errors["identity"] = ServingError(Code.UNAVAILABLE, "the queue is full")
-
-        answer = await ask(transport)
-
-        assert (answer.failure, answer.code, answer.status) == (Failure.STATUS, Code.UNAVAILABLE, 503)
-        assert answer.message == "the queue is full"
-        assert transport.failures[Failure.STATUS] == 1
         await transport.close()
 
 
@@ -162,21 +129,6 @@ async def test_a_request_that_is_cancelled_gets_no_answer() -> None:
         assert after.failure is None
         assert answers.all == []
         await transport.close()
-
-
-async def test_a_server_that_is_not_there_is_an_answer_and_not_a_storm() -> None:
-    async with scripted(lambda reader, writer: asyncio.sleep(0)) as url:
-        pass
-    transport = http(url)
-
-    begin = asyncio.get_running_loop().time()
-    answers = [await ask(transport) for _ in range(5)]
-    took_s = asyncio.get_running_loop().time() - begin
-
-    assert {answer.failure for answer in answers} == {Failure.REFUSED}
-    assert all(answer.message.startswith(f"no connection to {url}: ") for answer in answers)
-    assert took_s > 0.1
-    await transport.close()
 
 
 async def test_a_server_that_comes_back_is_used_again() -> None:
@@ -281,22 +233,6 @@ async def test_connections_have_a_limit() -> None:
         assert [answer.failure for answer in held.all] == [Failure.CLOSED] * 2
 
 
-async def test_a_transport_that_is_closed_answers_what_is_in_flight_and_what_comes_after() -> None:
-    async with served() as server:
-        server.engine.hold = True
-        transport = http(server.urls["http"])
-        await transport.open(1)
-        answers = Answers()
-        transport.send(transport.prepare(identity_request()), answers.take)  # written
-        transport.send(transport.prepare(identity_request()), answers.take)  # waits for a connection
-
-        await transport.close()
-        after = await ask(transport)
-
-        assert [answer.failure for answer in answers.all] == [Failure.CLOSED] * 2
-        assert after.failure is Failure.CLOSED
-
-
 async def test_a_callback_may_send_the_next_request() -> None:
     async with served() as server:
         transport = http(server.urls["http"])
@@ -316,19 +252,6 @@ async def test_a_callback_may_send_the_next_request() -> None:
         await done
 
         assert sum(transport.failures.values()) == 0
-        await transport.close()
-
-
-async def test_a_large_tensor_goes_there_and_back() -> None:
-    async with served() as server:
-        transport = http(server.urls["http"])
-
-        answer = await ask(transport, identity_request(rows=50_000))
-
-        array = decode_response(answer.body, answer.json_bytes).outputs[0].array
-        assert array.shape == (50_000, 16)
-        assert answer.sent_ns < answer.send_end_ns < answer.done_ns
-        assert np.array_equal(array.ravel(), np.arange(800_000, dtype=np.float32))
         await transport.close()
 
 
