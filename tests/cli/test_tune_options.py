@@ -227,19 +227,23 @@ def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path: Path, line: str, 
     assert str(path) in found
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [\n", "[" * 5000])
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- a\n", ""),
+        ("a: [\n", ""),
+        ("[" * 5000, ""),
+        ("concurrency: 1\nconcurrency: 2\n", "'concurrency' is there twice"),
+    ],
+)
+def test_a_file_that_is_no_mapping_or_has_a_key_twice_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
 
-    assert str(path) in problems("-f", str(path))
+    found = problems("-f", str(path))
 
-
-def test_a_key_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("concurrency: 1\nconcurrency: 2\n", encoding="utf-8")
-
-    assert "'concurrency' is there twice" in problems("-f", str(path))
+    assert str(path) in found
+    assert problem in found
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -96,29 +96,15 @@ SLOW = 50 + np.sin(STEPS / 40) * 5 + np.sin(STEPS * 12.9898)  # neighbours do
 
 
 @pytest.mark.parametrize(
-    ("samples", "value", "low", "high", "confidence"),
-    [
-        (LOOSE[:19], 50.599319, 50.599319, 50.599319, 0),
-        (LOOSE[:20], 50.814798, 45.514031, 56.115566, 0.95),
-        (LOOSE[:41], 50.321271, 47.949031, 52.693511, 0.95),
-        (LOOSE, 50.005888, 49.935068, 50.076708, 0.95),
-        (SLOW[:20], 51.327142, 50.132563, 52.521721, 0.95),
-        (SLOW[:300], 50.432276, 43.602867, 57.261686, 0.95),
-        (SLOW, 50.005009, 48.769763, 51.240255, 0.95),
-    ],
-)
-def test_the_interval_of_given_samples_stays(
-    samples: Floats, value: float, low: float, high: float, confidence: float
-) -> None:
-    found = intervals.mean_interval(samples, 0.95)
-
-    assert (found.value, found.low, found.high) == pytest.approx((value, low, high), abs=2e-6)
-    assert found.confidence == confidence
-
-
-@pytest.mark.parametrize(
     ("samples", "percentile", "value", "low", "high", "confidence"),
     [
+        (LOOSE[:19], None, 50.599319, 50.599319, 50.599319, 0),
+        (LOOSE[:20], None, 50.814798, 45.514031, 56.115566, 0.95),
+        (LOOSE[:41], None, 50.321271, 47.949031, 52.693511, 0.95),
+        (LOOSE, None, 50.005888, 49.935068, 50.076708, 0.95),
+        (SLOW[:20], None, 51.327142, 50.132563, 52.521721, 0.95),
+        (SLOW[:300], None, 50.432276, 43.602867, 57.261686, 0.95),
+        (SLOW, None, 50.005009, 48.769763, 51.240255, 0.95),
         (LOOSE, 50, 50.009203, 49.888654, 50.148147, 0.95),
         (LOOSE[:300], 90, 54.754903, 54.500242, 54.908907, 0.95),
         (LOOSE[:160], 97, 54.969979, 54.969979, 54.969979, 0),
@@ -128,10 +114,13 @@ def test_the_interval_of_given_samples_stays(
         (SLOW, 99, 55.855198, 55.775681, 55.954087, 0.95),
     ],
 )
-def test_the_interval_of_a_percentile_of_given_samples_stays(
-    samples: Floats, percentile: float, value: float, low: float, high: float, confidence: float
+def test_the_interval_of_the_mean_or_a_percentile_of_given_samples_stays(
+    samples: Floats, percentile: float | None, value: float, low: float, high: float, confidence: float
 ) -> None:
-    found = intervals.percentile_interval(samples, percentile, 0.95)
+    if percentile is None:
+        found = intervals.mean_interval(samples, 0.95)
+    else:
+        found = intervals.percentile_interval(samples, percentile, 0.95)
 
     assert (found.value, found.low, found.high) == pytest.approx((value, low, high), abs=2e-6)
     assert found.confidence == confidence

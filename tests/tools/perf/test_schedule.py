@@ -91,23 +91,22 @@ def played(plan: LoadPlan, limit: float) -> tuple[list[float], float | None]:
             return tried, end.value
 
 
-def test_a_sweep_tries_every_level() -> None:
-    plan = LoadPlan(start=1, end=8, step=3)
+@pytest.mark.parametrize(
+    ("start", "end", "step", "limit", "tried", "found"),
+    [
+        (1, 8, 3, 99, [1, 4, 7], 7),
+        (1, 8, 1, 3, [1, 2, 3, 4], 3),
+        (5, 8, 1, 3, [5], None),
+        (2, math.inf, 2, 7, [2, 4, 6, 8], 6),
+    ],
+)
+def test_a_sweep_ends_with_its_range_or_at_the_level_that_misses_the_limit(
+    start: int, end: float, step: int, limit: float, tried: list[float], found: float | None
+) -> None:
+    plan = LoadPlan(start=start, end=end, step=step)
 
-    assert played(plan, 99) == ([1, 4, 7], 7)
-    assert schedule.level_count(plan) == 3
-
-
-def test_a_sweep_ends_at_the_level_that_misses_the_limit() -> None:
-    assert played(LoadPlan(start=1, end=8), 3) == ([1, 2, 3, 4], 3)
-    assert played(LoadPlan(start=5, end=8), 3) == ([5], None)
-
-
-def test_a_sweep_without_an_end_goes_on_until_the_limit() -> None:
-    plan = LoadPlan(start=2, end=math.inf, step=2)
-
-    assert played(plan, 7) == ([2, 4, 6, 8], 6)
-    assert schedule.level_count(plan) == 0
+    assert played(plan, limit) == (tried, found)
+    assert schedule.level_count(plan) == (0 if math.isinf(end) else (end - start) // step + 1)
 
 
 def test_fractions_reach_the_end_of_their_range() -> None:
