@@ -9,7 +9,6 @@ and 2 if a part itself has failed.
 """
 
 import argparse
-import random
 import subprocess
 import sys
 import tempfile
@@ -24,49 +23,13 @@ from xml.etree import ElementTree as ET
 from tests.campaign import archive_bombs, browser_requests, checker, fuzzed, role_matrix
 from tests.campaign.figures import Context, Figures, Part, table
 
-
-def _browsers(context: Context) -> Figures:
-    """Send requests as web pages of any origin do, to servers and a platform."""
-    figures = Figures()
-    results = browser_requests.run(context.folder, random.Random(context.seed), context.requests)
-    for name, (sent, wrong) in results.items():
-        figures.counts[f"requests to {name}"] += sent
-        for each in wrong:
-            figures.found(f"{name}: {each}")
-    return figures
-
-
-ARCHIVE_MIB_MAX = 1024
-"""Most memory that unpacking an archive may take, of all processes together."""
-
-
-def _archives(context: Context) -> Figures:
-    """Unpack hostile archives."""
-    figures = Figures()
-    for each in archive_bombs.unpacked(context.folder, context.archive_mib // 2):
-        figures.counts["archives refused" if each.answer else "archives unpacked within the limits"] += 1
-        if each.is_fault:
-            figures.found(f"{each.archive.name} is not refused")
-    figures.counts["MiB in the largest process"] = archive_bombs.peak_mib()
-    if archive_bombs.peak_mib() > ARCHIVE_MIB_MAX:
-        figures.found(f"a process that unpacks takes {archive_bombs.peak_mib()} MiB")
-    return figures
-
-
 HOSTILE_TESTS = Path(__file__).parents[1] / "platform" / "isolation" / "test_hostile_models.py"
 
 
 def _hostile_models(context: Context) -> Figures:
     """Check, serve and ask models of each backend that go for what is not theirs. Each needs a platform: a test."""
     report = context.folder / "report.xml"
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        f"--junitxml={report}",
-        str(HOSTILE_TESTS),
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(HOSTILE_TESTS)]
     left_s = max(1.0, context.until_s - time.monotonic())
     subprocess.run(command, cwd=HOSTILE_TESTS.parents[3], stdout=subprocess.DEVNULL, check=False, timeout=left_s)
     figures = Figures()
@@ -89,8 +52,8 @@ def _not_begun() -> Figures:
 PARTS: Mapping[str, Part] = {
     **{f"checker, {mode}": partial(checker.run, mode=mode) for mode in checker.MODES},
     "roles": role_matrix.run,
-    "browsers": _browsers,
-    "archives": _archives,
+    "browsers": browser_requests.run,
+    "archives": archive_bombs.run,
     "hostile models": _hostile_models,
     **{f"fuzzed {name}": partial(fuzzed.run, name=name) for name in fuzzed.FUZZERS},
     "volume": checker.run_volume,

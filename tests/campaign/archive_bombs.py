@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Protocol
+
+from tests.campaign.figures import Context, Figures
 
 from charonia.archives import UNPACKED_BYTES_FREE
 from charonia.core.errors import ServingError
@@ -380,37 +381,30 @@ FAMILIES: dict[str, Callable[[int], Iterator[HostileArchive]]] = {
 """All of them, by family. The argument is a scale: 1 for archives made in a moment, 1024 for 2 GiB each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """What became of an archive.
-
-    Attributes:
-        answer: The error, "" if it was unpacked.
-    """
-
-    archive: HostileArchive
-    answer: str
-
-    @property
-    def is_fault(self) -> bool:
-        return self.archive.is_refused and not self.answer
+MIB_MAX = 1024
+"""Most memory that unpacking an archive may take, of all processes together."""
 
 
-def unpacked(folder: Path, scale: int) -> Iterator[Unpacked]:
-    for number, each in enumerate(chain.from_iterable(make(scale) for make in FAMILIES.values())):
-        place = folder / str(number)
+def run(context: Context) -> Figures:
+    """Unpack hostile archives."""
+    figures = Figures()
+    made = (make(context.archive_mib // 2) for make in FAMILIES.values())
+    for number, each in enumerate(chain.from_iterable(made)):
+        place = context.folder / str(number)
         (place / "out").mkdir(parents=True)
         path = place / each.name
         path.write_bytes(each.content)
-        answer = ""
         try:
             unpack(path, each.name, place / "out", Isolation(place / "data", mode="available"), lambda: None)
-        except ServingError as error:
-            answer = error.message
-        yield Unpacked(each, answer)
+            figures.counts["archives unpacked within the limits"] += 1
+            if each.is_refused:
+                figures.found(f"{each.name} is not refused")
+        except ServingError:
+            figures.counts["archives refused"] += 1
         shutil.rmtree(place)
-
-
-def peak_mib() -> int:
-    """Return the memory of the largest process that has unpacked."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    largest = figures.counts["MiB in the largest process"] = (
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    )
+    if largest > MIB_MAX:
+        figures.found(f"a process that unpacks takes {largest} MiB")
+    return figures

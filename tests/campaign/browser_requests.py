@@ -1,26 +1,22 @@
 """Requests of browsers: each method, route, content type, origin, `Sec-Fetch-Site` and host, and what the answer is.
 
-    python -m tests.campaign.browser_requests
-
-Every listener of a server, and a platform, get every combination. What a page of another site may not do must be
-refused with status 403 and change nothing; everything else must not be refused. The gRPC port refuses everything that a
-page can send without asking first. The last line has the figures, and the exit status is 1 if an answer was wrong.
+Every listener of a server, and a platform, get a sample of all combinations. What a page of another site may not do
+must be refused with status 403 and change nothing; everything else must not be refused. The gRPC port refuses
+everything that a page can send without asking first.
 """
 
 import http.client
 import itertools
-import json
 import os
 import random
 import re
 import socket
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from unittest.mock import patch
 
+from tests.campaign.figures import Context, Figures
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.platform_process import PlatformProcess
 from tests.support.ports import free_port
@@ -87,21 +83,20 @@ class BrowserRequest:
         return self.origin not in ("", f"http://{self.host}", f"https://{self.host}")
 
 
-def requests(routes: Sequence[str], port: int) -> Iterator[BrowserRequest]:
+def requests(routes: Sequence[str], port: int, hosts: Sequence[str] = HOSTS) -> Iterator[BrowserRequest]:
     for method, path, kind, site, origin, host in itertools.product(
-        METHODS, routes, CONTENT_TYPES, SITES, ORIGINS, HOSTS
+        METHODS, routes, CONTENT_TYPES, SITES, ORIGINS, hosts
     ):
         own = host.format(port=port)
         yield BrowserRequest(method, path, kind, site, origin.format(own=own), own)
 
 
-def ask(
-    port: int, routes: Sequence[str], allowed: Sequence[str], sample: random.Random | None, count: int
-) -> tuple[int, list[str]]:
-    """Send requests, all of them or a sample; return how many were sent, and what was answered wrongly."""
-    chosen = list(requests(routes, port))
-    if sample is not None:
-        chosen = sample.sample(chosen, count)
+Sample = Callable[[Iterator[BrowserRequest]], list[BrowserRequest]]
+
+
+def ask(port: int, routes: Sequence[str], allowed: Sequence[str], sample: Sample) -> tuple[int, list[str]]:
+    """Send a sample of requests; return how many were sent, and what was answered wrongly."""
+    chosen = sample(requests(routes, port))
     wrong = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     for each in chosen:
@@ -122,11 +117,9 @@ def ask(
     return len(chosen), wrong
 
 
-def ask_grpc(port: int, sample: random.Random | None, count: int) -> tuple[int, list[str]]:
+def ask_grpc(port: int, sample: Sample) -> tuple[int, list[str]]:
     """Send requests to a gRPC port, as HTTP/1.1 and as HTTP/2; the return value is as that of `ask`."""
-    chosen = [each for each in requests(GRPC_ROUTES, port) if each.host == HOSTS[0].format(port=port)]
-    if sample is not None:
-        chosen = sample.sample(chosen, min(count, len(chosen)))
+    chosen = sample(requests(GRPC_ROUTES, port, HOSTS[:1]))
     wrong = []
     for each in chosen:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -153,37 +146,37 @@ def ask_grpc(port: int, sample: random.Random | None, count: int) -> tuple[int, 
     return 2 * len(chosen), wrong
 
 
-def run(folder: Path, sample: random.Random | None = None, count: int = 0) -> dict[str, tuple[int, list[str]]]:
-    """Ask a server in both shapes and a platform; return by name how many requests were sent, and what was wrong."""
-    config = identity_pbtxt(dims=(4,), max_batch_size=0)
-    write_model(folder / "models", "m", b"", config=config)
+def run(context: Context) -> Figures:
+    """Ask a server in both shapes and a platform."""
+    rng = random.Random(context.seed)
+
+    def sample(made: Iterator[BrowserRequest], count: int = context.requests) -> list[BrowserRequest]:
+        chosen = list(made)
+        return rng.sample(chosen, min(count, len(chosen)))
+
+    few = partial(sample, count=min(context.requests, 200))
+    folder = context.folder
+    write_model(folder / "models", "m", b"", config=identity_pbtxt(dims=(4,), max_batch_size=0))
     flags = (f"--cors-origins={FRIEND}", "--kserve-v1", "--model-control-mode=explicit", "--load-model=m")
     clouds = ("--allow-sagemaker=true", "--sagemaker-port=0", "--allow-vertex-ai=true", "--vertex-ai-port=0")
     replica = free_port()
-    few = min(count, 200)
     found = {}
     for name, shape in {"one process": clouds, "front ends": ("--front-ends=2", f"--replica-port={replica}")}.items():
         with patch.dict(os.environ, VERTEX_AI_ENVIRONMENT), ServeProcess(folder / "models", *flags, *shape) as server:
             ports = [int(address.rpartition(":")[2]) for address in (server.http, server.metrics, server.grpc)]
-            found[name] = ask(ports[0], SERVER_ROUTES, (FRIEND,), sample, count)
-            found[f"{name}, metrics"] = ask(ports[1], ("/metrics",), (), sample, few)
-            found[f"{name}, gRPC"] = ask_grpc(ports[2], sample, few)
+            found[name] = ask(ports[0], SERVER_ROUTES, (FRIEND,), sample)
+            found[f"{name}, metrics"] = ask(ports[1], ("/metrics",), (), few)
+            found[f"{name}, gRPC"] = ask_grpc(ports[2], few)
             for cloud, port in CLOUD.findall(server.log):
-                found[f"{name}, {cloud}"] = ask(int(port), CLOUD_ROUTES[cloud], (FRIEND,), sample, few)
+                found[f"{name}, {cloud}"] = ask(int(port), CLOUD_ROUTES[cloud], (FRIEND,), few)
             if shape is not clouds:
-                found[f"{name}, replica"] = ask(replica, SERVER_ROUTES, (FRIEND,), sample, few)
+                found[f"{name}, replica"] = ask(replica, SERVER_ROUTES, (FRIEND,), few)
     with PlatformProcess(folder / "platform") as platform:
         port = int(platform.url.rpartition(":")[2])
-        found["platform"] = ask(port, PLATFORM_ROUTES, (platform.url,), sample, count)
-    return found
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="campaign-") as made:
-        results = run(Path(made))
-    print(
-        json.dumps({name: {"requests": sent, "wrong": wrong[:20]} for name, (sent, wrong) in results.items()}, indent=2)
-    )
-    total, bad = (sum(part) for part in zip(*((sent, len(wrong)) for sent, wrong in results.values()), strict=True))
-    print(f"{total} requests, {bad} wrong answers")
-    sys.exit(int(bad > 0))
+        found["platform"] = ask(port, PLATFORM_ROUTES, (platform.url,), sample)
+    figures = Figures()
+    for name, (sent, wrong) in found.items():
+        figures.counts[f"requests to {name}"] += sent
+        for each in wrong:
+            figures.found(f"{name}: {each}")
+    return figures

@@ -28,6 +28,18 @@ def test_a_short_run_finds_nothing(parts: list[str], capsys: pytest.CaptureFixtu
     assert all(part in printed for part in parts)
 
 
+@pytest.mark.timeout(300)
+def test_browsers_ask_every_listener_and_only_pages_of_other_sites_get_403(capsys: pytest.CaptureFixture[str]) -> None:
+    status = campaign.main(["--parts", "browsers", "--requests=400"])
+
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    listeners = ["one process", "front ends", "platform"]
+    listeners += [f"one process, {name}" for name in ("metrics", "gRPC", "Sagemaker", "Vertex AI")]
+    listeners += [f"front ends, {name}" for name in ("metrics", "gRPC", "replica")]
+    assert [name for name in listeners if f"00 requests to {name}" not in printed] == []
+
+
 @pytest.mark.parametrize("name", guided.TARGETS)
 def test_saved_inputs_are_read_or_refused(name: str) -> None:
     paths = list(guided.saved(name))
