@@ -513,14 +513,16 @@ def test_a_wish_to_stop_gives_what_was_measured() -> None:
     assert len(found.levels[0].windows) in (2, 3)
 
 
-def test_a_server_that_dies_leaves_what_was_measured() -> None:
+# That it is not called overloaded at a rate, despite its backlog, is tested in `test_level.py`.
+@pytest.mark.parametrize("load", [concurrency(2, 50), rate(4)], ids=["concurrency", "rate"])
+def test_a_server_that_dies_leaves_what_was_measured(load: LoadPlan) -> None:
     def die_when_measured(event: Event) -> None:
         if isinstance(event, WindowDone) and event.window.request_count:
             server.die()
 
     with serving(after(0.005)) as server:
-        plan = MeasurePlan(interval_ms=500, stability=0.0, trials_max=1000)
-        found = measured(settings(server.url, concurrency(2, 50), plan), progress=die_when_measured)
+        plan = MeasurePlan(interval_ms=800, stability=0.0, trials_max=1000)
+        found = measured(settings(server.url, load, plan), progress=die_when_measured)
 
     (lost,) = found.levels
     assert lost.verdict is Verdict.SERVER_LOST
@@ -528,20 +530,6 @@ def test_a_server_that_dies_leaves_what_was_measured() -> None:
     assert lost.throughput.value * lost.duration_ns / SECOND == pytest.approx(lost.request_count)
     assert {kind.kind for kind in lost.errors} <= {"REFUSED", "RESET"}
     assert lost.error_count > 0
-
-
-def test_a_server_that_dies_while_requests_come_at_a_rate_is_lost() -> None:
-    # That it is not called overloaded, despite its backlog, is tested in `test_level.py`.
-    def die_when_measured(event: Event) -> None:
-        if isinstance(event, WindowDone) and event.window.request_count:
-            server.die()
-
-    with serving(after(0.005)) as server:
-        plan = MeasurePlan(interval_ms=800, stability=0.0, trials_max=1000)
-        found = measured(settings(server.url, rate(4), plan), progress=die_when_measured)
-
-    assert [result.verdict for result in found.levels] == [Verdict.SERVER_LOST]
-    assert found.levels[0].request_count > 0
 
 
 def test_the_latency_limit_ends_a_sweep_and_is_reported() -> None:
@@ -611,24 +599,6 @@ def test_validation_and_shared_memory_do_not_go_together() -> None:
         target = MeasuredTarget(server.url, "m", shared_memory=SharedMemory.SYSTEM)
         with pytest.raises(ServingError, match="not compared"):
             measured(RunSettings(target, concurrency(1), SETTLING), data(7))
-
-
-def test_several_processes_share_the_load() -> None:
-    with serving(after(0.002)) as server:
-        wanted = settings(server.url, concurrency(5), MeasurePlan(request_count=101))
-        found = level(wanted)
-
-    assert found.request_count == 101
-    assert found.client.process_count >= 1
-    assert found.client.cpu_seconds >= 0
-
-
-def test_a_server_that_is_not_there_is_an_error() -> None:
-    with serving(after(0.0)) as server:
-        url = server.url
-
-    with pytest.raises(ServingError, match="connection"), Client(url) as client:
-        ask(client, MeasuredTarget(url, "m"))
 
 
 def test_a_request_that_cannot_be_sent_is_an_error_with_its_reason() -> None:
