@@ -13,12 +13,6 @@ from typing import Any
 TOKEN_S = 0.002
 """Time for a token."""
 
-MAX_SEQ_LEN = 64
-
-
-class RequestError(RuntimeError):
-    pass
-
 
 class CppExecutorError(RuntimeError):
     pass
@@ -54,9 +48,6 @@ class SamplingParams:
         self.best_of = self.best_of or self.n
         if self.best_of < self.n:
             raise ValueError(f"best_of ({self.best_of}) cannot be less than n ({self.n})")
-        is_greedy = not self.use_beam_search and self.top_k in (None, 1) and self.top_p in (None, 0.0)
-        if self.best_of > 1 and is_greedy:
-            raise ValueError("Greedy decoding in the LLM API does not allow multiple returns.")
 
 
 @dataclasses.dataclass(slots=True)
@@ -110,8 +101,6 @@ class RequestOutput:
         await asyncio.sleep(TOKEN_S)
         if self._llm.is_dead:
             raise CppExecutorError("the executor is gone")
-        if self._words == ["refuse"]:
-            raise RequestError("the prompt is refused")
         count = self._params.max_tokens or 4
         for output in self.outputs:
             number = len(output.token_ids)
@@ -196,8 +185,6 @@ class LLM:
         if sampling_params is None:
             sampling_params = SamplingParams()
         words = inputs.split() if isinstance(inputs, str) else self.tokenizer.words
-        if len(words) > MAX_SEQ_LEN:
-            raise ValueError(f"The sum of prompt length ({len(words)}) should not exceed max_seq_len ({MAX_SEQ_LEN})")
         self.requests.append((inputs, sampling_params))
         if inputs == "die":
             self.is_dead = True
