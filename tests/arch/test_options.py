@@ -40,6 +40,9 @@ DOCUMENTED: list[tuple[str, Line]] = [
     ("tune", tune.PROFILE),
     ("convert", convert.LINE),
     ("kserve", export.KSERVE),
+    ("serve_files", infer.LINE),
+    ("openai", chat.LINE),
+    ("explain", explain.LINE),
     *(("platform", line) for line in (platform.LINE, deploy.LINE, apply.LINE)),
     *(
         ("platform", line)
@@ -48,8 +51,8 @@ DOCUMENTED: list[tuple[str, Line]] = [
     ),
 ]
 OTHERS: list[Line] = [
-    *(perf.COMPARE, tune.REPORT, tune.APPLY, chat.LINE, config.LINE, demo.LINE, doctor.LINE, explain.LINE, infer.LINE),
-    *(key.LINE, traffic.LINE, upgrade.LINE),
+    *(perf.COMPARE, tune.REPORT, tune.APPLY, config.LINE, demo.LINE, doctor.LINE, key.LINE),
+    *(traffic.LINE, upgrade.LINE),
 ]
 LINES = [*(line for _, line in DOCUMENTED), *OTHERS]
 

@@ -5,7 +5,6 @@ done, 1 the server does not respond or refuses, 2 misuse.
 """
 
 import json
-import ssl
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -16,12 +15,10 @@ from http.client import HTTPResponse
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
+from charonia.cli.server_access import SSL_CA, THIS_MACHINE, ServerAccess, url_option
 from charonia.cli.terminal import Style, style_of
 from charonia.cli.values import KEY_VARIABLE, api_key, integer, number
 from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.http_call import NO_ANSWER, open_call
-from charonia.wire.endpoint import parse_url
-from charonia.wire.example_request import URL
 
 COMMANDS = {
     "/reset": "start a new conversation",
@@ -38,13 +35,12 @@ class ChatOptions:
     """The model, and the options of requests to it."""
 
     model: str = ""
-    url: str = URL
+    server: ServerAccess = THIS_MACHINE
     key: str = ""
     system: str = ""
     max_tokens: int = 0
     temperature: float = -1.0
     timeout_s: float = 300.0
-    ssl_ca: str = ""
 
 
 LINE = CommandLine(
@@ -57,13 +53,20 @@ Talk to a language model. With a pipe, the text from it is the only message: ech
     groups={
         "Options": (
             Option("--model -m MODEL", "model", str, "MODEL", "Name, or NAME:ADAPTER", default="the only one"),
-            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
+            url_option(),
             Option("--key -k", "key", str, "KEY", "API key", default=f"${KEY_VARIABLE}"),
             Option("--system -s", "system", str, "TEXT", "System message"),
             Option("--max-tokens", "max_tokens", integer(1), "N", "Longest answer", default="the model's"),
-            Option("--temperature", "temperature", number(0, 2), "T", "Randomness of answers", default="the model's"),
+            Option(
+                "--temperature",
+                "temperature",
+                number(0, 2),
+                "T",
+                "Randomness of answers, 0 to 2",
+                default="the model's",
+            ),
             Option("--timeout", "timeout_s", number(0.1), "SECONDS", "Longest time without a piece of an answer"),
-            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
+            SSL_CA,
         )
     },
     record=ChatOptions(),
@@ -171,21 +174,12 @@ def only_model(options: ChatOptions) -> str:
 @contextmanager
 def _response(options: ChatOptions, method: str, path: str, body: bytes | None) -> Iterator[HTTPResponse]:
     """Send a request, and yield its response. Raises as `events`."""
-    endpoint = parse_url(options.url)
     key = api_key(options.key)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    context = ssl.create_default_context(cafile=options.ssl_ca or None) if endpoint.tls else None
-    try:
-        with open_call(
-            method, f"{endpoint}{path}", headers, body, timeout_s=options.timeout_s, context=context
-        ) as response:
-            if response.status != HTTPStatus.OK:
-                raise invalid(_message(response.read(), f"status {response.status}"))
-            yield response
-    except NO_ANSWER as error:
-        raise unavailable(
-            f"{endpoint.authority}: {error or type(error).__name__}", hint="--url says where the server is"
-        ) from error
+    with options.server.call(method, path, body, headers, timeout_s=options.timeout_s) as response:
+        if response.status != HTTPStatus.OK:
+            raise invalid(_message(response.read(), f"status {response.status}"))
+        yield response
 
 
 def _message(body: bytes, otherwise: str) -> str:
@@ -198,7 +192,9 @@ def _message(body: bytes, otherwise: str) -> str:
 def _converse(chat: Chat, style: Style) -> None:
     with suppress(ImportError):  # not on Windows
         import readline  # noqa: F401  # line editing and history
-    print(style.dim(f"{chat.options.model} at {chat.options.url}. /help shows commands, Ctrl-C stops an answer."))
+    print(
+        style.dim(f"{chat.options.model} at {chat.options.server.url}. /help shows commands, Ctrl-C stops an answer.")
+    )
     while True:
         try:
             print()

@@ -6,18 +6,18 @@ Exit status: 0 done, 1 the server does not respond or does not know the model, 2
 import json
 import os
 import shutil
-import ssl
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, header, only_model, with_key
-from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
+from charonia.cli.server_access import THIS_MACHINE, ServerAccess, access_options
+from charonia.cli.values import only_model
+from charonia.core.errors import invalid
 
 ANSWER_SECONDS_MAX = 10.0
 
@@ -30,10 +30,8 @@ class ExplainOptions:
     """The model, its server, and the format of the output."""
 
     model: str = ""
-    url: str = "localhost:8000"
+    server: ServerAccess = THIS_MACHINE
     version: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
-    ssl_ca: str = ""
     json: bool = False
 
 
@@ -55,10 +53,8 @@ A file, or a folder with a slash, as in models/, is served for a few seconds wit
                 "Name of a loaded model, or a file or folder",
                 default="the only one",
             ),
-            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or a URL"),
+            *access_options(),
             Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
-            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
-            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
             flag("--json", "json", True, "Print JSON"),
         )
     },
@@ -92,28 +88,18 @@ def _under_load(given: ExplainOptions) -> dict[str, Any]:
     parsed = parse([given.model, *LOAD])
     with served(parsed.options) as options:
         measure(options, replace(parsed, options=options).settings)
-        return fetch(replace(given, model=options.target.model, url=options.target.url))
+        return fetch(replace(given, model=options.target.model, server=replace(given.server, url=options.target.url)))
 
 
 def fetch(given: ExplainOptions) -> dict[str, Any]:
     """Return the server's explanation of a model."""
-    base = given.url if "://" in given.url else f"http://{given.url}"
     version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
-    scheme = base.partition("://")[0]
-    if scheme not in ("http", "https"):
-        raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{given.url}'")
-    context = ssl.create_default_context(cafile=given.ssl_ca or None) if scheme == "https" else None
 
     def call(method: str, path: str, body: bytes = b"") -> Any:
-        url = f"{base.rstrip('/')}/v2/{path}"
-        headers = dict(with_key(given.headers))
-        try:
-            answer = http_call(method, url, headers, body, timeout_s=ANSWER_SECONDS_MAX, context=context)
-            if answer.status == HTTPStatus.OK:
-                return json.loads(answer.body)
-        except NO_ANSWER as error:
-            raise _no_answer(base, error) from None
-        raise invalid(_reason(answer))
+        with given.server.call(method, f"/v2/{path}", body, timeout_s=ANSWER_SECONDS_MAX) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise invalid(_reason(answer))
+            return json.load(answer)
 
     model = given.model
     if not model:
@@ -122,20 +108,12 @@ def fetch(given: ExplainOptions) -> dict[str, Any]:
     return document
 
 
-def _no_answer(base: str, reason: Exception) -> ServingError:
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        text, hint = f"its certificate is not trusted: {reason.verify_message}", "--ssl-ca names certificates to trust"
-    else:
-        text, hint = str(getattr(reason, "strerror", None) or reason), "-u names its address"
-    return unavailable(f"no charonia server answers at {base}: {text}", hint=hint)
-
-
-def _reason(answer: HttpAnswer) -> str:
+def _reason(answer: HTTPResponse) -> str:
     """Return the server's error message; other servers lack this route."""
     if answer.status == HTTPStatus.HTTP_VERSION_NOT_SUPPORTED:
         return "this port speaks gRPC (hint: -u names that of HTTP, 8000 by default)"
     try:
-        return str(json.loads(answer.body)["error"])
+        return str(json.load(answer)["error"])
     except (ValueError, KeyError, TypeError):
         return f"the server answers {answer.status} {answer.reason}: is it charonia?"
 

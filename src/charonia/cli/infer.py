@@ -18,8 +18,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, header, name_and_value, only_model, seconds, with_key
-from charonia.client import Client, ClientError, Failure, InferResult, TlsOptions, WireOptions
+from charonia.cli.server_access import THIS_MACHINE, ServerAccess, access_options
+from charonia.cli.values import name_and_value, only_model, seconds
+from charonia.client import Client, ClientError, Failure, InferResult
 from charonia.config.json_form import from_json
 from charonia.config.model import ModelConfig, ModelInput
 from charonia.core.dtypes import BY_NUMPY, DataType
@@ -29,7 +30,7 @@ from charonia.core.tensor import Array, Tensor
 from charonia.install_hint import package_hint
 from charonia.wire.endpoint import parse_url
 from charonia.wire.example_inputs import example_dims
-from charonia.wire.example_request import URL, ExampleRequest, example_request, grpc_url
+from charonia.wire.example_request import ExampleRequest, example_request, grpc_url
 from charonia.wire.json_text import dump
 from charonia.wire.plain_values import labels_of
 from charonia.wire.python_values import make_tensors
@@ -46,11 +47,9 @@ class InferOptions:
     model: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
-    url: str = URL
+    server: ServerAccess = THIS_MACHINE
     version: str = ""
-    headers: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 60.0
-    ssl_ca: str = ""
     stream: bool = False
     curl: bool = False
     python: bool = False
@@ -75,12 +74,9 @@ Send one request to a model and print the answer. Inputs that are not given are 
             ),
             Option("--output -o", "outputs", name_and_value, "NAME=FILE",
                    "Write an output to a file: .npy, or the bytes of text and images; repeatable", tuple),
-            Option("--url -u", "url", str, "URL",
-                   "HOST:PORT of the server's HTTP endpoint, or a URL; grpc:// for gRPC"),
+            *access_options("; grpc:// for gRPC"),
             Option("--model-version", "version", str, "VERSION", "That version", default="the latest"),
-            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
             Option("--timeout", "timeout_s", seconds, "SECONDS", "Longest time to wait for the answer"),
-            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for https", default="the system's"),
             flag("--stream", "stream", True, "Print each response when it arrives; the default for models that stream"),
             flag("--curl", "curl", True, "Print the request as a command for curl instead of sending it"),
             flag("--python", "python", True, "Print the request as a program in Python instead of sending it"),
@@ -116,16 +112,16 @@ def file_hint(message: str, inputs: Sequence[tuple[str, str]]) -> str:
 def _answer(given: InferOptions) -> int:
     if given.curl and given.python:
         raise invalid("--curl, --python: expected one of them")
-    options = WireOptions(headers=with_key(given.headers), tls=TlsOptions(ca_file=given.ssl_ca))
-    with Client(given.url, timeout_s=given.timeout_s, options=options) as client:
+    url = given.server.url
+    with given.server.client(given.timeout_s) as client:
         config = _config(client, given)
-        request = example_request(config, version=given.version, url=given.url)
+        request = example_request(config, version=given.version, url=url)
         request = replace(request, inputs={**request.inputs, **tensors_of(config, dict(given.inputs), _read, _picture)})
         if given.curl or given.python:
             print(_written(request, given))
             return 0
         if given.stream or config.is_decoupled:
-            with Client(_stream_url(given.url), timeout_s=given.timeout_s, options=options) as streaming:
+            with given.server.client(given.timeout_s, _stream_url(url)) as streaming:
                 _print_stream(streaming, request, given)
             return 0
         wanted = {

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import HEADER_HELP, by_version, header, one_of, with_key
+from charonia.cli.server_access import THIS_MACHINE, ServerAccess, access_options
+from charonia.cli.values import by_version, one_of
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.tools.report.quantities import in_columns
-from charonia.wire.transport import TlsOptions, WireOptions
 
 HISTORY_SHOWN = 20
 """Latest happenings that are printed; --json has all."""
@@ -32,9 +32,7 @@ class TrafficOptions:
 
     action: str = "status"
     model: str = ""
-    url: str = "localhost:8000"
-    headers: tuple[tuple[str, str], ...] = ()
-    ssl_ca: str = ""
+    server: ServerAccess = THIS_MACHINE
     json: bool = False
     weights: dict[str, float] | None = None
     sticky: str | None = None
@@ -72,9 +70,7 @@ ACTION is one of {", ".join(ACTIONS)}.
         "Options": (
             Option("ACTION", "action", one_of(ACTIONS), "ACTION", "What to do"),
             Option("MODEL", "model", str, "MODEL", "Name of the model"),
-            Option("--url -u", "url", str, "URL", "HOST:PORT of the server's HTTP endpoint, or grpc://HOST:PORT"),
-            Option("--header -H", "headers", header, "NAME:VALUE|@FILE", HEADER_HELP, tuple),
-            Option("--ssl-ca", "ssl_ca", str, "FILE", "Certificates to trust, for TLS", default="the system's"),
+            *access_options("; grpc:// for gRPC"),
             flag("--json", "json", True, "Print JSON"),
         ),
         "set": (
@@ -104,8 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(given: TrafficOptions) -> int:
-    options = WireOptions(headers=with_key(given.headers), tls=TlsOptions(ca_file=given.ssl_ca))
-    with Client(given.url, options=options) as client:
+    with given.server.client() as client:
         document = _ask(client, given)
     print(json.dumps(document, indent=2) if given.json else traffic_text(document))
     return 0
