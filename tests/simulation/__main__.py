@@ -9,8 +9,6 @@ import sys
 from tests.simulation import faults
 from tests.simulation.machine import MACHINE, SCHEDULERS, SECOND_NS, START_NS, adapt_server, install
 
-if "--fault" in sys.argv:
-    faults.put_back(sys.argv[sys.argv.index("--fault") + 1])
 IS_SIMULATED = "--faults" not in sys.argv and "--control-plane" not in sys.argv
 if IS_SIMULATED:
     install()
@@ -20,9 +18,11 @@ import gc
 import itertools
 import json
 import os
+import shlex
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -139,7 +139,23 @@ def every_step(scenario: Scenario, kind: str, stride: int, folder: Path) -> int:
     return 0
 
 
-def main() -> int:
+def each_line() -> int:
+    """Run the arguments of each line of standard input in a fork, and print its exit status in a line of its own."""
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                status = main(shlex.split(line))
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(status)
+        print(f"ended with status {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}", flush=True)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="seed of the first scenario")
     parser.add_argument("--hours", type=float, default=0.0, help="CPU time in hours")
@@ -163,7 +179,12 @@ def main() -> int:
     parser.add_argument("--fault", help="name of a fault to put back (faults.py)")
     parser.add_argument("--faults", nargs="*", help="print which faults are found; beginnings of names, or all")
     parser.add_argument("--control-plane", type=int, metavar="N", help="simulate a platform with N deployments instead")
-    given = parser.parse_args()
+    parser.add_argument("--each-line", action="store_true", help="run the arguments of each line of standard input")
+    given = parser.parse_args(arguments)
+    if given.each_line:
+        return each_line()
+    if given.fault:
+        faults.put_back(given.fault)
     if given.control_plane:
         from tests.simulation import control_plane
 

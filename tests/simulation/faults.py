@@ -5,13 +5,14 @@
 
 # ruff: noqa: E501 # texts of the server
 
+import gc
 import re
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
@@ -203,23 +204,29 @@ LEFTOVERS = (
 
 
 def put_back(name: str) -> None:
-    """Load the module of a fault with it, when it is imported."""
+    """Give the functions of a fault's module their code with the fault; those that are imported elsewhere, too."""
     fault = next(each for each in (*FAULTS, *(left for left, *_ in LEFTOVERS)) if each.name == name)
-    path = SOURCES / fault.path
-    module = "charonia." + fault.path.removesuffix(".py").replace("/", ".")
+    module = import_module("charonia." + fault.path.removesuffix(".py").replace("/", "."))
+    file = str(module.__file__)
+    if not file.endswith(".py"):
+        raise ValueError(f"'{name}': {module.__name__} is compiled, and CHARONIA_PURE=1 is not set")
+    compiled = _codes(compile(fault.text(), file, "exec"))
+    codes = {_key(code): code for code in compiled if code.co_name != "<lambda>"}
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__code__.co_filename == file and _key(each.__code__) in codes:
+            each.__code__ = codes[_key(each.__code__)]
 
-    class Faulty(SourceFileLoader):
-        def get_code(self, fullname: str) -> CodeType:
-            return compile(fault.text(), path, "exec")
 
-    class Finder:
-        @staticmethod
-        def find_spec(fullname: str, *_: object) -> ModuleSpec | None:
-            return (
-                spec_from_file_location(module, path, loader=Faulty(module, str(path))) if fullname == module else None
-            )
+def _key(code: CodeType) -> tuple[str, int]:
+    """Return what a function is found by: a property's getter and setter have the same name."""
+    return code.co_qualname, code.co_argcount
 
-    sys.meta_path.insert(0, Finder)
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
 
 
 def try_fault(fault: Fault, seconds: float, seed: int) -> tuple[bool, float, str]:
