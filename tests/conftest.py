@@ -8,16 +8,20 @@ what its signal raises becomes an exception in a callback.
 """
 
 import asyncio
+import faulthandler
 import gc
 import inspect
 import logging
+import marshal
 import signal
 import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 import uvloop
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 from tests.support import closing, fork_server, warm_start
 
@@ -34,6 +38,9 @@ if (
 # How long an example takes, or takes to generate, says more about what else the machine does than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+HANGS_S = 600.0
+"""A test that the signal of its time limit does not reach has this time."""
 
 LOOPS: tuple[Any, ...] = (asyncio.BaseEventLoop, uvloop.Loop)
 
@@ -79,7 +86,22 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Reports of workers are sent as one string: execnet writes and reads each value of them in Python."""
+    data = yield
+    return {"report": marshal.dumps(data)} if data is not None and hasattr(config, "workerinput") else data
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_from_serializable(data: dict[str, Any]) -> Generator[None, Any, Any]:
+    if "report" in data:
+        data.update(marshal.loads(data.pop("report")))
+    return (yield)
+
+
 def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
     warm_start.end()
 
 
@@ -108,8 +130,29 @@ def _begins(item: pytest.Item) -> int:
     return len(SLOWEST_FILES) + (item.path.parent.name != "process")
 
 
+_watches: list[float] = []
+"""Since when a process ends that hangs in native code."""
+
+
+def watch(config: pytest.Config) -> None:
+    """End this process if it hangs in native code for `HANGS_S`, or up to a minute longer.
+
+    pytest does so for each test in another thread, which takes as long as a small test.
+    """
+    now = time.monotonic()
+    if not _watches or now > _watches[-1] + 60:
+        _watches[:] = [now]
+        must_end = config.getini("faulthandler_exit_on_timeout")
+        faulthandler.dump_traceback_later(HANGS_S + 60, exit=must_end, file=config.stash[fault_handler_stderr_fd_key])
+
+
+def pytest_exception_interact() -> None:
+    _watches.clear()  # pytest has cancelled it
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    watch(item.config)
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("cold_start") is not None:
             patch.setenv(warm_start.COLD, "yes")
