@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -32,10 +31,15 @@ pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    repository = tmp_path_factory.mktemp("ocr")
-    build_ocr(repository)
-    with ServeProcess(repository) as running:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ocr")
+    build_ocr(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServeProcess]:
+    with ServeProcess(repository, "--model-control-mode=explicit", "--load-model=*") as running:
         yield running
 
 
@@ -238,29 +242,38 @@ def test_pictures_read_at_the_same_time_as_a_broken_one_are_read(
 
 
 def test_a_bls_model_whose_step_is_not_in_the_repository_names_it(
-    read_once: Callable[[str, str], tuple[list[str], Any, Any]], tmp_path: Path
+    server: ServeProcess, repository: Path, read_once: Callable[[str, str], tuple[list[str], Any, Any]], tmp_path: Path
 ) -> None:
-    build_ocr(tmp_path)
-    shutil.rmtree(tmp_path / ANGLE_CLASSIFICATION)
     line = PICTURES["a single line"]()
 
-    with ServeProcess(tmp_path) as server:
-        with pytest.raises(InferenceServerException, match=f"step '{ANGLE_CLASSIFICATION}'"):
-            read(server.http, BLS, line)
-        assert read(server.http, ENSEMBLE, line)[0] == read_once(ENSEMBLE, "a single line")[0]
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        client.unload_model(ANGLE_CLASSIFICATION)
+        (repository / ANGLE_CLASSIFICATION).rename(tmp_path / ANGLE_CLASSIFICATION)
+        try:
+            with pytest.raises(InferenceServerException, match=f"step '{ANGLE_CLASSIFICATION}'"):
+                read(server.http, BLS, line)
+            assert read(server.http, ENSEMBLE, line)[0] == read_once(ENSEMBLE, "a single line")[0]
+        finally:
+            (tmp_path / ANGLE_CLASSIFICATION).rename(repository / ANGLE_CLASSIFICATION)
+            client.load_model(ANGLE_CLASSIFICATION)
 
 
 def test_a_page_with_more_lines_than_the_recogniser_takes_is_read_by_the_bls_model_alone(
-    read_once: Callable[[str, str], tuple[list[str], Any, Any]], tmp_path: Path
+    server: ServeProcess, repository: Path, read_once: Callable[[str, str], tuple[list[str], Any, Any]]
 ) -> None:
-    build_ocr(tmp_path)
-    config = tmp_path / TEXT_RECOGNITION / "config.pbtxt"
+    config = repository / TEXT_RECOGNITION / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
     assert "max_batch_size: 128" in text
-    config.write_text(text.replace("max_batch_size: 128", "max_batch_size: 8"), encoding="utf-8")
     page = PICTURES["thirteen lines"]()
+    expected = read_once(BLS, "thirteen lines")[0]
 
-    with ServeProcess(tmp_path) as server:
-        with pytest.raises(InferenceServerException, match=f"<= 8 for '{TEXT_RECOGNITION}'"):
-            read(server.http, ENSEMBLE, page)
-        assert read(server.http, BLS, page)[0] == read_once(BLS, "thirteen lines")[0]
+    with httpclient.InferenceServerClient(server.http, network_timeout=60) as client:
+        config.write_text(text.replace("max_batch_size: 128", "max_batch_size: 8"), encoding="utf-8")
+        try:
+            client.load_model(TEXT_RECOGNITION)
+            with pytest.raises(InferenceServerException, match=f"<= 8 for '{TEXT_RECOGNITION}'"):
+                read(server.http, ENSEMBLE, page)
+            assert read(server.http, BLS, page)[0] == expected
+        finally:
+            config.write_text(text, encoding="utf-8")
+            client.load_model(TEXT_RECOGNITION)
