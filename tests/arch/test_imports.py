@@ -205,7 +205,7 @@ INTERNAL = {
     "platform.models": {"archives", "core", "config", "http_call", "python_command", "stores", "platform.artifacts"},
     "platform.environments": {"compiled", "core", "config"},
     "platform.targets": {"core", "config", "export", "http_call", "install_hint", "platform.artifacts"}
-    | {"platform.deployments.spec", "python_command"},
+    | {"platform.deployments.spec", "python_command", "wire.traffic"},
     "platform.deployments": {
         "core",
         "config",

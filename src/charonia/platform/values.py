@@ -89,34 +89,24 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(check_json)]
 _EXPECTED = {
     "missing": "a value",
     "invalid_key": "a text",
-    "string_type": "a text",
     "string_too_short": "at least {min_length} characters",
     "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "a text that matches {pattern}",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a whole number of fewer digits",
-    "float_type": "a number",
-    "float_parsing": "a number",
     "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
     "less_than": "a number below {lt}",
     "less_than_equal": "a number of at most {le}",
     "literal_error": "{expected}",
     "enum": "{expected}",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
 """What a value must be, by type of the error of pydantic."""
+
+_TYPES = {"string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+_TYPES |= {"list": "a list", "tuple": "a list", "dict": "an object", "model": "an object"}
+"""Those for other types, by their first word: `int_type`, `int_parsing`, `int_from_float`."""
 
 _KEY = "[key]"
 """The end of the location of a name, in errors of pydantic."""
@@ -139,9 +129,10 @@ def _path(location: Sequence[str | int]) -> str:
 
 def _said(error: Mapping[str, Any]) -> str:
     kind, value, about = error["type"], error["input"], error.get("ctx", {})
-    what = "a text without NUL" if about.get("pattern") == TEXT_PATTERN else _EXPECTED.get(kind, "").format(**about)
-    if not what:
+    form = _EXPECTED.get(kind) or _TYPES.get(kind.partition("_")[0])
+    if form is None:
         return str(error["msg"])
+    what = "a text without NUL" if about.get("pattern") == TEXT_PATTERN else form.format(**about)
     return f"expected {what}, got {'nothing' if kind == 'missing' else about.get('actual_length') or shown(value)}"
 
 

@@ -150,8 +150,10 @@ class TrafficChange:
 STICKY_FORMS = f"'{BY_HEADER}NAME', '{BY_KEY}', '{BY_CORRELATION}' or ''"
 
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
-_SETTINGS = ("weights", "sticky", "shadow")
-_CHANGE = (*_SETTINGS, "canary", "action")
+SETTINGS = ("weights", "sticky", "shadow")
+"""Members of traffic settings."""
+
+_CHANGE = (*SETTINGS, "canary", "action")
 _VERSION_MAX = 2**63 - 1
 
 
@@ -179,7 +181,7 @@ def read_change(document: Object) -> TrafficChange:
 
 def read_settings(document: Object) -> TrafficSettings:
     """Return settings. Raises as `read_change`."""
-    _check_names("", document, _SETTINGS)
+    _check_names("", document, SETTINGS)
     return TrafficSettings(
         _weights(document.get("weights")), _sticky(document.get("sticky")), _shadows(document.get("shadow"))
     )

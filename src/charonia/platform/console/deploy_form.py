@@ -7,10 +7,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from charonia.core.errors import invalid
+from charonia.platform.deployments.spec import LATEST
 from charonia.wire.traffic import REPLACE
 
 _WEIGHT = re.compile(r"\s*(\d+)\s*[=:]\s*([0-9.]+)\s*%?\s*")
 
+
+NUMBERS = {
+    "cpu_cores": "device.cpu_cores",
+    "memory_mib": "device.memory_mib",
+    "gpu_memory_mib": "device.gpu_memory_mib",
+    "replicas_min": "replicas.min",
+    "replicas_max": "replicas.max",
+    "ready_within_s": "ready_within_s",
+    "idle_unload_s": "idle_unload_s",
+}
+"""Fields with numbers, and where the specification has them."""
+
+MODEL_NUMBERS = {
+    "instances_min": "instances.min",
+    "instances_max": "instances.max",
+    "max_batch_size": "batching.max_batch_size",
+    "max_queue_delay_us": "batching.max_queue_delay_microseconds",
+}
+"""Those of a model."""
+
+_FIELDS = {place: field for field, place in (NUMBERS | MODEL_NUMBERS).items()} | {
+    "instances": "instances_min",
+    "traffic": "weights",
+    "traffic.weights": "weights",
+}
 
 FormFields = Mapping[str, Sequence[str]]
 """A sent form: the values of each field, usually one."""
@@ -25,7 +51,6 @@ def document(sent: FormFields) -> dict[str, Any]:
     """Return the specification of a form, as plain values."""
     problems: list[str] = []
     models = [_model(sent, index, name, problems) for index, name in enumerate(sent.get("model", ()))]
-    device = _without_empty({key: number(sent, key) for key in ("cpu_cores", "memory_mib", "gpu_memory_mib")})
     gpus = " ".join(sent.get("gpus", ())).replace(",", " ").split()
     variables, secrets = (_assigned(text_of(sent, key), key, problems) for key in ("variables", "secrets"))
     if problems:
@@ -35,39 +60,49 @@ def document(sent: FormFields) -> dict[str, Any]:
         "target": text_of(sent, "target") or "local",
         "environment": text_of(sent, "environment"),
         "models": models,
-        "device": device | ({"gpus": [int(each) if each.isdecimal() else each for each in gpus]} if gpus else {}),
-        "replicas": _without_empty({"min": number(sent, "replicas_min"), "max": number(sent, "replicas_max")}) or 1,
+        "replicas": 1,
         "keys": bool(text_of(sent, "keys")),
-        "ready_within_s": number(sent, "ready_within_s"),
-        "idle_unload_s": number(sent, "idle_unload_s"),
         "strategy": text_of(sent, "strategy") or None,
         "variables": variables,
         "secrets": secrets,
+        **_numbers(sent, "", NUMBERS),
     }
+    if gpus:
+        found.setdefault("device", {})["gpus"] = [int(each) if each.isdecimal() else each for each in gpus]
     return {key: value for key, value in found.items() if value not in (None, {})}
+
+
+def _numbers(sent: FormFields, prefix: str, places: Mapping[str, str]) -> dict[str, Any]:
+    """Return the members of a specification that the fields with numbers have."""
+    found: dict[str, Any] = {}
+    for field, place in places.items():
+        part, _, member = place.rpartition(".")
+        if (value := number(sent, prefix + field)) is not None:
+            (found.setdefault(part, {}) if part else found)[member] = value
+    return found
+
+
+def _number_fields(spec: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields with numbers of a specification; the opposite of `_numbers`."""
+    parts = {field: place.rpartition(".") for field, place in places.items()}
+    return {field: (spec.get(part, {}) if part else spec).get(member, "") for field, (part, _, member) in parts.items()}
 
 
 def form_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the form's fields for a specification."""
-    device, replicas = spec.get("device", {}), spec.get("replicas", {})
-    bounds = replicas if isinstance(replicas, Mapping) else {"min": replicas, "max": replicas}
+    bounds = {"min": 1, "max": 1, **spec.get("replicas", {})}
     return {
         "name": spec.get("name", ""),
         "target": spec.get("target", "local"),
         "environment": spec.get("environment", ""),
         "models": [_fields(model) for model in spec.get("models", ())],
-        "cpu_cores": device.get("cpu_cores", ""),
-        "gpus": ", ".join(map(str, device.get("gpus", ()))),
-        "memory_mib": device.get("memory_mib", ""),
-        "gpu_memory_mib": device.get("gpu_memory_mib", ""),
-        "replicas_min": bounds.get("min", 1),
-        "replicas_max": bounds.get("max", 1),
+        "gpus": ", ".join(map(str, spec.get("device", {}).get("gpus", ()))),
         "strategy": spec.get("strategy", REPLACE),
         "variables": _lines(spec.get("variables", {})),
         "secrets": _lines(spec.get("secrets", {})),
-        "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
-        "idle_unload_s": spec.get("idle_unload_s", ""),
         "keys": bool(spec.get("keys")),
+        **_number_fields({**spec, "replicas": bounds}, NUMBERS),
+        "ready_within_s": f"{spec.get('ready_within_s', 600):g}",
     }
 
 
@@ -114,18 +149,7 @@ def field_of(path: str) -> str:
     """Return the form's field for a member of a specification: "0.instances_min"."""
     model = re.match(r"models\[(\d+)\]\.?", path)
     rest = path[model.end() :] if model else path.removeprefix("device.")
-    names = {
-        "instances.min": "instances_min",
-        "instances": "instances_min",
-        "instances.max": "instances_max",
-        "batching.max_batch_size": "max_batch_size",
-        "batching.max_queue_delay_microseconds": "max_queue_delay_us",
-        "traffic": "weights",
-        "traffic.weights": "weights",
-        "replicas.min": "replicas_min",
-        "replicas.max": "replicas_max",
-    }
-    return (f"{model[1]}." if model else "") + names.get(rest, rest)
+    return (f"{model[1]}." if model else "") + _FIELDS.get(rest, rest)
 
 
 def by_field(message: str) -> dict[str, str]:
@@ -154,14 +178,7 @@ def numeric(text: str) -> Any:
 
 
 def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict[str, Any]:
-    def of(field: str) -> Any:
-        return number(sent, f"{index}.{field}")
-
     versions = [int(text) for text in sent.get(f"{index}.version", ()) if text.isdecimal()]
-    instances = _without_empty({"min": of("instances_min"), "max": of("instances_max")})
-    batching = _without_empty(
-        {"max_batch_size": of("max_batch_size"), "max_queue_delay_microseconds": of("max_queue_delay_us")}
-    )
     config = _json(sent, f"{index}.config", problems)
     traffic = _json(sent, f"{index}.traffic", problems)
     weights = _weights(text_of(sent, f"{index}.weights"), f"{index}.weights", problems)
@@ -170,33 +187,29 @@ def _model(sent: FormFields, index: int, name: str, problems: list[str]) -> dict
     traffic = {key: value for key, value in traffic.items() if key != "weights"} | (
         {"weights": weights} if weights else {}
     )
-    found = {
-        "instances": {"min": 1, **instances} if instances else {},
-        "batching": batching,
-        "config": config,
-        "traffic": traffic,
-    }
-    return {"name": name, "versions": versions or "latest", **{key: value for key, value in found.items() if value}}
+    found = {**_numbers(sent, f"{index}.", MODEL_NUMBERS), "config": config, "traffic": traffic}
+    return {"name": name, "versions": versions or LATEST, **{key: value for key, value in found.items() if value}}
 
 
 def _fields(model: Mapping[str, Any]) -> dict[str, Any]:
-    versions = model.get("versions", "latest")
-    traffic, instances, batching = (model.get(key, {}) for key in ("traffic", "instances", "batching"))
-    bounds = instances if isinstance(instances, Mapping) else {"min": instances}
+    traffic, numbers = model.get("traffic", {}), _number_fields(model, MODEL_NUMBERS)
     rest = {key: value for key, value in traffic.items() if key != "weights"}
     weights = traffic.get("weights") or {}
     return {
         "name": model["name"],
-        "chosen": list(versions) if isinstance(versions, list | tuple) else [],
-        "instances_min": bounds.get("min", ""),
-        "instances_max": bounds.get("max", ""),
-        "max_batch_size": batching.get("max_batch_size", ""),
-        "max_queue_delay_us": batching.get("max_queue_delay_microseconds", ""),
+        "chosen": numbers_of(model),
+        **numbers,
         "weights": ", ".join(f"{version}={weight:g}" for version, weight in weights.items()),
         "traffic": json.dumps(rest) if rest else "",
         "config": json.dumps(model["config"], indent=2) if model.get("config") else "",
-        "has_more": bool(traffic or instances or batching or model.get("config")),
+        "has_more": bool(traffic or set(numbers.values()) - {""} or model.get("config")),
     }
+
+
+def numbers_of(model: Mapping[str, Any]) -> list[int]:
+    """Return the versions of a model of a specification, none for the latest."""
+    versions = model.get("versions", LATEST)
+    return [] if versions == LATEST else list(versions)
 
 
 def _assigned(text: str, field: str, problems: list[str]) -> dict[str, str]:
@@ -238,7 +251,3 @@ def _json(sent: FormFields, field: str, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{field}: expected a JSON object, got '{text[:60]}'")
         return {}
     return value
-
-
-def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}

@@ -14,10 +14,11 @@ from charonia.platform.console.deploy_form import (
     document,
     form_of,
     merged,
+    numbers_of,
     sent_of,
     text_of,
 )
-from charonia.platform.console.deployment_pages import as_file, numbers_of, pipelines_of
+from charonia.platform.console.deployment_pages import as_file, pipelines_of
 from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
 from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
+from charonia.platform.console.deploy_form import numbers_of
 from charonia.platform.console.model_pages import difference
 from charonia.platform.console.pages import ROWS_MAX, OnPage, Visit
 from charonia.platform.database.connection import now
@@ -147,12 +148,6 @@ def pipelines_of(visit: Visit, spec: Mapping[str, Any]) -> list[Any]:
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
         return diagrams(registry.pipeline(session, project.id, roots))
-
-
-def numbers_of(model: Mapping[str, Any]) -> list[int]:
-    """Return the versions of a model of a specification, none for the latest."""
-    versions = model.get("versions")
-    return list(versions) if isinstance(versions, list | tuple) else []
 
 
 @router.get("/{name}")

@@ -13,6 +13,7 @@ from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.reads import DeploymentView
+from charonia.platform.deployments.servers import UNDER_WAY
 from charonia.platform.values import Text
 
 router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic", include_in_schema=False)
@@ -20,7 +21,6 @@ router = APIRouter(prefix="/p/{project}/deployments/{name}/traffic", include_in_
 STICKY = {"": "no: each request goes to any", "key": "by API key", "correlation_id": "by correlation id"}
 """Options to keep a client on its version."""
 
-_OPEN = ("running", "paused")
 _PLAN = {
     "steps": "1, 10, 50, 100",
     "step_seconds": 300,
@@ -146,7 +146,7 @@ def traffic_view(answer: Mapping[str, Any], view: DeploymentView) -> dict[str, A
         "stickies": [*(STICKY | ({} if sticky in STICKY else {sticky: sticky})).items()],
         "has_shadow": bool(answer["shadow"]),
         "canary": _canary(canary) if canary else None,
-        "canary_open": canary is not None and canary["state"] in _OPEN,
+        "canary_open": canary is not None and canary["state"] in UNDER_WAY,
         "candidates": candidates,
         "shares": {each["version"]: each["percent"] for each in versions},
         "history": [

@@ -22,7 +22,7 @@ from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 from charonia.platform.targets.server_calls import ask, model_path
-from charonia.wire.traffic import read_change
+from charonia.wire.traffic import SETTINGS, read_change
 
 LOG_LINES_MAX = 5000
 """Most lines of a log that are read, and searched."""
@@ -34,8 +34,6 @@ _ENTRY = re.compile(r"(?:([EWIV])\d{4} |==> ).*")
 
 UNDER_WAY = ("running", "paused")
 """States of a canary plan that has not ended."""
-
-_SETTINGS = ("weights", "sticky", "shadow")
 
 
 class DeploymentServers:
@@ -109,7 +107,7 @@ class DeploymentServers:
             raise not_found(f"deployment '{name}' has no model '{model}'")
         if "weights" in change:
             self._demand_no_plan(who, project, name, model)
-        if not change.keys() <= set(_SETTINGS):
+        if not change.keys() <= set(SETTINGS):
             answers = self._ask(who, project, name, ProjectRole.DEPLOYER, model_path(model, "traffic"), change)
             with self._database.transaction() as session:
                 row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)

@@ -57,7 +57,7 @@ from charonia.platform.values import (
     refused,
     shown,
 )
-from charonia.wire.traffic import CANARY, REPLACE, STRATEGIES, read_plan, read_settings
+from charonia.wire.traffic import CANARY, REPLACE, SETTINGS, STRATEGIES, read_plan, read_settings
 
 MODELS_MAX = 100
 """Most models of a deployment."""
@@ -89,8 +89,6 @@ _OWN_VARIABLE = re.compile(
     r"(LD_|PYTHON|CHARONIA_|UV_|PIP_|XDG_)|(HOME|PATH|TMPDIR|CUDA_VISIBLE_DEVICES|ENV|BASH_ENV)\Z"
 )
 """Variables that the platform sets itself, or that decide which programs a server runs."""
-
-_TRAFFIC = ("weights", "sticky", "shadow")
 
 
 class SpecPart(RequestBody):
@@ -212,8 +210,8 @@ class DeployedModel(SpecPart):
     @classmethod
     def _as_the_server_reads_it(cls, traffic: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Return it with texts as names of versions, as JSON has them."""
-        known = f"expected one of {', '.join(_TRAFFIC)}, got this name"
-        found: list[tuple[tuple[str, ...], str]] = [((name,), known) for name in traffic if name not in _TRAFFIC]
+        known = f"expected one of {', '.join(SETTINGS)}, got this name"
+        found: list[tuple[tuple[str, ...], str]] = [((name,), known) for name in traffic if name not in SETTINGS]
         versions = info.data.get("versions", ())
         for part in ("weights", "shadow"):
             if isinstance(by_version := traffic.get(part), Mapping):

@@ -31,6 +31,7 @@ from charonia.platform.environments.requirements import read_requirements
 from charonia.platform.models.code import may_make_code
 from charonia.platform.people.secrets import ProjectSecrets
 from charonia.platform.targets.api import PlacedModel, Workload
+from charonia.platform.targets.server_calls import TRAFFIC
 from charonia.platform.values import OLDER_PYTHONS
 
 CONFIG = "config.pbtxt"
@@ -254,7 +255,6 @@ def _versions(
     }
 
 
-TRAFFIC = "traffic"
 WORKERS = "EXECUTION_ENV_PATH"
 INSTANCES_MIN = "INSTANCES_MIN"
 INSTANCES_MAX = "INSTANCES_MAX"

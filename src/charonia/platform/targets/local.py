@@ -49,7 +49,7 @@ from charonia.platform.targets.rollout import (
     judged,
     next_acts,
 )
-from charonia.platform.targets.server_calls import without_traffic
+from charonia.platform.targets.server_calls import content_of
 
 _DEVICE = re.compile(r"nvidia[0-9]+")
 
@@ -472,14 +472,10 @@ def _quoted(text: str) -> str:
 def _made(workload: Workload) -> str:
     """Return a digest of a workload without its traffic: servers with equal digests are interchangeable."""
     spec = workload.spec
-    models: list[Sequence[object]] = [
-        [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
-        for model in sorted(workload.models, key=lambda model: model.name)
-    ]
     rest = [key_file(spec), str(workload.python), spec.device.cpu_cores, list(spec.device.gpus), spec.device.memory_mib]
     rest += [sorted(workload.variables.items())] if workload.variables else []
     rest += [spec.idle_unload_s] if spec.idle_unload_s else []
-    return hashlib.sha256(json.dumps([models, rest]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([content_of(workload), rest]).encode()).hexdigest()
 
 
 class FreePorts:

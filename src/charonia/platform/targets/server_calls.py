@@ -10,6 +10,8 @@ from urllib.parse import quote
 from charonia.config import pbtxt
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
 from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
+from charonia.platform.targets.api import Workload
+from charonia.wire.traffic import SETTINGS
 
 ANSWER_S_MAX = 10.0
 ANSWER_BYTES_MAX = 16 * 2**20
@@ -68,8 +70,6 @@ def _refusal(answer: HttpAnswer) -> ServingError:
 TRAFFIC = "traffic"
 """The model parameter."""
 
-SETTINGS = ("weights", "sticky", "shadow")
-
 
 def traffic_of(config: str) -> Mapping[str, Any]:
     """Return the traffic split of a configuration, {} if it has none."""
@@ -96,3 +96,11 @@ def forget_changes(address: str, key: str, model: str) -> None:
 def change_traffic(address: str, key: str, model: str, traffic: Mapping[str, Any]) -> None:
     """Set the traffic split of a model; omitted settings are reset."""
     ask(address, model_path(model, "traffic"), key=key, body={name: traffic.get(name) for name in SETTINGS})
+
+
+def content_of(workload: Workload) -> list[list[Any]]:
+    """Return what the models of a workload have, without their traffic: equal for interchangeable servers."""
+    return [
+        [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
+        for model in sorted(workload.models, key=lambda model: model.name)
+    ]

@@ -14,7 +14,7 @@ from charonia.platform.artifacts.blobs import disk_faults
 from charonia.platform.artifacts.manifest import Blob, served_path
 from charonia.platform.artifacts.store import ArtifactStore, remote_key
 from charonia.platform.targets.api import Workload, make_model_folder
-from charonia.platform.targets.server_calls import without_traffic
+from charonia.platform.targets.server_calls import content_of
 
 FOLDER = "repositories"
 
@@ -145,11 +145,7 @@ def open_repositories(store: ArtifactStore, claim: str) -> ModelRepositories:
 
 def repository_folder(workload: Workload) -> str:
     """Return the folder of a workload's repository in the store: equal ones have equal content, except for traffic."""
-    content = [
-        [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
-        for model in sorted(workload.models, key=lambda model: model.name)
-    ]
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:_DIGEST_CHARS]
+    digest = hashlib.sha256(json.dumps(content_of(workload)).encode()).hexdigest()[:_DIGEST_CHARS]
     return f"{FOLDER}/{workload.deployment}/{digest}"
 
 
