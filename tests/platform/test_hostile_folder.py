@@ -5,7 +5,6 @@ import io
 import os
 import re
 import signal
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,9 @@ from tests.support.hostile_folder import hostile_files_that_ran, write_hostile_f
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt
 from tests.support.platform_process import PlatformProcess
 from tests.support.ports import free_ports
+from tests.support.process import waited_for
 
 PROJECT = "/api/v1/projects/default"
-WAIT_S = 150.0
 NOWHERE = "127.0.0.1:9"
 
 pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(580)]
@@ -35,11 +34,7 @@ def archive(number: int) -> bytes:
 
 def until(look: Callable[[], dict[str, Any]], name: str, *values: object) -> dict[str, Any]:
     """Wait until a member of what a call answers has one of these values."""
-    deadline = time.monotonic() + WAIT_S
-    while (found := look()).get(name) not in values:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-    return found
+    return waited_for(look, lambda found: found.get(name) in values)
 
 
 class Owner:
@@ -76,10 +71,7 @@ class Owner:
 
     def run(self, task: int) -> dict[str, Any]:
         """Return a task that has ended, with its log."""
-        deadline = time.monotonic() + WAIT_S
-        while not (found := self.get(f"/api/v1/tasks/{task}"))["ended"]:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+        found = waited_for(lambda: self.get(f"/api/v1/tasks/{task}"), lambda found: bool(found["ended"]))
         return {**found, "log": self._client.get(f"/api/v1/tasks/{task}/log").text}
 
     def try_version(self) -> None:
@@ -88,17 +80,11 @@ class Owner:
         (token,) = re.findall(r'name="csrf-token" content="([^"]+)"', self._page.get(f"{path}/try").text)
         sent = self._page.post(f"{path}/try/start", data={"environment": ""}, headers={"X-CSRF-Token": token})
         assert sent.status_code < 400, sent.text
-        deadline = time.monotonic() + WAIT_S
-        while (answer := self._page.get(f"{path}/server/openapi.json")).status_code != 200:
-            assert time.monotonic() < deadline, answer.text
-            time.sleep(0.1)
+        waited_for(lambda: self._page.get(f"{path}/server/openapi.json"), lambda answer: answer.status_code == 200)
 
     def end(self) -> None:
         self._client.delete(f"{PROJECT}/deployments/echo")
-        deadline = time.monotonic() + WAIT_S
-        while self._client.get(f"{PROJECT}/deployments/echo").status_code == 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        waited_for(lambda: self._client.get(f"{PROJECT}/deployments/echo"), lambda answer: answer.status_code != 200)
 
     def close(self) -> None:
         self._client.close()

@@ -1,6 +1,5 @@
 """The story of a platform over its API and pages, on PostgreSQL."""
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from fastapi.testclient import TestClient
 from tests.platform.models.conftest import add_files
 from tests.support.fake_target import FakeTarget
 from tests.support.models import identity
+from tests.support.process import waited_for
 
 from charonia.platform.app import make_app
 from charonia.platform.deployments.service import Deployments
@@ -36,14 +36,11 @@ def started(data: Path, url: str, target: FakeTarget) -> Iterator[TestClient]:
 
 
 def until(client: TestClient, target: FakeTarget, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while True:
+    def look() -> dict[str, Any]:
         target.pass_s(1.0)
-        view: dict[str, Any] = client.get(f"{AT}/reader").json()
-        if is_so(view):
-            return view
-        assert time.monotonic() < deadline, view
-        time.sleep(0.05)
+        return dict(client.get(f"{AT}/reader").json())
+
+    return waited_for(look, is_so)
 
 
 def spec(version: int, **more: object) -> dict[str, Any]:
@@ -85,9 +82,5 @@ def test_from_a_model_to_a_deployment_that_is_rolled_back(tmp_path: Path, postgr
         for page in ("models", "models/echo", "deployments", "deployments/reader", "jobs", "audit", "people"):
             assert admin.get(f"/p/default/{page}").status_code == 200, page
         assert admin.delete(f"{AT}/reader").status_code == 202
-        deadline = time.monotonic() + 60
-        while admin.get(f"{AT}/reader").status_code != 404:
-            target.pass_s(1.0)
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(admin, target, lambda answer: "error" in answer)
         assert admin.delete("/api/v1/projects/default/models/echo").status_code == 204

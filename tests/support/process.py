@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.request import Request, urlopen
 
 import psutil
@@ -23,6 +23,8 @@ SHAPES = [pytest.param((), id="one-process"), pytest.param(("--front-ends=2",), 
 """Arguments by which the same server runs in one process, and with front ends in processes of their own."""
 
 Shape = tuple[str, ...]
+
+_T = TypeVar("_T")
 
 _STARTED = re.compile(r"Started (GRPCInferenceService|HTTPService|Metrics Service) at 127\.0\.0\.1:(\d+)")
 _START_SECONDS_MAX = 120.0
@@ -64,6 +66,15 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def waited_for(look: Callable[[], _T], is_so: Callable[[_T], bool], seconds: float = 150.0) -> _T:
+    """Ask again and again, until an answer is as it has to be, and return that answer."""
+    deadline = time.monotonic() + seconds
+    while not is_so(found := look()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
 
 
 class ServeProcess:

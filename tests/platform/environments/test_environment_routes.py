@@ -1,10 +1,10 @@
 """The API of environments and of the tasks that build them."""
 
-import time
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.platform.conftest import when_ended
 
 from charonia.platform.environments import builder
 
@@ -14,16 +14,6 @@ ENVIRONMENTS = "/api/v1/projects/default/environments"
 @pytest.fixture(autouse=True)
 def _without_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "_uv", lambda: "false")
-
-
-def when_ended(client: TestClient, number: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
-    while True:
-        task: dict[str, Any] = client.get(f"/api/v1/tasks/{number}").json()
-        if task["ended"]:
-            return task
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_environment_is_created_and_its_build_followed(admin: TestClient) -> None:

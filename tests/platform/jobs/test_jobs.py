@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from tests.platform.conftest import when_ended
 from tests.support.models import mlp
 from tests.support.platform_models import add_version, short_levels
+from tests.support.process import waited_for
 
 from charonia.platform.state import Platform
 
@@ -28,16 +29,10 @@ def deployment(admin: TestClient, model: str) -> Iterator[str]:
     spec = {"name": "reader", "models": [{"name": model}], "keys": True}
     made = admin.post(f"{PROJECT}/deployments", json=spec)
     assert made.status_code in (200, 201, 202), made.text
-    deadline = time.monotonic() + 120
-    while (shown := admin.get(f"{PROJECT}/deployments/reader").json())["state"] != "ready":
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.1)
+    waited_for(lambda: admin.get(f"{PROJECT}/deployments/reader").json(), lambda shown: shown["state"] == "ready")
     yield "reader"
     admin.delete(f"{PROJECT}/deployments/reader")
-    deadline = time.monotonic() + 120
-    while admin.get(f"{PROJECT}/deployments/reader").status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    waited_for(lambda: admin.get(f"{PROJECT}/deployments/reader").status_code, lambda status: status != 200)
 
 
 def test_a_model_of_a_deployment_is_measured(
@@ -123,10 +118,7 @@ def test_a_search_finds_a_configuration_that_is_offered(admin: TestClient, model
 def test_a_search_is_cancelled(admin: TestClient, model: str) -> None:
     answer = admin.post(f"{PROJECT}/jobs/tune", json={"model": model, "version": 1, "minutes": 5})
     number = answer.json()["id"]
-    deadline = time.monotonic() + 60
-    while admin.get(f"/api/v1/tasks/{number}").json()["progress"] < 0.05:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    waited_for(lambda: admin.get(f"/api/v1/tasks/{number}").json()["progress"], lambda progress: progress >= 0.05)
 
     admin.post(f"/api/v1/tasks/{number}/cancel")
 

@@ -13,8 +13,7 @@ from httpx2 import Client
 from tests.platform.models.conftest import MODELS, UPLOADS
 from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt
 from tests.support.platform_process import PlatformProcess
-
-WAIT_S = 60.0
+from tests.support.process import waited_for
 
 SLOW_ONCE = PYTHON_IDENTITY.replace(
     "    def execute",
@@ -55,13 +54,8 @@ def add(client: Client, name: str, batch: str) -> None:
 
 
 def settled(client: Client, name: str) -> dict[str, Any]:
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        version: dict[str, Any] = client.get(f"{MODELS}/{name}/versions/1").json()
-        if version["state"] in ("ready", "refused"):
-            return version
-        assert time.monotonic() < deadline, version
-        time.sleep(0.1)
+    path = f"{MODELS}/{name}/versions/1"
+    return dict(waited_for(lambda: client.get(path).json(), lambda found: found["state"] in ("ready", "refused")))
 
 
 def send_a_part(platform: PlatformProcess, path: str, whole: int, content: bytes) -> None:
@@ -80,9 +74,7 @@ def test_an_upload_survives_a_cut_connection_and_a_killed_platform(tmp_path: Pat
         (row,) = begin(client, {"echo.onnx": len(model)})
         path = f"{UPLOADS}/{row['key']}"
         send_a_part(first, path, len(model), model[:50])
-        deadline = time.monotonic() + WAIT_S
-        while client.get(path).json()["received"] != 50:
-            assert time.monotonic() < deadline
+        waited_for(lambda: client.get(path).json()["received"], lambda received: received == 50)
         (large,) = begin(client, {"large.onnx": len(whole)})
         send_a_part(first, f"{UPLOADS}/{large['key']}", len(whole), whole[:2_500_000])
         first.kill()
@@ -120,15 +112,13 @@ def test_a_version_survives_a_killed_platform(tmp_path: Path, moment: str) -> No
         for row in rows:
             client.put(f"{UPLOADS}/{row['key']}", content=files[row["path"]])
         add(client, "own", rows[0]["batch"])
-        deadline = time.monotonic() + WAIT_S
-        while moment == "while it is checked" and not list(data.glob("rooms/*/seen")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        while moment == "while its files arrive" and client.get(f"{MODELS}/own/versions/1").json()["task"] == 0:
-            assert time.monotonic() < deadline
+        if moment == "while it is checked":
+            waited_for(lambda: list(data.glob("rooms/*/seen")), bool)
+        else:
+            waited_for(lambda: client.get(f"{MODELS}/own/versions/1").json()["task"], bool)
         first.kill()
-    while moment == "while it is checked" and runs(str(data)):  # what the platform has started ends with it
-        assert time.monotonic() < deadline
+    if moment == "while it is checked":
+        waited_for(lambda: runs(str(data)), lambda found: not found)  # what the platform has started ends with it
     again.touch()
     with PlatformProcess(data, readable) as second, with_key(second) as client:
         version = settled(client, "own")
