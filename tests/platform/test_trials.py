@@ -1,7 +1,6 @@
 """Servers of single versions: who may start them, when they end, and what is said when they do not start."""
 
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.support.models import mlp
 from tests.support.platform_models import add_version
+from tests.support.process import waited_for
 
 from charonia.core.errors import ServingError
 from charonia.platform import trials
@@ -46,11 +46,7 @@ def python(platform: Platform, name: str, text: str) -> int:
 
 def phase(made: Trials, name: str, *, ends: TrialPhase = TrialPhase.STARTING) -> TrialPhase:
     """Wait until a trial is no longer in a phase, and return the one that follows."""
-    end = time.monotonic() + 60
-    while (found := made.look(ADMIN, "default", name, 1)[0].phase) is ends:
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
+    return waited_for(lambda: made.look(ADMIN, "default", name, 1)[0].phase, lambda found: found is not ends)
 
 
 def infer(address: str, key: str) -> object:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.platform.deployments.test_on_this_machine import load_on, plus, spec
 from tests.support.platform_models import add_version
 from tests.support.platform_process import PlatformProcess
 from tests.support.ports import free_ports
-from tests.support.process import eventually
+from tests.support.process import eventually, waited_for
 
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.reads import DeploymentView
@@ -41,12 +42,7 @@ def view(platform: PlatformProcess) -> DeploymentView:
 
 
 def until(platform: PlatformProcess, **wanted: object) -> DeploymentView:
-    def is_so() -> bool:
-        found = view(platform)
-        return all(getattr(found, name) == value for name, value in wanted.items())
-
-    assert eventually(is_so, READY_S), view(platform)
-    return view(platform)
+    return waited_for(lambda: view(platform), lambda found: wanted.items() <= asdict(found).items(), READY_S)
 
 
 def result(address: str) -> float:

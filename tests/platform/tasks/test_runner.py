@@ -2,13 +2,13 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.platform.conftest import on_both
+from tests.support.process import waited_for
 
 from charonia.core.errors import TooManyError, invalid
 from charonia.platform.database.connection import Database, now
@@ -54,11 +54,7 @@ class Tasks:
             return session.get_one(TaskRow, number)
 
     def when(self, number: int, *states: str) -> TaskRow:
-        deadline = time.monotonic() + WAIT_S
-        while (task := self.get(number)).state not in states:
-            assert time.monotonic() < deadline, task.state
-            time.sleep(0.01)
-        return task
+        return waited_for(lambda: self.get(number), lambda task: task.state in states, WAIT_S)
 
     def log(self, number: int) -> str:
         return (self.runner.folder(number) / "log").read_text()

@@ -9,10 +9,11 @@ import pytest
 from tests.support.kubernetes_api import NAMESPACE, KubernetesApi, kubeconfig, kubernetes_api
 from tests.support.kubernetes_controllers import Controllers, controllers
 from tests.support.models import identity_pbtxt
+from tests.support.process import eventually
 
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.settings import KubernetesSettings
-from charonia.platform.targets.api import PlacedModel, Workload, key_file
+from charonia.platform.targets.api import PlacedModel, RevisionPhase, Workload, key_file
 from charonia.platform.targets.kserve.objects import kserve_target
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import ServiceAddresses, keys_name, object_name
@@ -21,6 +22,7 @@ from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "default/reader"
 OBJECT = object_name(NAME)
+WAIT_S = 10.0
 
 
 @dataclass
@@ -101,6 +103,16 @@ def workload(revision: int, *, version: int = 0, traffic: str = "", **more: Any)
         name="reader", target="kubernetes", models=(DeployedModel(name="echo", versions=(number,)),), **more
     )
     return Workload(NAME, revision, spec, (model,))
+
+
+def serves(target: KubernetesTarget, revision: int) -> bool:
+    """Wait until a revision serves, and return whether it does."""
+
+    def is_so() -> bool:
+        seen = target.observe(NAME)
+        return (seen.serving, seen.phase) == (revision, RevisionPhase.READY)
+
+    return eventually(is_so, WAIT_S)
 
 
 @dataclass

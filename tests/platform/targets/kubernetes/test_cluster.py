@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
+from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, WAIT_S, ClusterStage, serves, workload
 from tests.support.kubernetes_api import Fault, kubeconfig
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
@@ -18,17 +18,6 @@ from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes import api, own_objects
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import Plain
-from charonia.platform.targets.kubernetes.target import KubernetesTarget
-
-WAIT_S = 10
-
-
-def serves(target: KubernetesTarget, revision: int) -> bool:
-    def is_so() -> bool:
-        seen = target.observe(NAME)
-        return seen.serving == revision and seen.phase is RevisionPhase.READY
-
-    return eventually(is_so, WAIT_S)
 
 
 class KilledError(BaseException):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
+from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, serves, workload
 from tests.support.kubernetes_api import NAMESPACE, Fault, Plain
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
@@ -49,14 +49,6 @@ class TestKserveTarget(TargetSuite):
             wait=lambda condition: eventually(condition, 10),
             scale=scale,
         )
-
-
-def serves(target: DeploymentTarget, revision: int) -> bool:
-    def is_so() -> bool:
-        seen = target.observe(NAME)
-        return (seen.serving, seen.phase) == (revision, RevisionPhase.READY)
-
-    return eventually(is_so, 10)
 
 
 def test_an_inference_service_that_kserve_refuses_says_why(stage: ClusterStage) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.platform.targets.kubernetes.conftest import NAME, ClusterStage, workload
+from tests.platform.targets.kubernetes.conftest import NAME, WAIT_S, ClusterStage, workload
 from tests.support.kubernetes_controllers import Fate
-from tests.support.process import eventually
+from tests.support.process import waited_for
 
 from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes.objects import APPLIED
@@ -39,11 +39,7 @@ def lived_through(stage: ClusterStage, target: KubernetesTarget) -> set[tuple[st
     stage.nodes.fate = lambda pod: marks.get(pod["metadata"]["annotations"]["charonia.dev/template"], Fate.READY)
 
     def until(revision: int, phase: RevisionPhase) -> None:
-        def is_so() -> bool:
-            seen = target.observe(NAME)
-            return (seen.serving, seen.phase) == (revision, phase)
-
-        assert eventually(is_so, 10), target.observe(NAME)
+        waited_for(lambda: target.observe(NAME), lambda seen: (seen.serving, seen.phase) == (revision, phase), WAIT_S)
 
     target.problems(workload(1, keys=True))
     target.apply(workload(1, keys=True, replicas={"max": 3}))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, workload
+from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, WAIT_S, ClusterStage, serves, workload
 from tests.support.kubernetes_api import Fault
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
@@ -14,17 +14,6 @@ from tests.support.process import eventually
 from charonia.core.errors import ServingError
 from charonia.platform.targets.api import RevisionPhase
 from charonia.platform.targets.kubernetes.rollout import Sight
-from charonia.platform.targets.kubernetes.target import KubernetesTarget
-
-WAIT_S = 10
-
-
-def serves(target: KubernetesTarget, revision: int) -> bool:
-    def is_so() -> bool:
-        seen = target.observe(NAME)
-        return seen.serving == revision and seen.phase is RevisionPhase.READY
-
-    return eventually(is_so, WAIT_S)
 
 
 def test_only_what_has_to_be_different_begins_pods_anew(stage: ClusterStage) -> None:

@@ -15,7 +15,7 @@ from tests.support.kubernetes_tools import tool
 from tests.support.models import identity_pbtxt
 from tests.support.platform_models import add_version
 from tests.support.platform_process import PlatformProcess
-from tests.support.process import eventually
+from tests.support.process import eventually, waited_for
 from tests.support.s3_server import S3, s3_server
 
 from charonia.platform.app import make_app
@@ -59,12 +59,7 @@ def view(client: httpx2.Client) -> dict[str, Any]:
 
 
 def until(client: httpx2.Client, **wanted: Any) -> dict[str, Any]:
-    def is_so() -> bool:
-        found = view(client)
-        return all(found[key] == value for key, value in wanted.items())
-
-    assert eventually(is_so, WAIT_S), view(client)
-    return view(client)
+    return waited_for(lambda: view(client), lambda found: wanted.items() <= found.items(), WAIT_S)
 
 
 def spec(version: int, cores: int) -> dict[str, Any]:
