@@ -6,22 +6,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.models import write_model
+from tests.support.models import answering, write_model
 from tests.support.peers import Pair
 from tritonclient.grpc import service_pb2 as pb
 
-MODEL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("PARAMETERS", np.array([r.parameters().encode()], object))])
-            for r in requests
-        ]
-"""
+MODEL = answering("np.array([request.parameters().encode()], object)", "PARAMETERS")
 CONFIG = """
 backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }

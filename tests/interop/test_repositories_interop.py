@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.models import ADDING, PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
+from tests.support.models import PYTHON_IDENTITY, answering, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.peers import Pair
 
 CONFIG = identity_pbtxt("python", dims=(2,), max_batch_size=4)
@@ -17,7 +17,7 @@ def pair(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("repositories")
     one, two = folder / "one", folder / "two"
     for repository, amount in ((one, 10), (two, 20)):
-        write_model(repository, "step", ADDING.format(amount), config=CONFIG)
+        write_model(repository, "step", answering(f"array + {amount}"), config=CONFIG)
         write_model(
             repository, f"ensemble_{repository.name}", "", config=chain_pbtxt("step", dims=(2,), max_batch_size=4)
         )

@@ -12,24 +12,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-from tests.support.models import write_model
+from tests.support.models import answering, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.main import main
 
-PARAMETERS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("PARAMETERS", np.array([r.parameters().encode()], object))])
-            for r in requests
-        ]
-"""
+PARAMETERS = answering("np.array([request.parameters().encode()], object)", "PARAMETERS")
 CONFIG = """
 backend: "python"
 input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }

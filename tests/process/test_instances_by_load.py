@@ -6,26 +6,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import answering, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 from tests.support.running_load import Load
 
 from charonia.core.dtypes import DataType
 
-SLOW = """\
-import os
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.1)
-        pid = np.array([os.getpid()], np.int32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pid)]) for _ in requests]
-"""
+SLOW = answering("time.sleep(0.1) or np.array([os.getpid()], np.int32)", imports="import os, time")
 REQUEST = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1], "data": [1]}]}
 CLIENTS = 6
 # More than the machine may have, so that other tests do not take the cores that an instance could use.

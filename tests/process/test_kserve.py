@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.kserve_sdk import needs_sdk, run_with_sdk
-from tests.support.models import identity_pbtxt, write_model
+from tests.support.models import answering, identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 
@@ -30,16 +30,7 @@ LATE_S = 1.0
 
 PROBE = {"User-Agent": "kube-probe/1.34", "K-Network-Probe": "queue"}
 
-PREPARE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        texts = [request.inputs()[0].as_numpy()[0, 0].decode() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("ROW", np.array([t.split()], np.float32))]) for t in texts]
-"""
+PREPARE = answering("np.array([array[0, 0].decode().split()], np.float32)", "ROW")
 
 PREPARE_CONFIG = """
 backend: "python"

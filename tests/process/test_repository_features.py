@@ -12,22 +12,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
-from tests.support.models import ADDING, PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, mlp, write_model
+from tests.support.models import PYTHON_IDENTITY, answering, chain_pbtxt, identity_pbtxt, mlp, write_model
 from tests.support.process import ServeProcess
 from tritonclient.utils import InferenceServerException
 
-WHERE = """\
-import os
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        cores = np.array([[sum(1 << core for core in os.sched_getaffinity(0)), 0, 0, 0]], np.float32)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", cores)]) for _ in requests]
-"""
+CORES = "np.array([[sum(1 << core for core in os.sched_getaffinity(0)), 0, 0, 0]], np.float32)"
+WHERE = answering(CORES, imports="import os")
 CALLING = """\
 import triton_python_backend_utils as pb_utils
 
@@ -66,7 +56,7 @@ def infer(client: Any, model: str) -> list[float]:
 def write_namespaces(folder: Path) -> tuple[Path, Path]:
     one, two = folder / "one", folder / "two"
     for repository, amount in ((one, 10), (two, 20)):
-        write_model(repository, "step", ADDING.format(amount), config=CONFIG)
+        write_model(repository, "step", answering(f"array + {amount}"), config=CONFIG)
         write_model(repository, f"ensemble_{repository.name}", "", config=ENSEMBLE)
     write_model(two, "alone", PYTHON_IDENTITY, config=CONFIG)
     return one, two
@@ -163,7 +153,7 @@ def test_an_agent_sees_a_model_before_it_is_loaded_and_after_it_is_unloaded(tmp_
     (agents / "secrets").mkdir(parents=True)
     (agents / "secrets" / "agent.py").write_text(AGENT)
     section = f'model_repository_agents {{ agents {{ name: "secrets" parameters {{ key: "log" value: "{log}" }} }} }}'
-    write_model(repository, "m", ADDING.format("SECRET"), config=CONFIG + section)
+    write_model(repository, "m", answering("array + SECRET"), config=CONFIG + section)
     arguments = ("--model-control-mode=explicit", "--load-model=*", f"--repoagent-directory={agents}")
 
     with ServeProcess(repository, *arguments) as server, clients(server) as (http, _):
@@ -204,7 +194,7 @@ def test_instances_run_on_the_cores_of_their_policy(tmp_path: Path) -> None:
 
 
 def test_models_are_loaded_when_the_first_request_needs_them(tmp_path: Path) -> None:
-    write_model(tmp_path, "step", ADDING.format(10), config=CONFIG)
+    write_model(tmp_path, "step", answering("array + 10"), config=CONFIG)
     write_model(tmp_path, "calls", CALLING, config=CONFIG)
     write_model(tmp_path, "ensemble", "", config=ENSEMBLE)
     write_model(tmp_path, "pinned", PYTHON_IDENTITY, config=CONFIG)
@@ -231,7 +221,7 @@ def test_models_are_loaded_when_the_first_request_needs_them(tmp_path: Path) -> 
 @pytest.mark.cold_start  # a fork counts the memory that it shares with its template
 def test_a_budget_for_one_model_serves_many_in_turn(tmp_path: Path) -> None:
     for number in range(4):
-        write_model(tmp_path, f"m{number}", ADDING.format(number), config=CONFIG)
+        write_model(tmp_path, f"m{number}", answering(f"array + {number}"), config=CONFIG)
 
     with (
         ServeProcess(tmp_path, "--model-control-mode=auto", "--model-memory-budget=60") as server,

@@ -10,18 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tests.support.models import COUNT, COUNT_PBTXT, write_model
+from tests.support.models import COUNT, COUNT_PBTXT, answering, write_model
 from tests.support.process import SHAPES, ServeProcess
 
-SQUARE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        numbers = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", number * number)]) for number in numbers]
-"""
 SQUARE_CONFIG = """
 backend: "python"
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
@@ -43,7 +34,7 @@ ensemble_scheduling { step [
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "count", COUNT, config=COUNT_PBTXT)
-    write_model(folder, "square", SQUARE, config=SQUARE_CONFIG)
+    write_model(folder, "square", answering("array * array", "OUT"), config=SQUARE_CONFIG)
     write_model(folder, "squares", "", config=SQUARES_CONFIG)
     return folder
 

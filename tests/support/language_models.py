@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tests.support.models import write_model
+from tests.support.models import answering, chain_pbtxt, identity_pbtxt, write_model
+
+from charonia.core.dtypes import DataType
 
 ENGINE = """
 import json
@@ -160,19 +162,6 @@ output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] },
 model_transaction_policy { decoupled: true }
 """
 
-WHOLE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            prompt = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()[0]
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([prompt], object))]))
-        return found
-"""
 WHOLE_CONFIG = """
 backend: "python"
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -185,38 +174,11 @@ TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}<assistant>{% endif -%}"""
 
-EMBEDDING = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        found = []
-        for request in requests:
-            texts = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().ravel()
-            rows = np.array([[len(text), 1, 2] for text in texts], np.float32)
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("vector", rows)]))
-        return found
-"""
 EMBEDDING_CONFIG = """
 backend: "python"
 max_batch_size: 4
 input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
 output [ { name: "vector" data_type: TYPE_FP32 dims: [ 3 ] } ]
-"""
-STEPS_CONFIG = """
-platform: "ensemble"
-input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
-output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
-ensemble_scheduling { step [ { model_name: "whole" model_version: -1
-  input_map { key: "text_input" value: "text_input" } output_map { key: "text_output" value: "text_output" } } ] }
-"""
-NUMBERS_CONFIG = """
-backend: "identity"
-max_batch_size: 4
-input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
-output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
 
 
@@ -225,9 +187,13 @@ def write_language_models(folder: Path) -> None:
     write_model(folder, "engine", ENGINE, config=ENGINE_CONFIG)
     write_model(folder, "crowd", CROWD, config=ENGINE_CONFIG)
     write_model(folder, "plain", PLAIN, config=PLAIN_CONFIG)
-    write_model(folder, "whole", WHOLE, config=WHOLE_CONFIG)
+    write_model(folder, "whole", answering("array.ravel()[:1]", "text_output"), config=WHOLE_CONFIG)
     (folder / "whole" / "own.jinja").write_text(TEMPLATE)
-    write_model(folder, "steps", "", config=STEPS_CONFIG)
+    steps = chain_pbtxt(
+        "whole", given="text_input", wanted="text_output", datatype=DataType.BYTES, dims=(1,), max_batch_size=0
+    )
+    write_model(folder, "steps", "", config=steps)
     (folder / "steps" / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    write_model(folder, "embedding", EMBEDDING, config=EMBEDDING_CONFIG)
-    write_model(folder, "numbers", "", config=NUMBERS_CONFIG)
+    vectors = "np.array([[len(text), 1, 2] for text in array.ravel()], np.float32)"
+    write_model(folder, "embedding", answering(vectors, "vector"), config=EMBEDDING_CONFIG)
+    write_model(folder, "numbers", "", config=identity_pbtxt(dims=(1,), max_batch_size=4))

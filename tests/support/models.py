@@ -29,8 +29,28 @@ class TritonPythonModel:
 '''
 """`model.py` of a Python model with input INPUT0 and output OUTPUT0."""
 
-ADDING = PYTHON_IDENTITY.replace("as_numpy()", "as_numpy() + {0}")
-"""The same of a model that adds what the text is formatted with."""
+
+def answering(answer: str, output: str = "OUTPUT0", *, imports: str = "") -> str:
+    """Return `model.py` of a model that gives each request one answer.
+
+    Args:
+        answer: What it is, as an expression of the `request` and its first input, `array`.
+        output: Name of the output.
+        imports: Further imports.
+    """
+    return f'''\
+{imports}
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request, request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, request, array):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("{output}", {answer})])
+'''
 
 
 def streaming(responses: str, output: str = "OUTPUT0", *, pause_s: float = 0.0) -> str:

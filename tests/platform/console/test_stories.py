@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.support.browser import needed
 from tests.support.console import infer, path, problems_of, sure, tensor
-from tests.support.models import mlp
+from tests.support.models import answering, mlp
 from tests.support.running_platform import RunningPlatform, running_platform
 from tests.support.s3_server import S3, s3_server
 from tests.support.wheels import SITE_PACKAGES, wheel
@@ -21,17 +21,8 @@ pytestmark = [needed, pytest.mark.timeout(400)]
 
 SOURCE = Path(__file__).parents[3] / "src"
 
-MODEL_WITH_A_PACKAGE = """
-import numpy as np
-import tiny
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        word = pb_utils.Tensor("WORD", np.array([[tiny.WORD.encode()]], dtype=object))
-        return [pb_utils.InferenceResponse([word]) for _ in requests]
-"""
+WORD = "np.array([[tiny.WORD.encode()]], object)"
+MODEL_WITH_A_PACKAGE = answering(WORD, "WORD", imports="import tiny")
 
 CONFIG = """
 backend: "python"
