@@ -84,33 +84,69 @@ class Ran:
     times_ns: tuple[int, int, int, int]
 
 
-class _Collector:
-    """A `BatchSink` for a model that answers each request once."""
+class StreamSink:
+    """A `BatchSink` that takes any number of responses and checks the rules of `BatchSink`.
 
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.results: list[Result | None] = [None] * count
-        self.finished: asyncio.Future[tuple[int, int]] = loop.create_future()
-        self._loop = loop
+    Attributes:
+        outputs: The responses of each request, in order.
+        over: Whether each request has its last outcome.
+        finished: Done when the instance is idle again; its result tells whether it has left requests open.
+        marks: The two times of `finish`.
+        ended: Done when every request is over.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outputs: list[list[Result]] = [[] for _ in range(count)]
+        self.over = [False] * count
+        self.cancelled = [False] * count
+        self.marks = (0, 0)
+        self.finished: asyncio.Future[bool] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def respond(self, index: int, result: Result | None, final: bool) -> None:
+        """Take a response."""
         assert asyncio.get_running_loop() is self._loop, "respond: not on the event loop's thread"
         assert final or result is not None, "respond: a response that is not final needs a result"
+        if self.cancelled[index]:
+            return
+        assert not self.over[index], "respond: a response after the last one"
         if result is not None:
-            assert self.results[index] is None, f"request {index} was answered twice"
-            self.results[index] = result
+            self.outputs[index].append(result)
+        self._note(index, final)
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        assert not leaves_open, "finish: the model answers each request at once"
-        self.results = [error if result is None else result for result in self.results]
-        self.finished.set_result((input_end_ns, output_start_ns))
+        """Take the end of the batch."""
+        assert input_end_ns <= output_start_ns
+        if not leaves_open:
+            for index, is_over in enumerate(self.over):
+                if not is_over:
+                    assert error is not None, "finish: a request has no last response, and is not left open"
+                    self.outputs[index].append(error)
+                    self._note(index, True)
+        self.marks = input_end_ns, output_start_ns
+        self.finished.set_result(leaves_open)
 
     def is_cancelled(self, index: int) -> bool:
-        return False
+        """Return whether the test has cancelled the request, or it is over."""
+        return self.cancelled[index] or self.over[index]
 
     def frame(self) -> CallFrame:
+        """Return a frame of the suite's instance."""
         return CallFrame("m", "1", PLACEMENT.name)
+
+    def cancel(self, instance: AsyncInstance, index: int) -> None:
+        """Cancel a request, as a caller does."""
+        self.cancelled[index] = True
+        self._note(index, True)
+        instance.cancel(self, index)
+
+    def _note(self, index: int, final: bool) -> None:
+        self.over[index] = self.over[index] or final
+        if all(self.over) and not self.ended.done():
+            self.ended.set_result(None)
 
 
 async def run_batch(instance: Instance, requests: Sequence[InferRequest]) -> Ran:
@@ -127,10 +163,12 @@ async def run_batch(instance: Instance, requests: Sequence[InferRequest]) -> Ran
         marks = (execution.input_end_ns, execution.output_start_ns)
         results = list(execution.results)
     else:
-        sink = _Collector(len(requests), asyncio.get_running_loop())
+        sink = StreamSink(len(requests))
         instance.start(requests, sink)
-        marks = await asyncio.wait_for(sink.finished, TIMEOUT_S)
-        results = [result for result in sink.results if result is not None]
+        assert not await asyncio.wait_for(sink.finished, TIMEOUT_S), "finish: the model answers each request at once"
+        assert [len(outputs) for outputs in sink.outputs] == [1] * len(requests), "respond: expected one response each"
+        marks = sink.marks
+        results = [outputs[0] for outputs in sink.outputs]
     return Ran(results, (start, *marks, time.monotonic_ns()))
 
 

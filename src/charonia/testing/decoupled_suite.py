@@ -14,9 +14,9 @@ import pytest
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
-from charonia.core.request import CallFrame, InferRequest
-from charonia.server.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs, Result
-from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S, synchronous
+from charonia.core.request import InferRequest
+from charonia.server.backends.api import AsyncInstance, Backend, BackendSettings, ModelFiles, Outputs
+from charonia.testing.backend_suite import PLACEMENT, TIMEOUT_S, StreamSink, synchronous
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +38,6 @@ class DecoupledCase:
     request: Callable[[int], InferRequest]
     failing_request: Callable[[], InferRequest] | None = None
     settings: BackendSettings = field(default_factory=BackendSettings)
-
-
-class StreamSink:
-    """A `BatchSink` that takes any number of responses and checks the rules of `BatchSink`.
-
-    Attributes:
-        outputs: The responses of each request, in order.
-        over: Whether each request has its last outcome.
-        finished: Done when the instance is idle again; its result tells whether it has left requests open.
-        ended: Done when every request is over.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.outputs: list[list[Result]] = [[] for _ in range(count)]
-        self.over = [False] * count
-        self.cancelled = [False] * count
-        self.finished: asyncio.Future[bool] = self._loop.create_future()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take a response."""
-        assert asyncio.get_running_loop() is self._loop, "respond: not on the event loop's thread"
-        assert final or result is not None, "respond: a response that is not final needs a result"
-        if self.cancelled[index]:
-            return
-        assert not self.over[index], "respond: a response after the last one"
-        if result is not None:
-            self.outputs[index].append(result)
-        self._note(index, final)
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        """Take the end of the batch."""
-        assert input_end_ns <= output_start_ns
-        if not leaves_open:
-            for index, is_over in enumerate(self.over):
-                if not is_over:
-                    assert error is not None, "finish: a request has no last response, and is not left open"
-                    self.outputs[index].append(error)
-                    self._note(index, True)
-        self.finished.set_result(leaves_open)
-
-    def is_cancelled(self, index: int) -> bool:
-        """Return whether the test has cancelled the request, or it is over."""
-        return self.cancelled[index] or self.over[index]
-
-    def frame(self) -> CallFrame:
-        """Return a frame of the suite's instance."""
-        return CallFrame("m", "1", PLACEMENT.name)
-
-    def cancel(self, instance: AsyncInstance, index: int) -> None:
-        """Cancel a request, as a caller does."""
-        self.cancelled[index] = True
-        self._note(index, True)
-        instance.cancel(self, index)
-
-    def _note(self, index: int, final: bool) -> None:
-        self.over[index] = self.over[index] or final
-        if all(self.over) and not self.ended.done():
-            self.ended.set_result(None)
 
 
 def begin(instance: AsyncInstance, requests: Sequence[InferRequest]) -> StreamSink:

@@ -23,7 +23,7 @@ from charonia.server.backends.language.backend import LanguageBackend
 from charonia.server.backends.workers.instance import PythonInstance
 from charonia.server.backends.workers.model import PythonModel
 from charonia.server.machine.private_folder import PREFIX
-from charonia.testing.decoupled_suite import StreamSink
+from charonia.testing.backend_suite import StreamSink
 
 ENGINE = """
 import asyncio

@@ -20,7 +20,7 @@ from charonia.server.backends.workers.services import ServerServices
 from charonia.server.channel.channel import Incoming, Outgoing, Receiver
 from charonia.server.channel.end import RELEASES_HELD_MAX
 from charonia.server.channel.regions import Mappings, RegionPool
-from charonia.testing.decoupled_suite import StreamSink
+from charonia.testing.backend_suite import StreamSink
 
 LARGE = np.arange(50_000, dtype="<f4")
 

@@ -13,7 +13,7 @@ from charonia.core.request import CallFrame, Flow, InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply
 from charonia.server.backends.workers import services as services_module
 from charonia.server.backends.workers.services import ModelCalls, Work
-from charonia.testing.decoupled_suite import StreamSink
+from charonia.testing.backend_suite import StreamSink
 
 OUTSIDE = CallFrame("caller", "1")
 

@@ -16,7 +16,7 @@ from charonia.server.backends.python.worker.errors import TritonError
 from charonia.server.backends.python.worker.host import Inbox, ModelCall
 from charonia.server.backends.python.worker.requests import first_of_async
 from charonia.server.backends.workers.process import WorkerProcess
-from charonia.testing.decoupled_suite import StreamSink
+from charonia.testing.backend_suite import StreamSink
 
 ECHO = """
 import triton_python_backend_utils as pb_utils

@@ -25,7 +25,8 @@ from charonia.server.backends.python.backend import PythonBackend
 from charonia.server.backends.python.thread import ThreadInstance
 from charonia.server.backends.python.worker import host
 from charonia.server.metrics.custom import CustomMetrics
-from charonia.testing.decoupled_suite import StreamSink, begin, ended
+from charonia.testing.backend_suite import StreamSink
+from charonia.testing.decoupled_suite import begin, ended
 
 CALL = """
 def call(value, **more):
