@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.runs import synthetic_run
 
 from charonia.core.latency import LatencyHistogram
 from charonia.tools.report.console import (
@@ -27,13 +28,10 @@ from charonia.tools.results.records import (
     LevelResult,
     LoadLevel,
     LoadMode,
-    Machine,
-    ModelInfo,
     Offered,
     PerfRun,
     RequestRecord,
     Resources,
-    ServerInfo,
     ServerModel,
     ServerSide,
     Verdict,
@@ -95,18 +93,14 @@ def level(
 
 
 def run(*levels: LevelResult, percentile: float | None = None, **model: object) -> PerfRun:
-    info = ModelInfo("m", "", "onnxruntime_onnx", 8, False, False, False)
-    return PerfRun(
-        "charonia 1.2.3",
-        "2026-11-21T08:00:00+00:00",
-        10**9,
-        Machine("host", "Linux", "cpu", 2, 2**30, "3.11"),
-        ServerInfo("http://localhost:8000", "http", "triton", "2.51"),
-        replace(info, **model),  # type: ignore[arg-type]
-        {},
-        1,
-        percentile,
-        levels,
+    made = synthetic_run((LoadLevel(LoadMode.CONCURRENCY, 1),), duration_s=0.1)
+    return replace(
+        made,
+        tool="charonia 1.2.3",
+        server=replace(made.server, name="triton"),
+        model=replace(made.model, **model),  # type: ignore[arg-type]
+        stabilising_percentile=percentile,
+        levels=levels,
     )
 
 
