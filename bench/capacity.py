@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from charonia.server.front_ends.processes import LARGE_BYTES, how_many
-from charonia.server.machine.cores import cores_beside
+from charonia.server.front_ends.processes import LARGE_BYTES, choose_front_ends
+from charonia.server.machine.cores import cores_for_models
 
 CORES = (4, 8, 16, 64)
 
@@ -226,7 +226,7 @@ def best(
     found = []
     for number in sorted({0, *(min(max(each, 1), cores) for each in tried)} if front_ends is None else {front_ends}):
         wanted = (1, max(1, round(share_of_model)), max(1, cores // 2)) if costs.model_us else (1,)
-        for threads in sorted({min(each, cores_beside(cores, number)) for each in wanted}):
+        for threads in sorted({min(each, cores_for_models(cores, number)) for each in wanted}):
             shape = Shape(cores, number, threads)
             found.append((shape, simulate(costs, shape, clients, requests)))
     most = max(figures.rate_per_s for _, figures in found)
@@ -247,7 +247,7 @@ def main() -> None:
     model_bytes = round(given.model_us / 1000 * LARGE_BYTES)
     print("cores | front ends, model threads | infer/s | p99 us | limit")
     for cores in given.cores:
-        chosen = how_many(cores, "a model stays in the engine", model_bytes).number
+        chosen = choose_front_ends(cores, "a model stays in the engine", model_bytes).number
         for name, number in (("best", None), ("auto", chosen)):
             shape, figures = best(costs, cores, given.clients, front_ends=number)
             print(

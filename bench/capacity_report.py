@@ -22,7 +22,7 @@ from bench.capacity import CORES, Costs, Figures, Shape, best, simulate
 from bench.compare import RESULTS, ROOT
 from bench.front_ends import CLIENT
 from bench.models import input_tensor
-from charonia.server.front_ends.processes import how_many
+from charonia.server.front_ends.processes import choose_front_ends
 
 PAGE = ROOT / "docs" / "capacity.md"
 ORIGIN = "Measured on "
@@ -91,7 +91,7 @@ def machine_row(model: str, found: Measured, cores: int) -> str:
     """Return the row of a larger machine, with clients elsewhere: the best number of front ends, and that of `auto`."""
     costs = replace(found.costs, client_us=0.0)
     shape, figures = best(costs, cores, CLIENTS, SIMULATED)
-    auto = how_many(cores, "the model stays in the engine" if model in IN_ENGINE else "").number
+    auto = choose_front_ends(cores, "the model stays in the engine" if model in IN_ENGINE else "").number
     _, by_auto = best(costs, cores, CLIENTS, SIMULATED, front_ends=auto)
     gigabits = figures.rate_per_s * len(input_tensor(model)[2]) * 8 / 1e9
     return (

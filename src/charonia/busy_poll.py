@@ -30,7 +30,7 @@ AWAKE_NS = 20_000_000
 _TIME = struct.Struct("@q")
 
 
-def leaves_a_core(latest_ns: Iterable[int], now_ns: int, cores: int) -> bool:
+def has_spare_core_now(latest_ns: Iterable[int], now_ns: int, cores: int) -> bool:
     """Whether a core is left if this process polls. Pure.
 
     With one process, two cores are enough; each neighbour that had a request lately needs one more.
@@ -38,7 +38,7 @@ def leaves_a_core(latest_ns: Iterable[int], now_ns: int, cores: int) -> bool:
     return 1 + sum(bool(at_ns) and now_ns - at_ns <= AWAKE_NS for at_ns in latest_ns) < cores
 
 
-class Neighbours:
+class SiblingProcesses:
     """The processes of a server, as one of them sees them.
 
     Args:
@@ -62,13 +62,13 @@ class Neighbours:
         self._others = [at for at in range(0, count * _TIME.size, _TIME.size) if at != self._own]
         self._cores = cores
 
-    def note(self, now_ns: int) -> None:
+    def record_request(self, now_ns: int) -> None:
         _TIME.pack_into(self._page, self._own, now_ns)
 
-    def leave_a_core(self, now_ns: int) -> bool:
+    def has_spare_core(self, now_ns: int) -> bool:
         """Whether a core is left if this process polls."""
         latest_ns = (_TIME.unpack_from(self._page, at)[0] for at in self._others)
-        return leaves_a_core(latest_ns, now_ns, self._cores)
+        return has_spare_core_now(latest_ns, now_ns, self._cores)
 
 
 ALONE_MIN = 32
@@ -105,15 +105,15 @@ class LoneCallerRule:
         return self._last_ns + self.limit_ns
 
 
-def make_busy_poll(limit_us: int, cores: int, neighbours: Neighbours | None = None) -> "BusyPoll | None":
+def make_busy_poll(limit_us: int, cores: int, siblings: SiblingProcesses | None = None) -> "BusyPoll | None":
     """Return what keeps the running event loop awake, None for nothing.
 
     Args:
         limit_us: Longest time between two requests in us, 0 for no polling.
         cores: Cores of this process; with a single one, polling would starve the thread that it waits for.
-        neighbours: The other processes of the server, None where it has one.
+        siblings: The other processes of the server, None where it has one.
     """
-    return BusyPoll(asyncio.get_running_loop(), limit_us * 1000, neighbours) if limit_us and cores > 1 else None
+    return BusyPoll(asyncio.get_running_loop(), limit_us * 1000, siblings) if limit_us and cores > 1 else None
 
 
 class BusyPoll:
@@ -125,14 +125,16 @@ class BusyPoll:
     Args:
         loop: The event loop.
         limit_ns: See `LoneCallerRule`.
-        neighbours: The other processes of the server, None where it has one: none of them is kept from running.
+        siblings: The other processes of the server, None where it has one: none of them is kept from running.
     """
 
-    __slots__ = ("_has_come", "_in_flight", "_is_polling", "_loop", "_neighbours", "_rule", "_threads")
+    __slots__ = ("_has_come", "_in_flight", "_is_polling", "_loop", "_rule", "_siblings", "_threads")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_ns: int, neighbours: Neighbours | None = None) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limit_ns: int, siblings: SiblingProcesses | None = None
+    ) -> None:
         self._loop = loop
-        self._neighbours = neighbours
+        self._siblings = siblings
         self._rule = LoneCallerRule(limit_ns)
         self._has_come = False  # a request, in this turn of the loop; known while they come in quick succession
         self._in_flight = 0
@@ -152,8 +154,8 @@ class BusyPoll:
             self._has_come = True
             if not self._is_polling:
                 self._loop.call_soon(self._turn_over)
-        if self._neighbours is not None:
-            self._neighbours.note(now_ns)
+        if self._siblings is not None:
+            self._siblings.record_request(now_ns)
         if rule.is_open and not self._is_polling and self._may_poll(now_ns):
             self._begin()
 
@@ -178,7 +180,7 @@ class BusyPoll:
         self._has_come = False
 
     def _may_poll(self, now_ns: int) -> bool:
-        return self._rule.is_open and (self._neighbours is None or self._neighbours.leave_a_core(now_ns))
+        return self._rule.is_open and (self._siblings is None or self._siblings.has_spare_core(now_ns))
 
     def _begin(self) -> None:
         self._is_polling = True

@@ -12,7 +12,7 @@ import pytest
 from tests.support import warm_start
 
 from charonia.die_with_parent import with_parent_death_signal
-from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.platform.isolation.isolation import Isolation, SandboxAccess
 from charonia.platform.targets.local_server import ServerFolder
 from charonia.python_command import python_module
 
@@ -126,7 +126,7 @@ def test_a_program_that_dies_with_its_starter_starts_warm_too() -> None:
 def test_a_command_that_the_platform_confines_starts_warm_in_its_wrappers(tmp_path: Path) -> None:
     isolation, command = Isolation(tmp_path, mode="available"), python_module("charonia", "serve")
     with isolation.room() as room, patch("subprocess.run") as run:
-        ServerFolder(tmp_path).start(isolation.command(command, room, Reach()), {})
+        ServerFolder(tmp_path).start(isolation.command(command, room, SandboxAccess()), {})
 
     program, steps = warm_start.recognised(run.call_args.args[0])
 

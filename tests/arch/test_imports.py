@@ -70,7 +70,7 @@ INTERNAL = {
     "server.explain": {"clock", "core", "config", "server.scheduling.api", "server.metrics", "server.execution"}
     | {
         "server.ensembles",
-        "server.lifecycle.in_front",
+        "server.lifecycle.front_end_placement",
         "server.lifecycle.loader",
         "server.machine.gauges",
         "server.rate_limiter.limiter",
@@ -245,7 +245,7 @@ SHARED = {
         "state",
         "data_folder",
         "values",
-        "repeats",
+        "idempotency",
     )
 }
 

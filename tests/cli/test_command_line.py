@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from charonia.cli.command_line import NEVER, CommandLine, Fields, Option, flag, refused, without_effect
+from charonia.cli.command_line import NEVER, CommandLine, Fields, Option, flag, ignored_options, refused
 from charonia.cli.values import integer
 from charonia.core.errors import ServingError
 
@@ -39,7 +39,7 @@ LINE = CommandLine(
         )
     },
     record=Record(),
-    unlisted={"Not here": [*without_effect("it is not needed", "--threads"), *refused("no", "--gpu", metavar="")]},
+    unlisted={"Not here": [*ignored_options("it is not needed", "--threads"), *refused("no", "--gpu", metavar="")]},
     abbreviates=True,
 )
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.runs import synthetic_run
 
 from charonia.cli.perf_run import UNFINISHED, Printer, ProgressLine, bar, cut, watched
-from charonia.tools.perf.api import Event, LevelBegun, LevelDone, LevelTick
+from charonia.tools.perf.api import Event, LevelDone, LevelStarted, LevelTick
 from charonia.tools.perf.options import PerfOptions, ReportOptions, TargetOptions
 from charonia.tools.report.run_files import read_run
 from charonia.tools.results.records import LoadLevel, LoadMode
@@ -57,7 +57,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_tick_shows_load_rate_latency_windows_and_time_left(terminal: Terminal) -> None:
     line = ProgressLine(terminal)
 
-    line(LevelBegun(LEVEL, 1, 1, BEFORE))
+    line(LevelStarted(LEVEL, 1, 1, BEFORE))
     line(TICK)
 
     load, latency = "concurrency 4  [###---------]  at most 6 s left  1,812 infer/s", "p50 470 µs  p99 1.95 ms"
@@ -68,7 +68,7 @@ def test_the_time_left_fits_80_columns(terminal: Terminal, monkeypatch: pytest.M
     monkeypatch.setattr(ProgressLine, "_width", lambda self: 80)
     line, level = ProgressLine(terminal), replace(LEVEL, value=64)
 
-    line(LevelBegun(level, 7, 11, BEFORE))
+    line(LevelStarted(level, 7, 11, BEFORE))
     line(replace(TICK, level=level, rate=12_345.0, left_s=59.0))
 
     assert "infer/s" in terminal.lines[0]
@@ -87,7 +87,7 @@ def test_a_shorter_line_leaves_nothing_of_the_longer_one(terminal: Terminal) -> 
 def test_the_time_left_counts_the_levels_to_come(terminal: Terminal) -> None:
     line = ProgressLine(terminal)
 
-    line(LevelBegun(LEVEL, 2, 4, BEFORE))
+    line(LevelStarted(LEVEL, 2, 4, BEFORE))
     line(TICK)
 
     # 6 s of this level, and two more of 8 s each.
@@ -109,7 +109,7 @@ def test_results_are_printed_on_an_empty_line(terminal: Terminal) -> None:
             terminal.write("Request count: 12\n")
 
     with watched(ReportOptions(), printer) as tell:
-        tell(LevelBegun(LEVEL, 1, 1, BEFORE))
+        tell(LevelStarted(LEVEL, 1, 1, BEFORE))
         tell(TICK)
         tell(LevelDone(run.levels[0], run))
         tell(TICK)
@@ -192,7 +192,7 @@ def test_a_run_says_early_how_long_it_takes_without_a_terminal_too() -> None:
     out = io.StringIO()
     printer = Printer(PerfOptions(TargetOptions(model="m")), False, out)
 
-    for event in (LevelBegun(LEVEL, 1, 3, BEFORE), replace(TICK, left_s=None), TICK, replace(TICK, elapsed_s=3.0)):
+    for event in (LevelStarted(LEVEL, 1, 3, BEFORE), replace(TICK, left_s=None), TICK, replace(TICK, elapsed_s=3.0)):
         printer(event)
 
     assert out.getvalue() == "Request concurrency: 4\n  The run takes at most 24 s\n"

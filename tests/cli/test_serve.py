@@ -17,7 +17,7 @@ from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.core.dtypes import DataType
 from charonia.core.errors import ServingError, invalid, not_found
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.files.given import sort_given
+from charonia.server.files.served_files import classify
 from charonia.server.machine import memory
 from charonia.server.options import HttpOptions, MetricsOptions, ServerOptions
 
@@ -301,7 +301,7 @@ def test_files_are_served_to_this_machine_only_and_repositories_to_all(
     Path("net.onnx").write_bytes(b"")
     options, _ = command.parse(arguments, environment)
 
-    options = command.with_addresses(options, sort_given(options.models))
+    options = command.with_addresses(options, classify(options.models))
 
     assert options.http.address == address
 
@@ -310,7 +310,7 @@ def test_options_for_files_need_one(tmp_path: Path) -> None:
     options, _ = command.parse([str(tmp_path), "--workers=2", "--name=a"], {})
 
     with pytest.raises(ServingError, match="--name, --workers: expected a file to serve, got repositories only"):
-        sort_given(options.models)
+        classify(options.models)
 
 
 def test_short_options_set_several_and_the_long_ones_override_them() -> None:

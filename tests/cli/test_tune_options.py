@@ -12,7 +12,7 @@ from charonia.cli.values import integers, seconds
 from charonia.core.errors import ServingError
 from charonia.tools.perf.options import WireProtocol
 from charonia.tools.tune.api import Constraint, Metric, Objective, SearchMode
-from charonia.tools.tune.options import LaunchMode, TuneFor, TuneOptions
+from charonia.tools.tune.options import LaunchMode, TuneOptions, UseCase
 
 BASE = ["-m", "R", "--profile-models", "add_sub"]
 QUICK_START = (
@@ -309,11 +309,11 @@ def test_remote_needs_no_repository() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["profile", "-m", "R"], (Subcommand.PROFILE, TuneFor.ONLINE, ["-m", "R"])),
-        (["analyze"], (Subcommand.PROFILE, TuneFor.ONLINE, [])),
-        (["-f", "x.yaml"], (Subcommand.PROFILE, TuneFor.ONLINE, ["-f", "x.yaml"])),
-        (["-m", "offline", "profile"], (Subcommand.PROFILE, TuneFor.OFFLINE, [])),
-        (["report", "-e", "x"], (Subcommand.REPORT, TuneFor.ONLINE, ["-e", "x"])),
+        (["profile", "-m", "R"], (Subcommand.PROFILE, UseCase.ONLINE, ["-m", "R"])),
+        (["analyze"], (Subcommand.PROFILE, UseCase.ONLINE, [])),
+        (["-f", "x.yaml"], (Subcommand.PROFILE, UseCase.ONLINE, ["-f", "x.yaml"])),
+        (["-m", "offline", "profile"], (Subcommand.PROFILE, UseCase.OFFLINE, [])),
+        (["report", "-e", "x"], (Subcommand.REPORT, UseCase.ONLINE, ["-e", "x"])),
     ],
 )
 def test_the_subcommand_may_be_left_out(arguments: list[str], expected: object) -> None:

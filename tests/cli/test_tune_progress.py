@@ -2,9 +2,9 @@ import io
 
 from charonia.cli.tune_run import TunePrinter
 from charonia.tools.results.records import Estimate, LoadMode
-from charonia.tools.tune.api import Failed, LoadPoint, Measured, Metric, ModelChange, Trial, Variant
+from charonia.tools.tune.api import LoadPoint, Measured, Metric, ModelChange, Trial, TrialFailed, Variant
 from charonia.tools.tune.decision import Ranked
-from charonia.tools.tune.profile import Noted, TrialBegun, TrialDone
+from charonia.tools.tune.profile import NoteAdded, TrialDone, TrialStarted
 
 LOADS = (LoadPoint("m", LoadMode.CONCURRENCY, 8.0),)
 VARIANT = Variant((ModelChange("m", instance_count=2),))
@@ -33,7 +33,7 @@ def test_a_measurement_is_a_line_with_the_best_and_the_time_left() -> None:
     printer = TunePrinter(out, quiet=False)
 
     for left_s in (59.0, None):
-        printer(TrialBegun(trial(1), "m_config_1", 9, left_s))
+        printer(TrialStarted(trial(1), "m_config_1", 9, left_s))
         printer(TrialDone(trial(1), FOUND, best()))
 
     measured = "[1] m_config_1, concurrency 8: 1,234 infer/s, p99 5.68 ms; best so far m_config_1 (1,234 infer/s)"
@@ -44,7 +44,7 @@ def test_a_measurement_is_a_line_with_the_best_and_the_time_left() -> None:
 def test_names_move_no_cursor() -> None:
     out = io.StringIO()
 
-    TunePrinter(out, quiet=False)(Noted("\x1b[2J\nm"))
+    TunePrinter(out, quiet=False)(NoteAdded("\x1b[2J\nm"))
 
     assert out.getvalue() == "?[2J\nm\n"
 
@@ -53,7 +53,7 @@ def test_a_stream_that_is_closed_does_not_end_the_run() -> None:
     out = io.StringIO()
     out.close()
 
-    TunePrinter(out, quiet=False)(Noted("note"))
+    TunePrinter(out, quiet=False)(NoteAdded("note"))
 
 
 def test_language_models_are_shown_by_their_tokens() -> None:
@@ -67,7 +67,7 @@ def test_language_models_are_shown_by_their_tokens() -> None:
     out = io.StringIO()
     printer = TunePrinter(out, quiet=False)
 
-    printer(TrialBegun(trial(1), "m_config_1", 10, 9.0))
+    printer(TrialStarted(trial(1), "m_config_1", 10, 9.0))
     printer(TrialDone(trial(1), Measured(metrics, elapsed_s=2.0), ranked))
 
     assert "128 tokens/s, TTFT p99 266.00 ms; best so far m_config_1 (128 tokens/s)" in out.getvalue()
@@ -78,8 +78,8 @@ def test_a_reason_for_failures_is_printed_once() -> None:
     printer = TunePrinter(out, quiet=False)
 
     for number in (1, 2):
-        printer(TrialBegun(trial(number), f"m_config_{number}", 10, None))
-        printer(TrialDone(trial(number), Failed("no room for it"), None))
+        printer(TrialStarted(trial(number), f"m_config_{number}", 10, None))
+        printer(TrialDone(trial(number), TrialFailed("no room for it"), None))
 
     outcomes = [line.split(": ", 1)[1].partition(";")[0] for line in out.getvalue().splitlines()]
     assert outcomes == ["failed: no room for it", "failed: as [1]"]

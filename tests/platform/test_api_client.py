@@ -9,7 +9,7 @@ import pytest
 
 from charonia.core.errors import ServingError
 from charonia.platform import api_client
-from charonia.platform.api_client import CHANGE_TRIES_MAX, PlatformAwayError, PlatformClient
+from charonia.platform.api_client import CHANGE_TRIES_MAX, PlatformClient, PlatformUnreachableError
 
 
 class Scripted(HTTPServer):
@@ -80,7 +80,7 @@ def test_each_change_has_its_own_key(scripted: Scripted) -> None:
 def test_after_some_lost_answers_the_platform_is_away(scripted: Scripted) -> None:
     scripted.answers = [(0, {})] * CHANGE_TRIES_MAX
 
-    with pytest.raises(PlatformAwayError):
+    with pytest.raises(PlatformUnreachableError):
         scripted.client.call("POST", "/api/v1/projects", {"name": "a"})
     assert scripted.answers == []
 
@@ -96,6 +96,6 @@ def test_a_refusal_is_final(scripted: Scripted) -> None:
 def test_what_is_no_change_has_no_key_and_is_sent_once(method: str, body: bytes | None, scripted: Scripted) -> None:
     scripted.answers = [(0, {})]
 
-    with pytest.raises(PlatformAwayError):
+    with pytest.raises(PlatformUnreachableError):
         scripted.client.call(method, "/api/v1/projects", body)
     assert scripted.keys == [None]

@@ -46,7 +46,7 @@ def python(platform: Platform, name: str, text: str) -> int:
 
 def phase(made: Trials, name: str, *, ends: TrialPhase = TrialPhase.STARTING) -> TrialPhase:
     """Wait until a trial is no longer in a phase, and return the one that follows."""
-    return waited_for(lambda: made.look(ADMIN, "default", name, 1)[0].phase, lambda found: found is not ends)
+    return waited_for(lambda: made.state(ADMIN, "default", name, 1)[0].phase, lambda found: found is not ends)
 
 
 def infer(address: str, key: str) -> object:
@@ -92,7 +92,7 @@ def test_a_version_that_cannot_be_loaded_says_why(platform: Platform, made: Tria
     made.start(ADMIN, "default", "words", 1)
 
     assert phase(made, "words") is TrialPhase.FAILED
-    view, log = made.look(ADMIN, "default", "words", 1)
+    view, log = made.state(ADMIN, "default", "words", 1)
     assert "there is no dictionary" in view.reason
     assert str(platform.settings.data) not in view.reason
     assert "there is no dictionary" in log
@@ -107,7 +107,7 @@ def test_a_version_that_never_becomes_ready_is_given_up(
     made.start(ADMIN, "default", "sleeper", 1)
 
     assert phase(made, "sleeper") is TrialPhase.FAILED
-    assert made.look(ADMIN, "default", "sleeper", 1)[0].reason.startswith("it was not ready after 3 s")
+    assert made.state(ADMIN, "default", "sleeper", 1)[0].reason.startswith("it was not ready after 3 s")
 
 
 def test_code_needs_the_permission_for_it(platform: Platform, made: Trials) -> None:
@@ -116,7 +116,7 @@ def test_code_needs_the_permission_for_it(platform: Platform, made: Trials) -> N
     with pytest.raises(NotPermittedError, match="may not use models that run code"):
         made.start(DEPLOYER, "default", "words", 1)
 
-    assert made.look(DEPLOYER, "default", "words", 1)[0].phase is TrialPhase.NONE
+    assert made.state(DEPLOYER, "default", "words", 1)[0].phase is TrialPhase.NONE
 
 
 def test_a_viewer_may_not_start_one(platform: Platform, made: Trials) -> None:

@@ -55,8 +55,8 @@ def test_the_table_of_limits_is_true() -> None:
         ],
         "addresses of gRPC connections that were closed for abuse": [
             OFFENDERS_MAX,
-            grpc.offence_kept_s,
-            grpc.offender_wait_s,
+            grpc.abuser_kept_s,
+            grpc.abuser_wait_s,
         ],
         "time for an HTTP header": [http.header_timeout_s],
         "time for an HTTP body": [http.body_timeout_s, 1, http.body_bytes_per_s_min],

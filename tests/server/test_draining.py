@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.support.idle_time import IdleTimeLoop
 
-from charonia.server.listening import GRACE_S, LOOK_S, QUIET_S, drain, hand_on, unsent_bytes
+from charonia.server.listening import GRACE_S, LOOK_S, QUIET_S, drain, drain_gradually, unsent_bytes
 
 
 class Client:
@@ -121,7 +121,7 @@ async def test_who_hands_on_ends_a_connection_only_when_it_has_been_quiet_for_a_
     uses: dict[Client, int | None] = {quiet: 0, used: 0, busy: None}
     ended_s: dict[Client, float] = {}
 
-    def let_go(client: Client) -> int | None:
+    def ask_to_close(client: Client) -> int | None:
         return uses[client]
 
     async def use() -> None:
@@ -136,7 +136,7 @@ async def test_who_hands_on_ends_a_connection_only_when_it_has_been_quiet_for_a_
                 ended_s.setdefault(client, loop.time())
 
     others = asyncio.gather(use(), watch())
-    await hand_on(connections, let_go, QUIET_S, 100.0)
+    await drain_gradually(connections, ask_to_close, QUIET_S, 100.0)
     assert loop.time() == pytest.approx(100.0, abs=0.1)
     assert connections == {busy}
     busy.abort()
@@ -151,7 +151,7 @@ async def test_who_hands_on_waits_for_connections_that_are_being_accepted() -> N
     loop = asyncio.get_running_loop()
     loop.call_later(QUIET_S / 2, Client, connections, 0)
 
-    await hand_on(connections, lambda _: 0, QUIET_S, 100.0)
+    await drain_gradually(connections, lambda _: 0, QUIET_S, 100.0)
 
     assert QUIET_S * 1.5 <= loop.time() < QUIET_S * 1.6
 
@@ -162,7 +162,7 @@ async def test_who_lets_clients_go_stays_for_those_that_come_late() -> None:
     Client(connections, untaken=0)
     loop.call_later(3 * QUIET_S, Client, connections, 0)
 
-    await hand_on(connections, lambda _: 0, QUIET_S, 5 * QUIET_S, least_s=5 * QUIET_S)
+    await drain_gradually(connections, lambda _: 0, QUIET_S, 5 * QUIET_S, least_s=5 * QUIET_S)
 
     assert loop.time() == pytest.approx(5 * QUIET_S, abs=0.1)
     assert not connections

@@ -19,7 +19,7 @@ LIMITS = QueueLimits(size_max=16_384, adapts=True)
 HEAVY, LIGHT = Flow("heavy"), Flow("light")
 
 
-class Offered:
+class OfferedLoad:
     """Requests offered to one scheduler."""
 
     def __init__(self, scheduler: Scheduler, service_ns: Callable[[Run], int], slots: int = 1, seed: int = 1) -> None:
@@ -81,7 +81,7 @@ MODELS = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_goodput_stays_at_capacity_under_overload_and_latency_low(kind: str, times: int) -> None:
     capacity, slots, size_max, took_ns = MODELS[kind]
-    offered = Offered(batcher(size_max), fixed(int(took_ns)), slots)
+    offered = OfferedLoad(batcher(size_max), fixed(int(took_ns)), slots)
     offered.poisson(times * capacity, 8 * SECOND_NS, patience_ns=SECOND_NS)
 
     offered.simulation.run()
@@ -91,7 +91,7 @@ def test_goodput_stays_at_capacity_under_overload_and_latency_low(kind: str, tim
 
 
 def test_without_the_rule_hardly_a_request_is_in_time() -> None:
-    offered = Offered(batcher(limits=QueueLimits(size_max=16_384)), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(limits=QueueLimits(size_max=16_384)), fixed(5 * MS // 2))
     offered.poisson(2_000, 8 * SECOND_NS, patience_ns=SECOND_NS)
 
     offered.simulation.run()
@@ -101,7 +101,7 @@ def test_without_the_rule_hardly_a_request_is_in_time() -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_clients_that_send_thousands_at_once_and_wait_lose_nothing_in_the_order_in_which_they_sent(slots: int) -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2), slots)
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2), slots)
     ids = [offered.submit(n) for n in range(10_000)]
 
     offered.simulation.run()
@@ -111,7 +111,7 @@ def test_clients_that_send_thousands_at_once_and_wait_lose_nothing_in_the_order_
 
 
 def test_a_client_that_gives_up_thousands_at_once_changes_nothing() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     for n in range(2_000):
         offered.submit(n, HEAVY, patience_ns=3 * SECOND_NS - n + n * 20_000)  # its connections close one by one
         offered.submit(n, HEAVY)
@@ -123,7 +123,7 @@ def test_a_client_that_gives_up_thousands_at_once_changes_nothing() -> None:
 
 
 def test_a_client_that_leaves_now_and_then_changes_nothing() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     for n in range(40):  # bursts of 500 ms, whose last request is given up
         ids = [offered.submit(n * 600 * MS + each) for each in range(200)]
         offered.simulation.at(n * 600 * MS + 400 * MS, Cancel(ids[-1]))
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_now_and_then_changes_nothing() -> None:
 
 
 def test_a_patient_client_keeps_its_requests_and_its_share_beside_impatient_ones() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     offered.poisson(2_000, 10 * SECOND_NS, HEAVY, patience_ns=SECOND_NS)
     bulk = [offered.submit(3 * SECOND_NS + n, LIGHT) for n in range(1_000)]
 
@@ -146,7 +146,7 @@ def test_a_patient_client_keeps_its_requests_and_its_share_beside_impatient_ones
 
 
 def test_clients_that_wait_longer_than_those_who_leave_are_served_beside_them_in_one_flow() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     patient = offered.poisson(300, 10 * SECOND_NS)
     offered.poisson(30, 10 * SECOND_NS, patience_ns=30 * MS)
 
@@ -156,7 +156,7 @@ def test_clients_that_wait_longer_than_those_who_leave_are_served_beside_them_in
 
 
 def test_shedding_ends_with_the_overload() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     offered.poisson(2_000, 5 * SECOND_NS, patience_ns=SECOND_NS)
     later = [offered.submit(30 * SECOND_NS + n) for n in range(5_000)]
 
@@ -167,7 +167,7 @@ def test_shedding_ends_with_the_overload() -> None:
 
 
 def test_a_crowd_of_clients_with_one_request_each_is_shed_like_a_single_one() -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     time_ns = 0
     while time_ns < 8 * SECOND_NS:
         time_ns += round(offered.chance.expovariate(2_000) * SECOND_NS)
@@ -180,7 +180,7 @@ def test_a_crowd_of_clients_with_one_request_each_is_shed_like_a_single_one() ->
 
 def test_a_configured_limit_or_timeout_means_what_it_says() -> None:
     limits = QueueLimits(size_max=16_384, timeout_ns=3 * SECOND_NS)
-    offered = Offered(batcher(limits=limits), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(limits=limits), fixed(5 * MS // 2))
     offered.poisson(2_000, 5 * SECOND_NS, patience_ns=SECOND_NS)
 
     offered.simulation.run()
@@ -192,7 +192,7 @@ def test_a_model_that_waits_for_resources_sheds_and_keeps_none_of_them() -> None
     arbiter, member = Arbiter(), Member("m", "1", "m_0", (Need(ResourcePool("R", 0), 1),))
     arbiter.join([member])
     scheduler = LimitedScheduler(DynamicBatcher(BatchPolicy(limits=LIMITS)), {0: member}, arbiter)
-    offered = Offered(scheduler, fixed(5 * MS // 2))
+    offered = OfferedLoad(scheduler, fixed(5 * MS // 2))
     offered.poisson(2_000, 8 * SECOND_NS, patience_ns=SECOND_NS)
 
     offered.simulation.run()
@@ -203,7 +203,7 @@ def test_a_model_that_waits_for_resources_sheds_and_keeps_none_of_them() -> None
 
 @pytest.mark.parametrize(("weight", "share"), [(1, 1 / 2), (3, 3 / 4)])
 def test_flows_with_a_backlog_share_by_weight(weight: int, share: float) -> None:
-    offered = Offered(batcher(), fixed(MS))
+    offered = OfferedLoad(batcher(), fixed(MS))
     for n in range(4_000):
         offered.submit(n, Flow("a", weight))
         offered.submit(n, Flow("b"))
@@ -216,7 +216,7 @@ def test_flows_with_a_backlog_share_by_weight(weight: int, share: float) -> None
 
 @pytest.mark.parametrize("patience_ns", [0, SECOND_NS])
 def test_a_light_client_keeps_its_requests_beside_a_heavy_one(patience_ns: int) -> None:
-    offered = Offered(batcher(), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(), fixed(5 * MS // 2))
     light = offered.poisson(20, 10 * SECOND_NS, LIGHT, patience_ns=SECOND_NS)
     offered.poisson(2_500, 10 * SECOND_NS, HEAVY, patience_ns=patience_ns)
 
@@ -229,7 +229,7 @@ def test_a_light_client_keeps_its_requests_beside_a_heavy_one(patience_ns: int) 
 
 
 def test_when_the_queue_is_full_the_flow_that_holds_most_of_it_loses() -> None:
-    offered = Offered(batcher(limits=QueueLimits(size_max=100)), fixed(5 * MS // 2))
+    offered = OfferedLoad(batcher(limits=QueueLimits(size_max=100)), fixed(5 * MS // 2))
     light = offered.poisson(20, 5 * SECOND_NS, LIGHT)
     heavy = offered.poisson(2_500, 5 * SECOND_NS, HEAVY)
 
@@ -244,7 +244,7 @@ def test_when_the_queue_is_full_the_flow_that_holds_most_of_it_loses() -> None:
 
 def test_priority_comes_before_fairness() -> None:
     policy = BatchPolicy(priority_levels=2, default_level=2, limits=LIMITS)
-    offered = Offered(DynamicBatcher(policy), fixed(MS))
+    offered = OfferedLoad(DynamicBatcher(policy), fixed(MS))
     offered.submit(0, LIGHT)
     last = [offered.submit(1, LIGHT, priority=2) for _ in range(3)]
     first = [offered.submit(2, HEAVY, priority=1) for _ in range(50)]

@@ -346,7 +346,7 @@ def check_quiet(world: "World") -> None:
     ended = left.of_ended(world.loop, world.living())
     found = left.kept(ended)
     more = left.by_role(world.left(ended)) - left.by_role(world.calm)
-    for each in ("timer TrafficService._look of engine", *left.POOLED):  # of a canary plan
+    for each in ("timer TrafficService._check_canaries of engine", *left.POOLED):  # of a canary plan
         more.pop(each, None)
     files = [each.provided for each in lifecycle.table.models.values() if each.provided is not None]
     brought = [each for provided in files for each in (provided, *provided.earlier) if each.override is not None]

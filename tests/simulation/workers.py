@@ -99,7 +99,7 @@ class Worker:
         elif kind == "finalize":
             self._loop.call_later(self._chance.random() * 0.2, self.exit, 0)
         if kind in ("execute", "release"):
-            self._tensors.note(*message.header[-2:])
+            self._tensors.handle_lists(*message.header[-2:])
 
     def _loaded(self) -> None:
         self._end.send(("ready", {}))
@@ -160,4 +160,4 @@ def _killpg(pid: int, signal: int) -> None:
 
 
 os.killpg = _killpg
-vars(process_module)["reaper"] = SimpleNamespace(watch=lambda pid: None, forget=lambda pid: None)
+vars(process_module)["reaper"] = SimpleNamespace(watch=lambda pid: None, unregister=lambda pid: None)

@@ -25,7 +25,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Asked:
+class EngineRequest:
     """A request as `language/worker/model.py` makes one, and its responses."""
 
     def __init__(self, text: str = "", route: str = "", **members: Any) -> None:
@@ -60,9 +60,9 @@ class Asked:
         return [json.loads(response["text_output"]) for response in self.responses]
 
 
-def openai(route: str, body: Mapping[str, Any], **members: Any) -> Asked:
+def openai(route: str, body: Mapping[str, Any], **members: Any) -> EngineRequest:
     """Return a request of OpenAI's API to the model `lm`."""
-    return Asked(json.dumps({"model": "lm", **body}), route, **members)
+    return EngineRequest(json.dumps({"model": "lm", **body}), route, **members)
 
 
 Started = Callable[..., AbstractAsyncContextManager[Any]]
@@ -83,7 +83,7 @@ async def started_by(make: Callable[[Any], Any], **setup: Any) -> AsyncIterator[
     await engine.stop()
 
 
-def answered_by(started: Started, asked: Asked, **options: Any) -> Asked:
+def answered_by(started: Started, asked: EngineRequest, **options: Any) -> EngineRequest:
     async def answer() -> None:
         async with started(**options) as engine:
             await engine.answer(asked)
@@ -93,7 +93,7 @@ def answered_by(started: Started, asked: Asked, **options: Any) -> Asked:
     return asked
 
 
-def refused_by(started: Started, asked: Asked, **options: Any) -> RefusedError:
+def refused_by(started: Started, asked: EngineRequest, **options: Any) -> RefusedError:
     async def answer() -> None:
         async with started(**options) as engine:
             with pytest.raises(RefusedError) as caught:

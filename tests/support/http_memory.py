@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import httptools
 
-from charonia.server.http.connection import Turns
+from charonia.server.http.connection import CallbackQueue
 from charonia.server.http.frontend import HttpEndpoint
 
 _DUE: WeakKeyDictionary[HttpEndpoint, list[Callable[[], None]]] = WeakKeyDictionary()
@@ -124,7 +124,7 @@ class MemoryClient:
         self._is_feeding = False
         if endpoint not in _DUE:
             _DUE[endpoint] = []
-            endpoint.turns = Turns(_DUE[endpoint].append)
+            endpoint.callbacks = CallbackQueue(_DUE[endpoint].append)
         self._due = _DUE[endpoint]
         self.waits_for_rounds = False
         self._parser = httptools.HttpResponseParser(self)

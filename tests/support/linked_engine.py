@@ -16,10 +16,10 @@ from charonia.core.response import InferResponse
 from charonia.server.directory import Directory, ModelRequests, Target
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Services
-from charonia.server.front_ends.calls import KeptTraffic
+from charonia.server.front_ends.calls import TransferredTraffic
 from charonia.server.front_ends.engine_port import EnginePort
 from charonia.server.front_ends.remote_engine import RemoteEngine
-from charonia.server.lifecycle.in_front import Offer
+from charonia.server.lifecycle.front_end_placement import Offer
 from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.model_metrics import Increase
 
@@ -56,7 +56,7 @@ class ServedFake(FakeEngine):
     offered: Mapping[Target, Offer] = MappingProxyType({})
     changed: Callable[[], None] = staticmethod(lambda: None)
     requests: ModelRequests | None = None
-    traffic: KeptTraffic | None = None
+    traffic: TransferredTraffic | None = None
 
     @classmethod
     def of(cls, fake: FakeEngine) -> "ServedFake":

@@ -20,8 +20,8 @@ from charonia.server.scheduling.api import (
     Reschedule,
     Run,
     Scheduler,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Submit,
 )
 
@@ -82,7 +82,7 @@ class RecordedScheduler:
                 self._again.discard(event.id)
             case Reschedule():
                 self._again.add(event.id)
-            case SlotIdle() | SlotGone():
+            case SlotIdle() | SlotRemoved():
                 back = self._again.intersection(self._running.pop(event.slot, ()))
                 self._queued |= back
                 self._again -= back

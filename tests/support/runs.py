@@ -16,7 +16,7 @@ from charonia.tools.results.records import (
     LoadMode,
     Machine,
     ModelInfo,
-    Offered,
+    OfferedLoad,
     PerfRun,
     Resources,
     ServerInfo,
@@ -117,7 +117,7 @@ def _level(
         timeline=buckets,
         client=ClientTimes(12_000.0, 9_000.0, 0.3, duration_s * 0.3, 1),
         server=ServerSide(_statistics(served, count), other_traffic=False),
-        offered=Offered(level.value, level.value, rate, 0.01, 1, 2) if is_open else None,
+        offered=OfferedLoad(level.value, level.value, rate, 0.01, 1, 2) if is_open else None,
         resources=Resources(duration_s * 1.5, 1.5, 150 * 2**20, 2),
     )
 

@@ -13,7 +13,7 @@ from charonia.tools.perf import samples
 from charonia.tools.perf.api import LoadPlan, MeasuredTarget, MeasurePlan, Progress, RunSettings, silent
 from charonia.tools.perf.level import Context, measure
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.pool import Begin, WorkerPool
+from charonia.tools.perf.pool import PrepareLoad, WorkerPool
 from charonia.tools.perf.samples import Chunk
 from charonia.tools.results.records import LevelResult, LoadLevel
 
@@ -74,7 +74,7 @@ class SimulatedPool(WorkerPool):
     def count(self) -> int:
         return 1
 
-    def prepare(self, begin: Begin) -> None:
+    def prepare(self, begin: PrepareLoad) -> None:
         """Be ready."""
 
     def go(self) -> int:

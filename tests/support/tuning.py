@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from charonia.tools.results.records import Estimate, LoadMode
 from charonia.tools.tune.api import (
-    Failed,
     LoadPoint,
     Measured,
     Metric,
     Outcome,
     SearchSpace,
     Trial,
+    TrialFailed,
     Variant,
 )
 from charonia.tools.tune.objective import Loads
@@ -65,7 +65,7 @@ class SimulatedServer:
         """Return what a trial finds. The same trial finds the same."""
         reason = self.refuses(trial.variant)
         if reason:
-            return Failed(reason, loading=True, elapsed_s=self.load_s)
+            return TrialFailed(reason, loading=True, elapsed_s=self.load_s)
         drawn = random.Random(f"{self.seed} {trial_key(trial)}")
         spread = self.noise / math.sqrt(trial.effort)
         metrics = {

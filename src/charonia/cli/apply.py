@@ -53,21 +53,21 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _apply)
 
 
-def _apply(given: ApplyOptions) -> int:
-    if not given.files:
+def _apply(options: ApplyOptions) -> int:
+    if not options.files:
         raise invalid("expected -f FILE, got none")
-    specs = [spec for file in given.files for spec in read_specs(file)]
-    client, project, fits = connect(given.access), given.access.project, True
+    specs = [spec for file in options.files for spec in read_specs(file)]
+    client, project, fits = connect(options.access), options.access.project, True
     applied = dict[str, int]()
     for spec in specs:
-        query = {"dry_run": "true" if given.is_dry else "", "note": given.note}
+        query = {"dry_run": "true" if options.is_dry else "", "note": options.note}
         plan = client.call("PUT", path_of("projects", project, "deployments", spec["name"]), spec, query=query)
-        show_plan(spec["name"], plan, is_dry=given.is_dry)
+        show_plan(spec["name"], plan, is_dry=options.is_dry)
         applied[spec["name"]] = plan["revision"]
         fits = fits and not plan["problems"]
-    if given.is_dry:
+    if options.is_dry:
         return 0 if fits else 1
-    for name, revision in applied.items() if given.waits else ():
+    for name, revision in applied.items() if options.waits else ():
         wait_until_served(client, project, name, revision)
     return 0
 

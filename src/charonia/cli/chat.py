@@ -77,15 +77,15 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _chat)
 
 
-def _chat(given: ChatOptions) -> int:
-    chat = Chat(given if given.model else replace(given, model=only_model(given)))
+def _chat(options: ChatOptions) -> int:
+    chat = Chat(options if options.model else replace(options, model=only_model(options)))
     if sys.stdin.isatty():
         _converse(chat, style_of(sys.stdout))
         return 0
     text = sys.stdin.read().strip()
     if not text:
         raise invalid("expected a message on standard input, got nothing")
-    for piece in chat.say(text):
+    for piece in chat.send(text):
         print(piece, end="", flush=True)
     print()
     return 0
@@ -113,7 +113,7 @@ class Chat:
         self.messages.clear()
         self.system = self.system if system is None else system
 
-    def say(self, text: str) -> Generator[str, None, None]:
+    def send(self, text: str) -> Generator[str, None, None]:
         """Send a message, and yield the pieces of the answer. The pieces received are kept even if the caller stops.
 
         Raises:
@@ -230,7 +230,7 @@ def _command(chat: Chat, text: str, style: Style) -> None:
 
 def _answer(chat: Chat, text: str, style: Style) -> None:
     began = first = time.monotonic()
-    pieces = chat.say(text)
+    pieces = chat.send(text)
     count = 0
     try:
         for piece in pieces:

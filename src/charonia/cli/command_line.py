@@ -128,13 +128,13 @@ def refused(reason: str, *names: str, metavar: str = "VALUE") -> list[Option]:
     return [Option(n, "", str, metavar, "", unsupported=reason, is_refused=True) for n in names]
 
 
-def without_effect(reason: str, *names: str) -> list[Option]:
+def ignored_options(reason: str, *names: str) -> list[Option]:
     """Return options that are accepted and ignored, with the reason."""
     return [Option(name, "", str, "VALUE", "", unsupported=reason) for name in names]
 
 
 @dataclass(slots=True)
-class Given:
+class ParsedOptions:
     """The given options.
 
     Attributes:
@@ -165,7 +165,7 @@ class CommandLine(Generic[T]):
         intro: Start of the help: usage and purpose.
         unlisted: Options that the help lists by name only, by heading.
         abbreviates: Whether a unique prefix of a long option is accepted.
-        elsewhere: Hints for options of similar programs, which are none here, by name.
+        foreign_options: Hints for options of similar programs, which are none here, by name.
     """
 
     command: str
@@ -176,7 +176,7 @@ class CommandLine(Generic[T]):
     epilog: str = ""
     abbreviates: bool = False
     hint: str = ""
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    foreign_options: Mapping[str, str] = field(default_factory=dict)
 
     def options(self) -> Iterator[Option]:
         """Yield every option of every group."""
@@ -189,14 +189,14 @@ class CommandLine(Generic[T]):
         Raises:
             ServingError: INVALID_ARG with a line for every problem.
         """
-        given = self.split(arguments)
-        record = self.filled(self.read(given), given)
-        given.check()
+        parsed = self.split(arguments)
+        record = self.filled(self.read(parsed), parsed)
+        parsed.check()
         return record
 
-    def split(self, arguments: Sequence[str]) -> Given:
+    def split(self, arguments: Sequence[str]) -> ParsedOptions:
         """Return the given options with their texts."""
-        given = Given()
+        parsed = ParsedOptions()
         known = {
             name: option
             for option in self._understood()
@@ -212,48 +212,48 @@ class CommandLine(Generic[T]):
                 rest.clear()
             elif token.startswith("--"):
                 name, equals, text = token.partition("=")
-                option = self._find(name, known, given.problems)
+                option = self._find(name, known, parsed.problems)
                 if option is not None:
-                    _take(given, option, text if equals else None, rest, known)
+                    _take(parsed, option, text if equals else None, rest, known)
                 elif not equals and rest and not rest[0].startswith("-"):
                     rest.popleft()  # most likely the value of the unknown option
             elif token.startswith("-") and len(token) > 1:
-                self._take_letters(given, token[1:], rest, known)
+                self._take_letters(parsed, token[1:], rest, known)
             else:
                 placed.append(token)
-        self._place(given, placed)
-        return given
+        self._place(parsed, placed)
+        return parsed
 
-    def read(self, given: Given) -> dict[str, Any]:
-        """Return the values of the options by field; problems and notes are added to `given`."""
+    def read(self, options: ParsedOptions) -> dict[str, Any]:
+        """Return the values of the options by field; problems and notes are added to `options`."""
         updates: dict[str, Any] = {}
         for option in self._understood():
-            if option.name not in given.values:
+            if option.name not in options.values:
                 continue
-            texts = given.values[option.name]
+            texts = options.values[option.name]
             if option.instead:
-                given.notes.append(f"{option.name} is deprecated: use {option.instead}")
-            if option.unsupported and not _is_usable(option, texts, given):
+                options.notes.append(f"{option.name} is deprecated: use {option.instead}")
+            if option.unsupported and not _is_usable(option, texts, options):
                 continue
             try:
                 value = option.collect([option.read(text) for text in texts])
             except ValueError as error:
-                given.problems.append(f"{given.sources.get(option.name, option.name)}: {error}")
-                given.unread += option.names.split()
+                options.problems.append(f"{options.sources.get(option.name, option.name)}: {error}")
+                options.unread += option.names.split()
             else:
                 _add(updates, option.field, value)
         return updates
 
-    def filled(self, updates: Mapping[str, Any], given: Given) -> T:
+    def filled(self, updates: Mapping[str, Any], options: ParsedOptions) -> T:
         """Return the record with updated fields; violated rules are added to the problems."""
         try:
             record: T = _replaced(self.record, updates)
         except ServingError as error:
             # Omit consequences of options with invalid values.
-            given.problems += [
+            options.problems += [
                 line
                 for line in error.message.splitlines()
-                if not any(line.startswith(f"{name}:") or f"{name} " in line for name in given.unread)
+                if not any(line.startswith(f"{name}:") or f"{name} " in line for name in options.unread)
             ]
             return self.record
         return record
@@ -298,8 +298,8 @@ class CommandLine(Generic[T]):
         """Return the option with a name or unique prefix; if there is none, add a problem and return None."""
         if name in known:
             return known[name]
-        if name in self.elsewhere:
-            problems.append(f"unknown option '{name}' (hint: {self.elsewhere[name]})")
+        if name in self.foreign_options:
+            problems.append(f"unknown option '{name}' (hint: {self.foreign_options[name]})")
             return None
         for rank in (0, 1) if self.abbreviates else ():
             matching = sorted(long for long, option in known.items() if long.startswith(name) and option.rank == rank)
@@ -312,32 +312,34 @@ class CommandLine(Generic[T]):
         problems.append(unknown("option", name, long_names, f"{self.command} --help lists the options"))
         return None
 
-    def _take_letters(self, given: Given, letters: str, rest: deque[str], known: Mapping[str, Option]) -> None:
+    def _take_letters(
+        self, options: ParsedOptions, letters: str, rest: deque[str], known: Mapping[str, Option]
+    ) -> None:
         """Process joined short options; the last may be followed by its value."""
         while letters:
             name, letters = f"-{letters[0]}", letters[1:]
             if name not in known:
-                given.problems.append(unknown("option", name, (), f"{self.command} --help lists the options"))
+                options.problems.append(unknown("option", name, (), f"{self.command} --help lists the options"))
                 return
             if known[name].metavar:
-                _take(given, known[name], letters.removeprefix("=") or None, rest, known)
+                _take(options, known[name], letters.removeprefix("=") or None, rest, known)
                 return
-            _take(given, known[name], None, rest, known)
+            _take(options, known[name], None, rest, known)
 
-    def _place(self, given: Given, placed: Sequence[str]) -> None:
+    def _place(self, options: ParsedOptions, placed: Sequence[str]) -> None:
         """Assign positional arguments to their options; the last option gets the rest."""
         left = deque(placed)
         for option in self.options():
             if not option.place:
                 continue
-            if not left and option.name == option.place and not given.problems:
-                given.problems.append(f"expected {option.place}, got none")
+            if not left and option.name == option.place and not options.problems:
+                options.problems.append(f"expected {option.place}, got none")
             while left:
-                given.add(option, left.popleft())
+                options.add(option, left.popleft())
                 if option.collect is last:
                     break
         hint = f" (hint: {self.hint})" if self.hint else ""
-        given.problems += [f"unexpected argument '{text}'{hint}" for text in left]
+        options.problems += [f"unexpected argument '{text}'{hint}" for text in left]
 
     def _entry(self, option: Option, width: int) -> str:
         long, *others = option.names.split()
@@ -396,25 +398,27 @@ def carry_out(line: CommandLine[T], arguments: Sequence[str], act: Callable[[T],
         return failed
 
 
-def _take(given: Given, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]) -> None:
+def _take(
+    options: ParsedOptions, option: Option, text: str | None, rest: deque[str], known: Mapping[str, Option]
+) -> None:
     """Add an option with its value, which may be the next argument."""
     if text is None and option.metavar:
         if not rest or rest[0].partition("=")[0] in known:
-            given.problems.append(f"{option.name}: expected a value behind it, got none")
-            given.unread += option.names.split()
+            options.problems.append(f"{option.name}: expected a value behind it, got none")
+            options.unread += option.names.split()
             return
         text = rest.popleft()
-    given.add(option, text or "")
+    options.add(option, text or "")
 
 
-def _is_usable(option: Option, texts: Sequence[Any], given: Given) -> bool:
+def _is_usable(option: Option, texts: Sequence[Any], options: ParsedOptions) -> bool:
     """Report an option that has no effect or is refused, and return whether to read its values."""
     for text in texts:
         if option.is_refused:
             shown = f"{option.name}={text}" if text else option.name
-            given.problems.append(f"{shown}: {option.unsupported}")
+            options.problems.append(f"{shown}: {option.unsupported}")
         else:
-            given.notes.append(f"{option.name} has no effect: {option.unsupported}")
+            options.notes.append(f"{option.name} has no effect: {option.unsupported}")
     return not option.is_refused
 
 

@@ -61,11 +61,11 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _print)
 
 
-def _print(given: ConfigOptions) -> int:
+def _print(options: ConfigOptions) -> int:
     try:
-        found = asyncio.run(_configure(given))
+        found = asyncio.run(_configure(options))
     except ServingError as error:
-        print(problem_text(given.path, error), file=sys.stderr)
+        print(problem_text(options.path, error), file=sys.stderr)
         return 1
     for configuration, notes, placing in found:
         print(notes_text(notes), file=sys.stderr)
@@ -104,7 +104,7 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
     from charonia.server.files.repository import with_files
     from charonia.server.lifecycle.backends import Backends
     from charonia.server.lifecycle.configure import ConfigureOptions, configure
-    from charonia.server.lifecycle.in_front import placing_text
+    from charonia.server.lifecycle.front_end_placement import placing_text
     from charonia.server.lifecycle.repository.scan import folder_at, scan
     from charonia.server.machine.gpus import visible_gpus
 

@@ -76,13 +76,13 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _convert)
 
 
-def _convert(given: ConvertOptions) -> int:
-    done = convert(given, _progress)
+def _convert(options: ConvertOptions) -> int:
+    done = convert(options, _progress)
     print(f"\n{table(done.differences)}\n")
     if done.path is None:
         apart = ", ".join(f"'{difference.name}'" for difference in done.differences if difference.beyond)
         print(
-            f"charonia convert: nothing was written: {apart} differ by more than --tolerance {given.tolerance:g} "
+            f"charonia convert: nothing was written: {apart} differ by more than --tolerance {options.tolerance:g} "
             "(hint: samples of your own say more than random ones: --samples FILE.npz)",
             file=sys.stderr,
         )
@@ -90,7 +90,7 @@ def _convert(given: ConvertOptions) -> int:
     alike = [difference.name for difference in done.differences if difference.is_alike]
     if len(alike) == len(done.differences) and alike:
         print("! The original answers all samples alike, so the check says little: give --samples of your data.\n")
-    served = given.repository or done.path
+    served = options.repository or done.path
     print(f"wrote {done.path}, {size(done.path.stat().st_size)}\ncharonia serve {shlex.quote(str(served))}")
     return 0
 

@@ -48,11 +48,11 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _run)
 
 
-def _run(given: DemoOptions) -> int:
+def _run(options: DemoOptions) -> int:
     # Like Ctrl-C: unwinds the stack, so that the server is stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _demo(given.repository, given.once)
+        _demo(options.repository, options.once)
     except ModuleNotFoundError as error:
         print(f"charonia demo: {error} (hint: {extra_hint('demo')})", file=sys.stderr)
         return 1

@@ -98,55 +98,57 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _deploy)
 
 
-def _deploy(given: DeployOptions) -> int:
-    client, project = connect(given.access), given.access.project
-    is_file = Path(given.model).expanduser().exists()
-    models = _models(client, given, is_file=is_file)
-    model = models[0][0] if len(models) == 1 else default_name(given.model)
-    name = given.name or re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")
+def _deploy(options: DeployOptions) -> int:
+    client, project = connect(options.access), options.access.project
+    is_file = Path(options.model).expanduser().exists()
+    models = _models(client, options, is_file=is_file)
+    model = models[0][0] if len(models) == 1 else default_name(options.model)
+    name = options.name or re.sub(r"[^a-z0-9_-]+", "-", model.lower()).strip("-_")
     place = path_of("projects", project, "deployments", name)
     before = _there(client, place)
     query = {
-        "dry_run": "true" if given.is_dry else "",
-        "note": given.note,
+        "dry_run": "true" if options.is_dry else "",
+        "note": options.note,
         "revision": before["revision"] if before else 0,
     }
     old = before["spec"] if before else None
-    spec = _with_models(old, name, models, given)
-    if is_file and given.is_dry:
+    spec = _with_models(old, name, models, options)
+    if is_file and options.is_dry:
         # The platform cannot plan with a version that it does not have.
         from charonia.platform.deployments.spec import changes, read_spec  # which imports pydantic
 
         made = changes(read_spec(old) if old else None, read_spec(spec))
         for model, version in models:
-            print(f"{model}/{version}: would be added to the registry, from '{given.model}'")
+            print(f"{model}/{version}: would be added to the registry, from '{options.model}'")
         show_plan(name, {"changes": made, "problems": (), "is_new": not old}, is_dry=True)
         return 0
     plan = client.call("PUT", place, spec, query=query)
-    show_plan(name, plan, is_dry=given.is_dry)
-    if given.is_dry:
+    show_plan(name, plan, is_dry=options.is_dry)
+    if options.is_dry:
         return 1 if plan["problems"] else 0
-    if given.waits:
+    if options.waits:
         wait_until_served(client, project, name, plan["revision"])
     return 0
 
 
-def _models(client: PlatformClient, given: DeployOptions, *, is_file: bool) -> list[tuple[str, int]]:
+def _models(client: PlatformClient, options: DeployOptions, *, is_file: bool) -> list[tuple[str, int]]:
     """Return models and versions, 0 for the latest; a file or folder is added to the registry before.
 
     A dry run adds none, and returns the versions that would be added.
     """
     if is_file:
-        if given.is_dry:
-            several = repository_models(list(files_of(Path(given.model).expanduser())))
-            models = list(several) or [given.model_name or default_name(given.model)]
-            return [(model, _next_number(client, given.access.project, model)) for model in models]
-        wanted = RegistryOptions(source=given.model, name=given.model_name, notes=given.note, access=given.access)
+        if options.is_dry:
+            several = repository_models(list(files_of(Path(options.model).expanduser())))
+            models = list(several) or [options.model_name or default_name(options.model)]
+            return [(model, _next_number(client, options.access.project, model)) for model in models]
+        wanted = RegistryOptions(
+            source=options.model, name=options.model_name, notes=options.note, access=options.access
+        )
         return add_versions(client, wanted, reuse=True)
-    name, slash, version = given.model.partition("/")
+    name, slash, version = options.model.partition("/")
     if not name or (slash and not version.isdecimal()):
         raise invalid(
-            f"expected NAME, NAME/VERSION or a file or folder, got '{given.model}'",
+            f"expected NAME, NAME/VERSION or a file or folder, got '{options.model}'",
             hint="a file or folder of that name does not exist on this machine",
         )
     return [(name, int(version) if slash else 0)]
@@ -158,19 +160,21 @@ def _next_number(client: PlatformClient, project: str, model: str) -> int:
 
 
 def _with_models(
-    before: Mapping[str, Any] | None, name: str, models: Sequence[tuple[str, int]], given: DeployOptions
+    before: Mapping[str, Any] | None, name: str, models: Sequence[tuple[str, int]], options: DeployOptions
 ) -> dict[str, Any]:
     """Return the specification of a deployment with these models, and those that --with names."""
-    plain = replace(given, instances=None, instances_max=None, max_batch_size=None, max_queue_delay_us=None, traffic={})
-    if len(models) > 1 and plain != given:
+    plain = replace(
+        options, instances=None, instances_max=None, max_batch_size=None, max_queue_delay_us=None, traffic={}
+    )
+    if len(models) > 1 and plain != options:
         raise invalid(
             f"instances, batches and traffic are for one model, got a repository with {len(models)}",
             hint="deploy it without them, then name the model",
         )
     for model, version in models:
-        before = changed_spec(before, name, model, version, given)
+        before = changed_spec(before, name, model, version, options)
     present = {each["name"] for each in (before or {}).get("models", ())}
-    for model in given.steps:
+    for model in options.steps:
         if model not in present:
             before = changed_spec(before, name, model, 0, plain)
     return dict(before or {})
@@ -187,7 +191,7 @@ def _there(client: PlatformClient, place: str) -> Mapping[str, Any] | None:
 
 
 def changed_spec(
-    before: Mapping[str, Any] | None, name: str, model: str, version: int, given: DeployOptions
+    before: Mapping[str, Any] | None, name: str, model: str, version: int, options: DeployOptions
 ) -> dict[str, Any]:
     """Return the specification of a deployment with a model, and with the options that were given.
 
@@ -196,31 +200,31 @@ def changed_spec(
         model: The model; one that is not among its models is added.
         version: The version, 0 for the latest.
     """
-    if given.traffic and given.strategy not in ("", REPLACE):
-        raise invalid(f"--traffic splits the requests itself, expected it without --strategy {given.strategy}")
-    spec: dict[str, Any] = {"models": [], **(before or {}), "name": name, "strategy": given.strategy or REPLACE}
+    if options.traffic and options.strategy not in ("", REPLACE):
+        raise invalid(f"--traffic splits the requests itself, expected it without --strategy {options.strategy}")
+    spec: dict[str, Any] = {"models": [], **(before or {}), "name": name, "strategy": options.strategy or REPLACE}
     entry: dict[str, Any] = next((dict(each) for each in spec["models"] if each["name"] == model), {"name": model})
-    wanted = {*([version] if version else []), *map(int, given.traffic)}
+    wanted = {*([version] if version else []), *map(int, options.traffic)}
     entry["versions"] = sorted(wanted) or "latest"
     split = [number for number, weight in entry.pop("traffic", {}).get("weights", {}).items() if weight]
-    if given.traffic:
-        entry["traffic"] = {"weights": dict(given.traffic)}
-    elif len(split) > 1 and not given.strategy:
+    if options.traffic:
+        entry["traffic"] = {"weights": dict(options.traffic)}
+    elif len(split) > 1 and not options.strategy:
         raise invalid(
             f"requests of '{model}' are split among the versions {', '.join(split)}: expected --strategy, got none",
             hint="replace gives the new version all requests, beside none yet, canary more step by step",
         )
-    _add(entry, "instances", {"min": given.instances, "max": given.instances_max})
-    batching = {"max_batch_size": given.max_batch_size, "max_queue_delay_microseconds": given.max_queue_delay_us}
+    _add(entry, "instances", {"min": options.instances, "max": options.instances_max})
+    batching = {"max_batch_size": options.max_batch_size, "max_queue_delay_microseconds": options.max_queue_delay_us}
     _add(entry, "batching", batching)
     others = [each for each in spec["models"] if each["name"] != model]
-    device = {"cpu_cores": given.cpu_cores, "gpus": list(given.gpus) or None, "memory_mib": given.memory_mib}
+    device = {"cpu_cores": options.cpu_cores, "gpus": list(options.gpus) or None, "memory_mib": options.memory_mib}
     _add(spec, "device", device)
-    members = {name: getattr(given, name) for name in ("environment", "keys", "ready_within_s", "idle_unload_s")}
+    members = {name: getattr(options, name) for name in ("environment", "keys", "ready_within_s", "idle_unload_s")}
     return spec | {"models": [*others, entry]} | {name: value for name, value in members.items() if value}
 
 
 def _add(target: dict[str, Any], key: str, values: Mapping[str, Any]) -> None:
-    given = {name: value for name, value in values.items() if value is not None}
-    if given:
-        target[key] = {**target.get(key, {}), **given}
+    fields = {name: value for name, value in values.items() if value is not None}
+    if fields:
+        target[key] = {**target.get(key, {}), **fields}

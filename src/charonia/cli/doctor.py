@@ -49,7 +49,7 @@ Check what this machine can run, and the needs of models: of a repository, or of
 
 
 def run(arguments: Sequence[str]) -> int:
-    return carry_out(LINE, arguments, _look)
+    return carry_out(LINE, arguments, _check)
 
 
 def _isolation() -> "Section":
@@ -72,15 +72,15 @@ async def _examine(paths: Sequence[str]) -> "list[Section]":
         return await examine(repositories)
 
 
-def _look(given: DoctorOptions) -> int:
+def _check(options: DoctorOptions) -> int:
     # Imported late, because they import the engine, which `--help` does not need.
-    from charonia.server.doctor.machine import look, problem_count, to_json, to_text
+    from charonia.server.doctor.machine import check_machine, problem_count, to_json, to_text
 
-    sections = [] if given.models_only else [*look(), *([_isolation()] if sys.platform == "linux" else [])]
-    if given.repositories:
-        sections += asyncio.run(_examine(given.repositories))
-    print(json.dumps(to_json(sections), indent=2) if given.json else to_text(sections))
+    sections = [] if options.models_only else [*check_machine(), *([_isolation()] if sys.platform == "linux" else [])]
+    if options.repositories:
+        sections += asyncio.run(_examine(options.repositories))
+    print(json.dumps(to_json(sections), indent=2) if options.json else to_text(sections))
     count = problem_count(sections)
-    if count and not given.json:
+    if count and not options.json:
         print(f"\n{count} problem{'s' if count > 1 else ''}, marked with !")
     return 1 if count else 0

@@ -41,7 +41,7 @@ class EnvironmentOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
-def _list(client: PlatformClient, given: EnvironmentOptions) -> int:
+def _list(client: PlatformClient, options: EnvironmentOptions) -> int:
     columns: Columns = {
         "Name": "name",
         "State": "state",
@@ -49,46 +49,48 @@ def _list(client: PlatformClient, given: EnvironmentOptions) -> int:
         "Size": lambda environment: size(environment["size"]),
         "Added": at("created"),
     }
-    print(table(columns, listed(client, path_of("projects", given.access.project, "environments"))))
+    print(table(columns, listed(client, path_of("projects", options.access.project, "environments"))))
     presets = client.call("GET", path_of("environments", "choices"))["presets"]
     print(f"\nto choose with --preset: {', '.join(each['name'] for each in presets)}")
     return 0
 
 
-def _show(client: PlatformClient, given: EnvironmentOptions) -> int:
-    found = client.call("GET", path_of("projects", given.access.project, "environments", given.name))
+def _show(client: PlatformClient, options: EnvironmentOptions) -> int:
+    found = client.call("GET", path_of("projects", options.access.project, "environments", options.name))
     named = {"state": found["state"], "reason": found["reason"], "Python": found["python"]}
     packages = table({"Package": itemgetter(0), "Version": itemgetter(1)}, found["packages"])
     print("\n".join([found["name"], *facts(named), "", packages]))
     return 0
 
 
-def _add(client: PlatformClient, given: EnvironmentOptions) -> int:
-    made = client.call("POST", path_of("projects", given.access.project, "environments"), request_for(client, given))
-    if given.waits and made["task"]:
+def _add(client: PlatformClient, options: EnvironmentOptions) -> int:
+    made = client.call(
+        "POST", path_of("projects", options.access.project, "environments"), request_for(client, options)
+    )
+    if options.waits and made["task"]:
         follow(client, made["task"], with_log=True)
     print(made["name"])
     return 0
 
 
-def request_for(client: PlatformClient, given: EnvironmentOptions) -> dict[str, Any]:
+def request_for(client: PlatformClient, options: EnvironmentOptions) -> dict[str, Any]:
     """Return the body of the request to the platform."""
-    sources = [each for each in (given.requirements, given.script, given.preset) if each]
+    sources = [each for each in (options.requirements, options.script, options.preset) if each]
     if len(sources) != 1:
         raise invalid(f"expected one of --requirements, --script and --preset, got {len(sources)}")
-    wanted: dict[str, Any] = {"name": given.name, "python": given.python, "imports": list(given.imports)}
-    if given.preset:
+    wanted: dict[str, Any] = {"name": options.name, "python": options.python, "imports": list(options.imports)}
+    if options.preset:
         presets = {each["name"]: each for each in client.call("GET", path_of("environments", "choices"))["presets"]}
-        if given.preset not in presets:
-            raise not_found(f"there is no preset '{given.preset}'", hint=f"known are {', '.join(presets)}")
-        preset = presets[given.preset]
+        if options.preset not in presets:
+            raise not_found(f"there is no preset '{options.preset}'", hint=f"known are {', '.join(presets)}")
+        preset = presets[options.preset]
         wanted["requirements"] = preset["requirements"]
         wanted["imports"] += preset["imports"]
-    elif given.script:
-        wanted["script"] = _text(given.script)
-    elif given.requirements:
-        wanted["requirements"] = _text(given.requirements)
-    wanted["name"] = wanted["name"] or given.preset
+    elif options.script:
+        wanted["script"] = _text(options.script)
+    elif options.requirements:
+        wanted["requirements"] = _text(options.requirements)
+    wanted["name"] = wanted["name"] or options.preset
     if not wanted["name"]:
         raise invalid("expected a NAME for the environment, got none")
     return wanted
@@ -101,8 +103,8 @@ def _text(path: Path) -> str:
         raise invalid(f"'{path}' cannot be read: {error}") from None
 
 
-def _remove(client: PlatformClient, given: EnvironmentOptions) -> int:
-    client.call("DELETE", path_of("projects", given.access.project, "environments", given.name))
+def _remove(client: PlatformClient, options: EnvironmentOptions) -> int:
+    client.call("DELETE", path_of("projects", options.access.project, "environments", options.name))
     return 0
 
 

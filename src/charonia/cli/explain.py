@@ -66,10 +66,10 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _explain)
 
 
-def _explain(given: ExplainOptions) -> int:
-    document = _under_load(given) if _is_path(given.model) else fetch(given)
+def _explain(options: ExplainOptions) -> int:
+    document = _under_load(options) if _is_path(options.model) else fetch(options)
     columns = min(shutil.get_terminal_size().columns, COLUMNS_MAX)
-    print(json.dumps(document, indent=2) if given.json else explain_text(document, columns))
+    print(json.dumps(document, indent=2) if options.json else explain_text(document, columns))
     return 0
 
 
@@ -91,17 +91,17 @@ def _under_load(given: ExplainOptions) -> dict[str, Any]:
         return fetch(replace(given, model=options.target.model, server=replace(given.server, url=options.target.url)))
 
 
-def fetch(given: ExplainOptions) -> dict[str, Any]:
+def fetch(options: ExplainOptions) -> dict[str, Any]:
     """Return the server's explanation of a model."""
-    version = f"/versions/{quote(given.version, safe='')}" if given.version else ""
+    version = f"/versions/{quote(options.version, safe='')}" if options.version else ""
 
     def call(method: str, path: str, body: bytes = b"") -> Any:
-        with given.server.call(method, f"/v2/{path}", body, timeout_s=ANSWER_SECONDS_MAX) as answer:
+        with options.server.call(method, f"/v2/{path}", body, timeout_s=ANSWER_SECONDS_MAX) as answer:
             if answer.status != HTTPStatus.OK:
                 raise invalid(_reason(answer))
             return json.load(answer)
 
-    model = given.model
+    model = options.model
     if not model:
         model = only_model({entry["name"] for entry in call("POST", "repository/index", b'{"ready": true}')})
     document: dict[str, Any] = call("GET", f"models/{quote(model, safe='')}{version}/explain")

@@ -93,14 +93,14 @@ def run(arguments: Sequence[str]) -> int:
     return 2
 
 
-def _kserve(given: KserveOptions) -> int:
-    models = models_at(given.path, is_trusted=TRUST in given.arguments)
-    objects = kserve_objects(models, given)
-    if not given.output:
+def _kserve(options: KserveOptions) -> int:
+    models = models_at(options.path, is_trusted=TRUST in options.arguments)
+    objects = kserve_objects(models, options)
+    if not options.output:
         print("---\n".join(_yaml(each) for each in objects.values()), end="")
         return 0
     for name, text in files_of(objects).items():
-        path = Path(given.output, name)
+        path = Path(options.output, name)
         state = "unchanged" if path.is_file() and path.read_text(encoding="utf-8") == text else "written"
         if state == "written":
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def models_at(path: str, *, is_trusted: bool = False) -> ExportedModels:
         is_trusted: Whether the server may read files that can run any code (--trust).
     """
     # Imported late, because it imports schema, which `--help` does not need.
-    from charonia.server.files.given import sort
+    from charonia.server.files.served_files import sort
     from charonia.server.lifecycle.repository.model_folder import read_config
     from charonia.server.lifecycle.repository.scan import folder_at, scan
 

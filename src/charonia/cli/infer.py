@@ -92,11 +92,11 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _infer)
 
 
-def _infer(given: InferOptions) -> int:
+def _infer(options: InferOptions) -> int:
     try:
-        return _answer(given)
+        return _answer(options)
     except ServingError as error:
-        error.hint = error.hint or file_hint(error.message, given.inputs)
+        error.hint = error.hint or file_hint(error.message, options.inputs)
         raise
 
 
@@ -129,26 +129,26 @@ def _answer(given: InferOptions) -> int:
             for output in config.output
         }
         result = client.infer(
-            *(config.name, _values(request), wanted), version=given.version, parameters=request.parameters
-        )
+            config.name, _values(request), wanted, version=given.version, parameters=request.parameters,
+        )  # fmt: skip
         _save(result, given)
         _print(result, given, {name for name, count in wanted.items() if count})
     return 0
 
 
-def _config(client: Client, given: InferOptions) -> ModelConfig:
+def _config(client: Client, options: InferOptions) -> ModelConfig:
     """Return the model's configuration."""
     try:
-        model = given.model or only_model({entry.name for entry in client.repository_index(ready=True)})
-        return from_json(dump(client.model_config(model, given.version)).decode())
+        model = options.model or only_model({entry.name for entry in client.repository_index(ready=True)})
+        return from_json(dump(client.model_config(model, options.version)).decode())
     except ClientError as error:
         if error.failure is not Failure.STATUS:
             raise ServingError(error.code, error.message, hint="-u names the address of a server") from error
         raise
 
 
-def _written(request: ExampleRequest, given: InferOptions) -> str:
-    if given.python:
+def _written(request: ExampleRequest, options: InferOptions) -> str:
+    if options.python:
         return request.python().rstrip()
     curl = request.curl()
     if not curl:
@@ -168,14 +168,14 @@ def _stream_url(url: str) -> str:
     return url if parse_url(url).protocol == "grpc" else grpc_url(url)
 
 
-def _print_stream(client: Client, request: ExampleRequest, given: InferOptions) -> None:
+def _print_stream(client: Client, request: ExampleRequest, options: InferOptions) -> None:
     is_text = False
     try:
-        for result in client.stream_infer(request.config.name, _values(request), version=given.version):
-            _save(result, given)
-            text = None if given.json else piece(result.outputs)
+        for result in client.stream_infer(request.config.name, _values(request), version=options.version):
+            _save(result, options)
+            text = None if options.json else piece(result.outputs)
             if text is None:
-                _print(result, given, set())
+                _print(result, options, set())
                 continue
             is_text = True
             print(text, end="", flush=True)
@@ -184,8 +184,8 @@ def _print_stream(client: Client, request: ExampleRequest, given: InferOptions) 
             print()
 
 
-def _print(result: InferResult, given: InferOptions, labelled: set[str]) -> None:
-    if given.json:
+def _print(result: InferResult, options: InferOptions, labelled: set[str]) -> None:
+    if options.json:
         print(dump(_plain(result), literals=True).decode(), flush=True)
         return
     for name, array in result.outputs.items():
@@ -210,8 +210,8 @@ def _elements(array: Array) -> Iterator[str]:
             yield base64.b64encode(element).decode()
 
 
-def _save(result: InferResult, given: InferOptions) -> None:
-    for name, path in given.outputs:
+def _save(result: InferResult, options: InferOptions) -> None:
+    for name, path in options.outputs:
         array = result.outputs.get(name)
         if array is None:
             raise invalid(f"--output {name}: expected an output of the answer: {', '.join(result.outputs)}")

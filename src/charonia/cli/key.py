@@ -65,36 +65,36 @@ def run(arguments: Sequence[str]) -> int:
     return carry_out(LINE, arguments, _make)
 
 
-def _make(given: KeyOptions) -> int:
+def _make(options: KeyOptions) -> int:
     key = secrets.token_urlsafe(KEY_BYTES)
-    line = f"{given.name} {given.scopes} {digest_of(key)}"
-    limits = {"requests/min": given.requests, "tokens/min": given.tokens}
+    line = f"{options.name} {options.scopes} {digest_of(key)}"
+    limits = {"requests/min": options.requests, "tokens/min": options.tokens}
     line += "".join(f" {name}={limit}" for name, limit in limits.items() if limit)
     try:
         parse_keys(line)
     except ServingError as error:
         print(f"charonia key: {error.message.removeprefix('line 1: ')}", file=sys.stderr)
         return 2
-    if given.file is not None:
+    if options.file is not None:
         try:
-            _check_new(given)
-            _append(given.file, line)
+            _check_new(options)
+            _append(options.file, line)
         except OSError as error:
-            raise unavailable(f"cannot write '{given.file}': {error.strerror}") from None
+            raise unavailable(f"cannot write '{options.file}': {error.strerror}") from None
     print(key)
-    if given.file is None:
+    if options.file is None:
         print(f"the line for the file of keys: {line}", file=sys.stderr)
     return 0
 
 
-def _check_new(given: KeyOptions) -> None:
-    if given.file is None or not given.file.exists():
+def _check_new(options: KeyOptions) -> None:
+    if options.file is None or not options.file.exists():
         return
-    text = given.file.read_text(encoding="utf-8")
-    if any(key.name == given.name for key in parse_keys(text).keys):
+    text = options.file.read_text(encoding="utf-8")
+    if any(key.name == options.name for key in parse_keys(text).keys):
         raise conflict(
-            f"'{given.file}' has a key of '{given.name}' already",
-            hint=f"to have two while clients change over, choose another name such as {given.name}-2; to replace it, "
+            f"'{options.file}' has a key of '{options.name}' already",
+            hint=f"to have two while clients change over, choose another name such as {options.name}-2; to replace it, "
             "remove its line first",
         )
 

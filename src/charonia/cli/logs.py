@@ -73,7 +73,7 @@ class TerminalFormatter(LineFormatter):
 
     def _head(self, record: logging.LogRecord, message: str) -> str:
         style = self._colours
-        word = style.bad("error:") if record.levelno >= logging.ERROR else style.doubtful("warning:")
+        word = style.bad("error:") if record.levelno >= logging.ERROR else style.warning("warning:")
         return f"{CLEAR_LINE}{word} {_UNSAFE_IN_BLOCK.sub(_escaped, message)}"
 
 

@@ -59,22 +59,22 @@ class RegistryOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
-def add_versions(client: PlatformClient, given: RegistryOptions, *, reuse: bool = False) -> list[tuple[str, int]]:
+def add_versions(client: PlatformClient, options: RegistryOptions, *, reuse: bool = False) -> list[tuple[str, int]]:
     """Add a version, or one of each model of a repository, optionally wait for the checks, and return them.
 
     Args:
         reuse: Whether a version that has the same files will do.
     """
-    name = given.name or default_name(given.source)
-    project = given.access.project
-    kind, source_place = _source(client, given)
-    source = {"kind": kind, "place": source_place, "take": given.take, "server": given.mlflow}
-    source |= {"secret": given.secret} if given.secret else {}
+    name = options.name or default_name(options.source)
+    project = options.access.project
+    kind, source_place = _source(client, options)
+    source = {"kind": kind, "place": source_place, "take": options.take, "server": options.mlflow}
+    source |= {"secret": options.secret} if options.secret else {}
     place = path_of("projects", project, "models", name, "versions")
-    added = client.call("POST", place, {"source": source, "notes": given.notes})
+    added = client.call("POST", place, {"source": source, "notes": options.notes})
     model, number = str(added["model"]), int(added["number"])
     place = path_of("projects", project, "models", model, "versions", number)
-    if not given.waits:
+    if not options.waits:
         return [(model, number)]
     try:
         versions = follow(client, added["task"])["result"].get("versions")
@@ -124,17 +124,17 @@ def files_of(source: Path) -> dict[str, Path]:
     return found
 
 
-def _source(client: PlatformClient, given: RegistryOptions) -> tuple[str, str]:
+def _source(client: PlatformClient, options: RegistryOptions) -> tuple[str, str]:
     """Return kind and place of a source, after its files are sent where it is on this machine."""
-    if given.is_there:
-        return "folder", given.source
-    if given.source.startswith(_MLFLOW):
-        return "mlflow", given.source
-    if is_git(given.source):
-        return "git", given.source
-    if is_store(given.source):
-        return "address", given.source
-    batch = client.send_files(given.access.project, files_of(Path(given.source).expanduser()), _show_progress)
+    if options.is_there:
+        return "folder", options.source
+    if options.source.startswith(_MLFLOW):
+        return "mlflow", options.source
+    if is_git(options.source):
+        return "git", options.source
+    if is_store(options.source):
+        return "address", options.source
+    batch = client.send_files(options.access.project, files_of(Path(options.source).expanduser()), _show_progress)
     return "upload", batch
 
 
@@ -144,9 +144,9 @@ def _show_progress(sent: int, total: int) -> None:
         sys.stderr.write(f"\rsending {size(sent)} of {size(total)}{end}")
 
 
-def _list(client: PlatformClient, given: RegistryOptions) -> int:
-    place = path_of("projects", given.access.project, "models")
-    models = listed(client, place, "models", search=given.search, tag=given.tag)
+def _list(client: PlatformClient, options: RegistryOptions) -> int:
+    place = path_of("projects", options.access.project, "models")
+    models = listed(client, place, "models", search=options.search, tag=options.tag)
     rows = ({**_NO_VERSION, "created": each["created"], **(each["latest"] or {}), "model": each} for each in models)
     columns: Columns = {
         "Model": lambda row: row["model"]["name"],
@@ -159,38 +159,40 @@ def _list(client: PlatformClient, given: RegistryOptions) -> int:
     return 0
 
 
-def _show(client: PlatformClient, given: RegistryOptions) -> int:
-    name, _, number = given.model.partition("/")
-    number = number or given.version
-    place = path_of("projects", given.access.project, "models", name)
+def _show(client: PlatformClient, options: RegistryOptions) -> int:
+    name, _, number = options.model.partition("/")
+    number = number or options.version
+    place = path_of("projects", options.access.project, "models", name)
     found = client.call("GET", f"{place}/versions/{quote(number, safe='')}" if number else place)
     print("\n".join(version_text(found) if number else model_text(found)))
     return 0
 
 
-def _add(client: PlatformClient, given: RegistryOptions) -> int:
-    for model, number in add_versions(client, given):
+def _add(client: PlatformClient, options: RegistryOptions) -> int:
+    for model, number in add_versions(client, options):
         print(f"{model}/{number}")
     return 0
 
 
-def _follow(client: PlatformClient, given: RegistryOptions) -> int:
-    if not (given.source and (given.hook or given.every_s)):
+def _follow(client: PlatformClient, options: RegistryOptions) -> int:
+    if not (options.source and (options.hook or options.every_s)):
         raise invalid("expected the address of a Git repository, and --hook or --every")
-    place = path_of("projects", given.access.project, "models", given.name or default_name(given.source), "follow")
-    wanted = {name: getattr(given, name) for name in ("secret", "hook", "every_s", "deployment", "strategy")}
-    found = client.call("PUT", place, {"place": given.source, **wanted})
-    if given.every_s:
-        print(f"{given.source}: polled every {given.every_s} s")
-    if given.hook:
-        hook = f"add a webhook for pushes, JSON, with the value of secret '{given.hook}', to {found['path']}"
-        print(f"{given.source}: {hook}")
+    place = path_of(
+        "projects", options.access.project, "models", options.name or default_name(options.source), "follow"
+    )
+    wanted = {name: getattr(options, name) for name in ("secret", "hook", "every_s", "deployment", "strategy")}
+    found = client.call("PUT", place, {"place": options.source, **wanted})
+    if options.every_s:
+        print(f"{options.source}: polled every {options.every_s} s")
+    if options.hook:
+        hook = f"add a webhook for pushes, JSON, with the value of secret '{options.hook}', to {found['path']}"
+        print(f"{options.source}: {hook}")
     return 0
 
 
-def _unfollow(client: PlatformClient, given: RegistryOptions) -> int:
-    client.call("DELETE", path_of("projects", given.access.project, "models", given.model, "follow"))
-    print(f"{given.model}: follows no branch")
+def _unfollow(client: PlatformClient, options: RegistryOptions) -> int:
+    client.call("DELETE", path_of("projects", options.access.project, "models", options.model, "follow"))
+    print(f"{options.model}: follows no branch")
     return 0
 
 

@@ -46,7 +46,7 @@ _ROLE = (
 )
 
 
-def _keys(client: PlatformClient, given: PeopleOptions) -> int:
+def _keys(client: PlatformClient, options: PeopleOptions) -> int:
     columns: Columns = {
         "Name": "name",
         "Roles": _roles,
@@ -58,81 +58,81 @@ def _keys(client: PlatformClient, given: PeopleOptions) -> int:
     return 0
 
 
-def _add_key(client: PlatformClient, given: PeopleOptions) -> int:
-    expires = time.time() + given.days * DAY_S if given.days else 0.0
-    wanted = {"name": _named(given.name), "roles": [_wanted(given)], "expires": expires}
+def _add_key(client: PlatformClient, options: PeopleOptions) -> int:
+    expires = time.time() + options.days * DAY_S if options.days else 0.0
+    wanted = {"name": _named(options.name), "roles": [_wanted(options)], "expires": expires}
     print(client.call("POST", path_of("keys"), wanted)["key"])
     return 0
 
 
-def _revoke(client: PlatformClient, given: PeopleOptions) -> int:
-    client.call("DELETE", path_of("keys", _named(given.name)))
+def _revoke(client: PlatformClient, options: PeopleOptions) -> int:
+    client.call("DELETE", path_of("keys", _named(options.name)))
     return 0
 
 
-def _users(client: PlatformClient, given: PeopleOptions) -> int:
+def _users(client: PlatformClient, options: PeopleOptions) -> int:
     columns: Columns = {"Number": "id", "Name": "name", "E-mail": "email", "Signed in by": "issuer", "Roles": _roles}
     print(table(columns, listed(client, path_of("users"))))
     return 0
 
 
-def _add_user(client: PlatformClient, given: PeopleOptions) -> int:
-    made = client.call("POST", path_of("users"), {"name": _named(given.name), "email": given.email})
+def _add_user(client: PlatformClient, options: PeopleOptions) -> int:
+    made = client.call("POST", path_of("users"), {"name": _named(options.name), "email": options.email})
     print(client.call("POST", path_of("users", made["id"], "link"))["url"])
     return 0
 
 
-def _link(client: PlatformClient, given: PeopleOptions) -> int:
-    print(client.call("POST", path_of("users", _user(client, given.name), "link"))["url"])
+def _link(client: PlatformClient, options: PeopleOptions) -> int:
+    print(client.call("POST", path_of("users", _user(client, options.name), "link"))["url"])
     return 0
 
 
-def _set_role(client: PlatformClient, given: PeopleOptions) -> int:
-    user = client.call("PUT", path_of("users", _user(client, given.name), "role"), _wanted(given))
+def _set_role(client: PlatformClient, options: PeopleOptions) -> int:
+    user = client.call("PUT", path_of("users", _user(client, options.name), "role"), _wanted(options))
     print(f"{user['name']}: {_roles(user)}")
     return 0
 
 
-def _remove(client: PlatformClient, given: PeopleOptions) -> int:
-    client.call("DELETE", path_of("users", _user(client, given.name)))
+def _remove(client: PlatformClient, options: PeopleOptions) -> int:
+    client.call("DELETE", path_of("users", _user(client, options.name)))
     return 0
 
 
-def _audit(client: PlatformClient, given: PeopleOptions) -> int:
-    project = "" if given.everywhere else given.access.project
+def _audit(client: PlatformClient, options: PeopleOptions) -> int:
+    project = "" if options.everywhere else options.access.project
     found, before = list[dict[str, Any]](), 0
-    while len(found) < given.entries:
-        query = {"project": project, "before": before, "limit": min(PAGE, given.entries - len(found))}
+    while len(found) < options.entries:
+        query = {"project": project, "before": before, "limit": min(PAGE, options.entries - len(found))}
         page = client.call("GET", path_of("audit"), query=query)
         if not page:
             break
         found += page
         before = page[-1]["id"]
     columns: Columns = {"Time": at("time"), "Who": "who", "What": "action", "Of": "subject", "From": "address"}
-    print("\n".join(map(json.dumps, found)) if given.as_json else table(columns, found))
+    print("\n".join(map(json.dumps, found)) if options.as_json else table(columns, found))
     return 0
 
 
-def _secrets(client: PlatformClient, given: PeopleOptions) -> int:
+def _secrets(client: PlatformClient, options: PeopleOptions) -> int:
     columns: Columns = {"Name": "name", "Entered": at("created"), "By": "author"}
-    print(table(columns, client.call("GET", _secret_path(given))))
+    print(table(columns, client.call("GET", _secret_path(options))))
     return 0
 
 
-def _put_secret(client: PlatformClient, given: PeopleOptions) -> int:
-    place = _secret_path(given, _named(given.name))
-    value = getpass(f"Value of {given.name}: ") if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
+def _put_secret(client: PlatformClient, options: PeopleOptions) -> int:
+    place = _secret_path(options, _named(options.name))
+    value = getpass(f"Value of {options.name}: ") if sys.stdin.isatty() else sys.stdin.read().removesuffix("\n")
     client.call("PUT", place, {"value": value})
     return 0
 
 
-def _remove_secret(client: PlatformClient, given: PeopleOptions) -> int:
-    client.call("DELETE", _secret_path(given, _named(given.name)))
+def _remove_secret(client: PlatformClient, options: PeopleOptions) -> int:
+    client.call("DELETE", _secret_path(options, _named(options.name)))
     return 0
 
 
-def _secret_path(given: PeopleOptions, *name: str) -> str:
-    return path_of("projects", given.access.project, "secrets", *name)
+def _secret_path(options: PeopleOptions, *name: str) -> str:
+    return path_of("projects", options.access.project, "secrets", *name)
 
 
 def _user(client: PlatformClient, wanted: str) -> int:
@@ -152,9 +152,9 @@ def _named(name: str) -> str:
     return name
 
 
-def _wanted(given: PeopleOptions) -> dict[str, Any]:
-    project = "" if given.everywhere else given.access.project
-    return {"role": given.role, "project": project, "may_run_code": given.code}
+def _wanted(options: PeopleOptions) -> dict[str, Any]:
+    project = "" if options.everywhere else options.access.project
+    return {"role": options.role, "project": project, "may_run_code": options.code}
 
 
 def _roles(holder: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from charonia.cli.command_line import (
     HELP_NAMES,
     NEVER,
     CommandLine,
-    Given,
     Option,
+    ParsedOptions,
     carry_out,
     complain,
     flag,
@@ -106,23 +106,23 @@ def run(arguments: Sequence[str]) -> int:
 
 def parse(arguments: Sequence[str]) -> Parsed:
     """Parse the arguments."""
-    given = LINE.split(arguments)
-    _with_new_names(given)
-    updates = LINE.read(given)
-    ways = [RANGES[mode] for mode in _WAYS if RANGES[mode] in given.values]
+    parsed = LINE.split(arguments)
+    _with_new_names(parsed)
+    updates = LINE.read(parsed)
+    ways = [RANGES[mode] for mode in _WAYS if RANGES[mode] in parsed.values]
     if len(ways) > 1:
-        given.problems.append(f"{' and '.join(ways)}: expected one way to send requests, got {len(ways)}")
+        parsed.problems.append(f"{' and '.join(ways)}: expected one way to send requests, got {len(ways)}")
         updates = {field: value for field, value in updates.items() if not field.startswith("load.")}
-    _note_without_effect(given)
-    if "--async" in given.values and "--sync" in given.values:
-        given.problems.append("--sync and --async: expected one of them, got both")
-    options = LINE.filled({"target.model": "", **updates}, given)
-    given.check()
+    _warn_without_effect(parsed)
+    if "--async" in parsed.values and "--sync" in parsed.values:
+        parsed.problems.append("--sync and --async: expected one of them, got both")
+    options = LINE.filled({"target.model": "", **updates}, parsed)
+    parsed.check()
     options = replace(options, target=replace(options.target, headers=with_key(options.target.headers)))
-    shown = given.values | _without_secrets(given.values)
+    shown = parsed.values | _without_secrets(parsed.values)
     words = [word for name, texts in shown.items() for text in texts for word in ([name, text] if text else [name])]
     command = shlex.join(["charonia", "perf", *words])
-    return Parsed(options, {name: ",".join(texts) for name, texts in shown.items()}, command, tuple(given.notes))
+    return Parsed(options, {name: ",".join(texts) for name, texts in shown.items()}, command, tuple(parsed.notes))
 
 
 def described(named: Mapping[str, str]) -> dict[str, str]:
@@ -146,37 +146,37 @@ def status_of(run: PerfRun) -> ExitStatus:
     return ExitStatus.MEASURED if is_settled else ExitStatus.UNSTABLE
 
 
-def _with_new_names(given: Given) -> None:
+def _with_new_names(options: ParsedOptions) -> None:
     """Replace perf_analyzer's old option names with the new ones, with a note for each."""
-    old = {option.name: given.values.pop(option.name) for option in OLD_NAMES if option.name in given.values}
-    given.notes += [f"{option.name} is an old name: {option.help}" for option in OLD_NAMES if option.name in old]
+    old = {option.name: options.values.pop(option.name) for option in OLD_NAMES if option.name in options.values}
+    options.notes += [f"{option.name} is an old name: {option.help}" for option in OLD_NAMES if option.name in old]
     sources = old.get("--data-directory", []) + (["zero"] if "-z" in old else [])
     if sources:
-        given.values["--input-data"] = given.values.get("--input-data", []) + sources
+        options.values["--input-data"] = options.values.get("--input-data", []) + sources
     levels = sorted(old.keys() & {"-t", "-c", "-d"})
     if not levels:
         return
-    if "--concurrency-range" in given.values:
-        given.problems.append(f"--concurrency-range: expected none of its old names, got {' '.join(levels)}")
+    if "--concurrency-range" in options.values:
+        options.problems.append(f"--concurrency-range: expected none of its old names, got {' '.join(levels)}")
         return
     if "-c" in old and "-d" not in old:
-        given.problems.append("-c: expected -d with it, got none (hint: --concurrency-range START:END)")
+        options.problems.append("-c: expected -d with it, got none (hint: --concurrency-range START:END)")
     start = old.get("-t", ["1"])[-1]
     end = old.get("-c", ["0"])[-1]
-    given.values["--concurrency-range"] = [f"{start}:{end}" if "-d" in old else start]
+    options.values["--concurrency-range"] = [f"{start}:{end}" if "-d" in old else start]
 
 
-def _note_without_effect(given: Given) -> None:
-    names = given.values
+def _warn_without_effect(options: ParsedOptions) -> None:
+    names = options.values
     if any(name.startswith("--ssl-grpc-") for name in names) and "--ssl-grpc-use-ssl" not in names:
-        given.notes.append("--ssl-grpc-... has no effect without --ssl-grpc-use-ssl")
+        options.notes.append("--ssl-grpc-... has no effect without --ssl-grpc-use-ssl")
     is_https = any(text.startswith("https://") for text in names.get("--url", []))
     if any(name.startswith("--ssl-https-") for name in names) and not is_https:
-        given.notes.append("--ssl-https-... has no effect without a URL such as -u https://HOST:PORT")
+        options.notes.append("--ssl-https-... has no effect without a URL such as -u https://HOST:PORT")
     if "--request-distribution" in names and "--request-rate-range" not in names:
-        given.notes.append("--request-distribution has no effect without --request-rate-range")
+        options.notes.append("--request-distribution has no effect without --request-rate-range")
     if "--verbose-csv" in names and "--csv" not in names:
-        given.notes.append("--verbose-csv has no effect without -f")
+        options.notes.append("--verbose-csv has no effect without -f")
 
 
 def _without_secrets(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -506,25 +506,25 @@ def compare(arguments: Sequence[str]) -> int:
     return carry_out(COMPARE, arguments, _compared, failed=2)
 
 
-def _compared(given: CompareOptions) -> int:
+def _compared(options: CompareOptions) -> int:
     # Imported late, because `--help` does not need numpy.
     from charonia.tools.report.compare import Criteria, Outcome, compare
     from charonia.tools.report.comparison import as_json, as_text
     from charonia.tools.report.markdown import render_comparison
     from charonia.tools.report.run_files import read_run, write_whole
 
-    before, after = (read_run(path) for path in (given.before, given.after))
-    criteria = Criteria(given.confidence / 100, given.threshold / 100)
-    found = compare(before, after, criteria, any_model=given.any_model)
-    show = as_json if given.json else as_text
-    names = (str(given.before), str(given.after))
+    before, after = (read_run(path) for path in (options.before, options.after))
+    criteria = Criteria(options.confidence / 100, options.threshold / 100)
+    found = compare(before, after, criteria, any_model=options.any_model)
+    show = as_json if options.json else as_text
+    names = (str(options.before), str(options.after))
     files: dict[Path, bytes] = {}
-    if given.html is not None:
+    if options.html is not None:
         from charonia.tools.report.comparison import comparison_page
 
-        files[given.html] = comparison_page(found, (before, after), names)
-    if given.markdown is not None:
-        files[given.markdown] = render_comparison(found, names).encode()
+        files[options.html] = comparison_page(found, (before, after), names)
+    if options.markdown is not None:
+        files[options.markdown] = render_comparison(found, names).encode()
     for path, content in files.items():
         try:
             write_whole(path, content)

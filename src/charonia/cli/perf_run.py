@@ -23,8 +23,8 @@ from charonia.tools.perf.api import (
     Distribution,
     Event,
     InputSource,
-    LevelBegun,
     LevelDone,
+    LevelStarted,
     LevelTick,
     MeasurementMode,
     MeasurePlan,
@@ -202,7 +202,7 @@ class Printer:
             language=options.is_language,
             metrics=options.collect_metrics,
         )
-        self._course = Course()
+        self._course = RunProgress()
         self._told_duration = False
 
     def __call__(self, event: Event) -> None:
@@ -212,7 +212,7 @@ class Printer:
                 self._told_duration = True
                 what = "This level" if not self._course.count else "The run"
                 self._print(f"  {what} takes at most {clock(event.elapsed_s + left_s)}")
-            case LevelBegun():
+            case LevelStarted():
                 title = level_title(event.level)
                 if title:
                     self._print(title)
@@ -368,7 +368,7 @@ _BAR = 12
 _SEPARATOR = "  "
 
 
-class Course:
+class RunProgress:
     """How far a run is, by its events.
 
     Attributes:
@@ -384,7 +384,7 @@ class Course:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case LevelBegun():
+            case LevelStarted():
                 self.number, self.count, self._elapsed_s = event.number, event.count, 0.0
             case LevelTick():
                 self._elapsed_s = event.elapsed_s
@@ -411,7 +411,7 @@ class ProgressLine:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._drawn = 0
-        self._course = Course()
+        self._course = RunProgress()
 
     def __call__(self, event: Event) -> None:
         """Draw a tick; wipe the line for every other event."""

@@ -159,8 +159,8 @@ class AlertOptions:
     access: PlatformAccess = THIS_MACHINE
 
 
-def _alerts(client: PlatformClient, given: AlertOptions) -> int:
-    place = ("projects", given.access.project)
+def _alerts(client: PlatformClient, options: AlertOptions) -> int:
+    place = ("projects", options.access.project)
     rules: Columns = {"Name": "name", "Condition": "condition", "Deployment": "deployment", "Threshold": "threshold"}
     events: Columns = {
         "Event": "id",
@@ -176,9 +176,9 @@ def _alerts(client: PlatformClient, given: AlertOptions) -> int:
     return 0
 
 
-def _create_alert(client: PlatformClient, given: AlertOptions) -> int:
-    rule = {field.name: getattr(given, field.name) for field in fields(given) if field.name != "access"}
-    client.call("POST", path_of("projects", given.access.project, "alerts"), rule)
+def _create_alert(client: PlatformClient, options: AlertOptions) -> int:
+    rule = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "access"}
+    client.call("POST", path_of("projects", options.access.project, "alerts"), rule)
     return 0
 
 

@@ -95,17 +95,17 @@ def failure(found: Mapping[str, Any]) -> ServingError | None:
     return None
 
 
-def _place(given: RolloutOptions, *parts: str) -> str:
-    return path_of("projects", given.access.project, "deployments", *parts)
+def _place(options: RolloutOptions, *parts: str) -> str:
+    return path_of("projects", options.access.project, "deployments", *parts)
 
 
-def _status(client: PlatformClient, given: RolloutOptions) -> int:
-    if not given.name:
-        print(table(_DEPLOYMENT, listed(client, _place(given), "deployments")))
+def _status(client: PlatformClient, options: RolloutOptions) -> int:
+    if not options.name:
+        print(table(_DEPLOYMENT, listed(client, _place(options), "deployments")))
         return 0
-    found = client.call("GET", _place(given, given.name))
-    if given.waits:
-        wait_until_served(client, given.access.project, given.name, found["revision"])
+    found = client.call("GET", _place(options, options.name))
+    if options.waits:
+        wait_until_served(client, options.access.project, options.name, found["revision"])
         return 0
     print(table(_DEPLOYMENT, [found]))
     for text in filter(None, (found["reason"], found["latest_reason"])):
@@ -113,43 +113,43 @@ def _status(client: PlatformClient, given: RolloutOptions) -> int:
     return 0 if failure(found) is None else 1
 
 
-def _undo(client: PlatformClient, given: RolloutOptions) -> int:
-    plan = client.call("POST", _place(given, given.name, "rollback"), {"to": given.to})
-    show_plan(given.name, plan, is_dry=False)
-    if given.waits:
-        wait_until_served(client, given.access.project, given.name, plan["revision"])
+def _undo(client: PlatformClient, options: RolloutOptions) -> int:
+    plan = client.call("POST", _place(options, options.name, "rollback"), {"to": options.to})
+    show_plan(options.name, plan, is_dry=False)
+    if options.waits:
+        wait_until_served(client, options.access.project, options.name, plan["revision"])
     return 0
 
 
-def _history(client: PlatformClient, given: RolloutOptions) -> int:
-    revisions = client.call("GET", _place(given, given.name, "revisions"), query={"limit": PAGE})["revisions"]
+def _history(client: PlatformClient, options: RolloutOptions) -> int:
+    revisions = client.call("GET", _place(options, options.name, "revisions"), query={"limit": PAGE})["revisions"]
     print(table(_REVISION, revisions))
     return 0
 
 
-def _log(client: PlatformClient, given: RolloutOptions) -> int:
-    query = {"lines": given.lines, "search": given.search, "level": given.level}
-    print(client.call("GET", _place(given, given.name, "log"), query=query)["text"], end="")
+def _log(client: PlatformClient, options: RolloutOptions) -> int:
+    query = {"lines": options.lines, "search": options.search, "level": options.level}
+    print(client.call("GET", _place(options, options.name, "log"), query=query)["text"], end="")
     return 0
 
 
-def _stop(client: PlatformClient, given: RolloutOptions) -> int:
-    found = client.call("POST", _place(given, given.name, "stop"))
-    print(f"{given.name}: {found['state']}; `charonia rollout start {given.name}` starts it again")
+def _stop(client: PlatformClient, options: RolloutOptions) -> int:
+    found = client.call("POST", _place(options, options.name, "stop"))
+    print(f"{options.name}: {found['state']}; `charonia rollout start {options.name}` starts it again")
     return 0
 
 
-def _start(client: PlatformClient, given: RolloutOptions) -> int:
-    found = client.call("POST", _place(given, given.name, "start"))
-    print(f"{given.name}: {found['state']}")
-    if given.waits:
-        wait_until_served(client, given.access.project, given.name, found["revision"])
+def _start(client: PlatformClient, options: RolloutOptions) -> int:
+    found = client.call("POST", _place(options, options.name, "start"))
+    print(f"{options.name}: {found['state']}")
+    if options.waits:
+        wait_until_served(client, options.access.project, options.name, found["revision"])
     return 0
 
 
-def _remove(client: PlatformClient, given: RolloutOptions) -> int:
-    client.call("DELETE", _place(given, given.name))
-    print(f"{given.name}: its servers are being stopped, its revisions are deleted")
+def _remove(client: PlatformClient, options: RolloutOptions) -> int:
+    client.call("DELETE", _place(options, options.name))
+    print(f"{options.name}: its servers are being stopped, its revisions are deleted")
     return 0
 
 

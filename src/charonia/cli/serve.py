@@ -22,12 +22,12 @@ from typing import Protocol
 from charonia.cli import logs
 from charonia.cli.command_line import HELP_NAMES, complain
 from charonia.cli.serve_options import LINE, cache_folder, knative_port, vertex_ai_options, with_cache
-from charonia.cli.terminal import Style, WaitingLine, is_terminal, style_of
+from charonia.cli.terminal import ProgressSpinner, Style, is_terminal, style_of
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput
 from charonia.config.parameters import EXAMPLE_REFUSED, is_language_model
 from charonia.core.errors import ServingError
 from charonia.core.metadata import ModelIndexEntry, ModelState
-from charonia.server.files.given import GivenFiles, Unserveable, make_with_predictor, sort_given
+from charonia.server.files.served_files import ServedFiles, UnsupportedFiles, classify, make_with_predictor
 from charonia.server.guard import notify
 from charonia.server.guard.notify import Notifier
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
@@ -35,9 +35,9 @@ from charonia.server.lifecycle.repository.scan import scan
 from charonia.server.machine.memory import (
     collect_less_often,
     exceeded,
-    give_back_idle_memory,
     keep_freed_memory,
     limit_before_kill_mib,
+    trim_idle_memory,
 )
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.options import ALL_INTERFACES, LOOPBACK, WILDCARD_ADDRESSES, ServerOptions
@@ -59,7 +59,7 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 SILENT = Notifier()
 """The service manager of a server that has none."""
 
-NO_PROGRESS = WaitingLine(None, "")
+NO_PROGRESS = ProgressSpinner(None, "")
 
 
 class ListeningEndpoint(Protocol):
@@ -112,13 +112,13 @@ def run(arguments: Sequence[str]) -> int:
         print("`charonia serve --help` lists the options.", file=sys.stderr)
         return 1
     try:
-        given = sort_given(options.models)
-        options = with_addresses(options, given)
-        is_watched = given.needs_repository and not options.front_ends and is_terminal(sys.stderr)
+        served = classify(options.models)
+        options = with_addresses(options, served)
+        is_watched = served.needs_repository and not options.front_ends and is_terminal(sys.stderr)
         log = logs.configure(options.log, terminal=is_watched)
     except ServingError as error:
         complain("charonia serve", error)
-        if isinstance(error, Unserveable):
+        if isinstance(error, UnsupportedFiles):
             print(f"These lines lead to something that is:\n\n{error.lines}\n", file=sys.stderr)
         return 1
     for note in notes:
@@ -129,7 +129,7 @@ def run(arguments: Sequence[str]) -> int:
     _allow_open_files()
     keep_freed_memory(os.environ)
     try:
-        folders = [path for path in given.repositories if not is_store(path)]
+        folders = [path for path in served.repositories if not is_store(path)]
         for note in scan(folders, fingerprints=False).notes:
             _log.warning("%s", note)
     except ServingError as error:
@@ -146,11 +146,11 @@ def run(arguments: Sequence[str]) -> int:
         return InferenceServer(options, log=log)
 
     with PrivateFolder() as folder, asyncio.Runner(loop_factory=new_event_loop) as runner:
-        progress = WaitingLine(
+        progress = ProgressSpinner(
             sys.stderr if is_watched else None,
             f"loading {', '.join(Path(each).name for each in options.models.repositories)}",
         )
-        status, is_clean = runner.run(serve_given(options, given, folder.path, make_server, notifier, progress))
+        status, is_clean = runner.run(serve_files(options, served, folder.path, make_server, notifier, progress))
         if not is_clean:
             # Threads that still compute would delay the exit.
             folder.remove()
@@ -161,14 +161,14 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def with_addresses(options: ServerOptions, given: GivenFiles) -> ServerOptions:
+def with_addresses(options: ServerOptions, files: ServedFiles) -> ServerOptions:
     """Return the options with addresses to listen on where none are given.
 
     A repository is served to other machines, as the original does; files to this one only, unless KServe or a cloud
     runs the server.
     """
     is_hosted = bool(options.models.files.model_name) or options.clouds.sagemaker or options.clouds.vertex_ai
-    is_local = given.needs_repository and not given.repositories and not is_hosted
+    is_local = files.needs_repository and not files.repositories and not is_hosted
     default = LOOPBACK if is_local else ALL_INTERFACES
     return replace(
         options,
@@ -177,30 +177,30 @@ def with_addresses(options: ServerOptions, given: GivenFiles) -> ServerOptions:
     )
 
 
-async def serve_given(
+async def serve_files(
     options: ServerOptions,
-    given: GivenFiles,
+    served: ServedFiles,
     folder: Path,
     make_server: Callable[[ServerOptions], RunningServer],
     notifier: Notifier = SILENT,
-    progress: WaitingLine = NO_PROGRESS,
+    progress: ProgressSpinner = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server as `serve` does, with files and folders of models in a repository that is made for them."""
     if options.models.files.predictor:
         try:
             files = options.models.files
-            make_with_predictor(given.repositories, files.predictor, files.predictor_host, folder)
+            make_with_predictor(served.repositories, files.predictor, files.predictor_host, folder)
         except ServingError as error:
             _log_refusal(error)
             return 1, True
         models = replace(options.models, repositories=(str(folder),))
         return await serve(replace(options, models=models), make_server, notifier=notifier)
-    if not (given.needs_repository or options.models.files.mounts):
+    if not (served.needs_repository or options.models.files.mounts):
         return await serve(options, make_server, notifier=notifier)
     # Imported late: it needs the backends.
     from charonia.server.files.repository import file_repository
 
-    repository = file_repository(given, options.models.files, folder, options.backends)
+    repository = file_repository(served, options.models.files, folder, options.backends)
     progress.show()
     try:
         names = await repository.make()
@@ -208,7 +208,7 @@ async def serve_given(
         progress.clear()
         _log_refusal(error)
         return 1, True
-    models = replace(options.models, repositories=(*given.repositories, str(folder)))
+    models = replace(options.models, repositories=(*served.repositories, str(folder)))
     interval_s = models.poll_interval_secs
     following = asyncio.create_task(repository.follow(interval_s)) if interval_s and repository.has_services else None
     try:
@@ -222,8 +222,8 @@ async def serve_given(
 
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[ServerOptions, tuple[str, ...]]:
     """Return the options, and notes about options without effect."""
-    given = LINE.split(arguments)
-    updates = LINE.read(given)
+    parsed = LINE.split(arguments)
+    updates = LINE.read(parsed)
     if environment.get(ESCAPE_VARIABLE) == "0":
         updates["log.escape"] = False
     updates["backends"] = with_cache(updates.get("backends", LINE.record.backends), environment)
@@ -233,18 +233,18 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
     try:
         updates = knative_port(environment) | vertex_ai_options(environment, updates) | updates
     except ValueError as error:
-        given.problems.append(str(error))
+        parsed.problems.append(str(error))
     # Default addresses depend on the kind of model.
-    options = LINE.filled({"http.address": "", "grpc.address": ""} | updates, given)
-    if not options.models.repositories and not given.problems:
-        given.problems.append(
+    options = LINE.filled({"http.address": "", "grpc.address": ""} | updates, parsed)
+    if not options.models.repositories and not parsed.problems:
+        parsed.problems.append(
             "--model-repository must be specified, e.g. `charonia serve models` or `charonia serve model.onnx`"
         )
     clouds = options.clouds
     if not (options.http.enabled or options.grpc.enabled or clouds.sagemaker or clouds.vertex_ai):
-        given.problems.append("at least one of --allow-http and --allow-grpc must be true")
-    given.check()
-    return options, tuple(given.notes)
+        parsed.problems.append("at least one of --allow-http and --allow-grpc must be true")
+    parsed.check()
+    return options, tuple(parsed.notes)
 
 
 async def serve(
@@ -253,7 +253,7 @@ async def serve(
     *,
     show: Sequence[str] = (),
     notifier: Notifier = SILENT,
-    progress: WaitingLine = NO_PROGRESS,
+    progress: ProgressSpinner = NO_PROGRESS,
 ) -> tuple[int, bool]:
     """Run a server until it fails to start or a signal arrives.
 
@@ -293,7 +293,7 @@ async def serve(
         if show:
             print(banner(options, server, show, style_of(sys.stdout)), flush=True)
         notifier.send(notify.READY, notify.status(summary(server.models())))
-        giving_back = asyncio.create_task(give_back_idle_memory())
+        giving_back = asyncio.create_task(trim_idle_memory())
         exceeding = asyncio.ensure_future(exceeded(0 if options.front_ends else options.memory_limit_mib))
         await asyncio.wait({waiting, exceeding}, return_when=asyncio.FIRST_COMPLETED)
         if exceeding.done():

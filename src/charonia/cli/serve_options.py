@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from charonia.cli.command_line import CommandLine, Fields, Option, flag, joined, refused, without_effect
+from charonia.cli.command_line import CommandLine, Fields, Option, flag, ignored_options, joined, refused
 from charonia.cli.values import (
     FALSE,
     TRUE,
@@ -30,8 +30,8 @@ from charonia.config.backends import PYTHON
 from charonia.core.errors import ServingError
 from charonia.core.trace import TraceLevel
 from charonia.server.access.options import read_restriction
-from charonia.server.files.given import named
 from charonia.server.files.options import BATCH_SIZE_MAX, CONTEXT_MAX, WORKERS_MAX, read_mount
+from charonia.server.files.served_files import split_name
 from charonia.server.machine.cores import read_policies
 from charonia.server.model_options import (
     DOWNLOADS_MAX,
@@ -115,7 +115,7 @@ def repository(text: str) -> str:
                 )
         except ServingError as error:
             raise ValueError(error.message) from None
-    name, path = named(text)
+    name, path = split_name(text)
     return f"{name}={path_text(path)}" if name else path_text(text)
 
 
@@ -425,7 +425,7 @@ _PLACE_HINT = (
 )
 _CERTIFICATE_HINT = "--http-use-ssl=true with --http-server-cert and --http-server-key"
 
-ELSEWHERE = {
+FOREIGN_OPTIONS = {
     **dict.fromkeys(("--model", "--models", "--model-dir", "--model_dir", "--model-path", "--model_path"), _PATH_HINT),
     **dict.fromkeys(("--model_base_path", "--model_repository", "--model-repo", "--repository"), _PATH_HINT),
     **dict.fromkeys(("--model-name", "--served-model-name"), "--name names the model of a file"),
@@ -451,12 +451,12 @@ _THREADS = "an event loop replaces these threads"
 _POOL = "Charonia does not have this memory pool"
 
 UNSUPPORTED = (
-    *without_effect(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
-    *without_effect(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
-    *without_effect(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
-    *without_effect(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
-    *without_effect("there are no copies between GPUs", "--enable-peer-access"),
-    *without_effect("caches are part of the server", "--cache-directory"),
+    *ignored_options(_THREADS, "--http-thread-count", "--grpc-infer-thread-count", "--buffer-manager-thread-count"),
+    *ignored_options(_THREADS, "--sagemaker-thread-count", "--vertex-ai-thread-count"),
+    *ignored_options(_POOL, "--grpc-infer-allocation-pool-size", "--grpc-max-response-pool-size"),
+    *ignored_options(_POOL, "--cuda-memory-pool-byte-size", "--cuda-virtual-address-size"),
+    *ignored_options("there are no copies between GPUs", "--enable-peer-access"),
+    *ignored_options("caches are part of the server", "--cache-directory"),
     *refused("models are not limited to a share of a GPU's memory", "--model-load-gpu-limit"),
     *refused("CUDA_VISIBLE_DEVICES selects the GPUs", "--min-supported-compute-capability"),
 )
@@ -763,7 +763,7 @@ defines models.
     },
     record=ServerOptions(),
     abbreviates=True,
-    elsewhere=ELSEWHERE,
+    foreign_options=FOREIGN_OPTIONS,
     unlisted={
         "Accepted without effect, with the reason in the log": [o for o in UNSUPPORTED if not o.is_refused],
         "Refused": [o for o in UNSUPPORTED if o.is_refused],

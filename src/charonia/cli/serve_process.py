@@ -21,17 +21,17 @@ from charonia.cli import logs
 from charonia.cli.serve import parse
 from charonia.core.errors import ServingError, invalid
 from charonia.server.app import new_event_loop
-from charonia.server.files.given import sort_given
+from charonia.server.files.served_files import classify
 from charonia.server.front_ends.children import (
     ENGINE,
     ErrorRecord,
     NewEngine,
     ProcessReport,
     ServeCommand,
-    forget_report,
     options_of,
     read_new_engine,
     read_options,
+    remove_report,
     with_descriptors,
     write_options,
     write_report,
@@ -57,7 +57,7 @@ def main(name: str, folder: Path, *further: str) -> int:
 
 
 async def _run(name: str, folder: Path, further: Sequence[str], notifier: Notifier) -> int:
-    forget_report(folder, name)
+    remove_report(folder, name)
     try:
         order = read_new_engine(folder, name)
         options = read_options(folder) if order is None else _new_options(order, read_options(folder))
@@ -97,7 +97,7 @@ def _new_options(order: NewEngine, running: ServerOptions) -> ServerOptions:
         http=replace(options.http, address=running.http.address),
         grpc=replace(options.grpc, address=running.grpc.address),
     )
-    if options.models.repositories != tuple(order.repositories) and sort_given(options.models).needs_repository:
+    if options.models.repositories != tuple(order.repositories) and classify(options.models).needs_repository:
         raise invalid(
             "an upgrade takes repositories, not files", hint="leave out the arguments to have the same models again"
         )

@@ -37,7 +37,7 @@ class Style:
     def bad(self, text: str) -> str:
         return self._with("31", text)
 
-    def doubtful(self, text: str) -> str:
+    def warning(self, text: str) -> str:
         """Return a word of warning."""
         return self._with("33", text)
 
@@ -49,7 +49,7 @@ class Style:
         return f"\033[{code}m{text}\033[0m" if self.has_colours else text
 
 
-class WaitingLine:
+class ProgressSpinner:
     """A line of a terminal that says what the user waits for, and for how long. To be used in an event loop.
 
     Args:

@@ -106,38 +106,38 @@ def _run(given: TrafficOptions) -> int:
     return 0
 
 
-def _ask(client: Client, given: TrafficOptions) -> dict[str, Any]:
-    if given.action == "status":
-        return client.traffic.get(given.model)
-    if given.action == "reset":
-        return client.traffic.reset(given.model)
-    return client.traffic.update(given.model, change_of(given))
+def _ask(client: Client, options: TrafficOptions) -> dict[str, Any]:
+    if options.action == "status":
+        return client.traffic.get(options.model)
+    if options.action == "reset":
+        return client.traffic.reset(options.model)
+    return client.traffic.update(options.model, change_of(options))
 
 
-def change_of(given: TrafficOptions) -> dict[str, object]:
+def change_of(options: TrafficOptions) -> dict[str, object]:
     """Return the change that the options describe, as the server takes it."""
-    parts = {"weights": given.weights, "sticky": given.sticky, "shadow": given.shadow}
+    parts = {"weights": options.weights, "sticky": options.sticky, "shadow": options.shadow}
     change: dict[str, object] = {name: value for name, value in parts.items() if value is not None}
-    if given.action == "set":
+    if options.action == "set":
         if not change:
             raise invalid("set: expected --weights, --sticky or --shadow, got none")
         return change
-    if given.action != "canary":
-        return {"action": given.action}
-    if not given.version:
+    if options.action != "canary":
+        return {"action": options.action}
+    if not options.version:
         raise invalid("canary: expected --canary-version, got none")
     plan = {
-        "version": given.version,
-        "stable": given.stable or None,
-        "steps": given.steps,
-        "step_seconds": given.step_seconds,
-        "samples_min": given.samples_min,
-        "significance": given.significance,
-        "difference_rate_max": given.difference_rate_max,
-        "p99_ratio_max": given.p99_ratio_max,
+        "version": options.version,
+        "stable": options.stable or None,
+        "steps": options.steps,
+        "step_seconds": options.step_seconds,
+        "samples_min": options.samples_min,
+        "significance": options.significance,
+        "difference_rate_max": options.difference_rate_max,
+        "p99_ratio_max": options.p99_ratio_max,
     }
     shown: dict[str, object] = {name: value for name, value in plan.items() if value is not None}
-    if given.p99_ratio_max == ANY:
+    if options.p99_ratio_max == ANY:
         shown["p99_ratio_max"] = None
     return {**change, "canary": shown}
 
@@ -178,6 +178,6 @@ def _row(version: Mapping[str, Any]) -> tuple[str, ...]:
             copies += f", p99 {shadow['latency_us']['p99'] / 1e3:.3g} ms"
     counts = (version["requests"], version["errors"], version["in_flight"])
     return (
-        *(version["version"], "yes" if version["is_ready"] else "no", f"{version['share']:.1%}"),
-        *(*map(str, counts), *times, copies),
-    )
+        version["version"], "yes" if version["is_ready"] else "no", f"{version['share']:.1%}",
+        *map(str, counts), *times, copies,
+    )  # fmt: skip

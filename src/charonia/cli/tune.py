@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from charonia.cli.command_line import HELP_NAMES, CommandLine, Given, Option, complain, joined, unknown
+from charonia.cli.command_line import HELP_NAMES, CommandLine, Option, ParsedOptions, complain, joined, unknown
 from charonia.cli.perf_values import shapes
 from charonia.cli.tune_yaml import (
     SETTINGS_WITHOUT_EFFECT,
@@ -49,9 +49,9 @@ from charonia.tools.tune.options import (
     ModelRequest,
     ModelsSettings,
     ReportRequest,
-    TuneFor,
     TuneOptions,
     TuneRequest,
+    UseCase,
 )
 
 MISUSE = 99
@@ -111,11 +111,11 @@ def _switch(names: str, field: str, help: str) -> Option:
 
 def _idle(names: str, read: Read, metavar: str, reason: str, *, in_file_only: bool = False) -> Option:
     return Option(
-        *(names, "", read, metavar, f"Without effect: {reason}"),
+        names, "", read, metavar, f"Without effect: {reason}",
         default="",
         unsupported=reason,
         in_file_only=in_file_only,
-    )
+    )  # fmt: skip
 
 
 CONFIG_FILE = Option("--config-file -f", "config_file", path, "FILE", "Options from a YAML file", default="")
@@ -367,13 +367,13 @@ The configuration of before stays beside each, in config.pbtxt.before_tune.
 )
 
 
-def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]]:
+def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, UseCase, list[str]]:
     """Return what to do, what for, and the other arguments."""
     rest = deque(arguments)
-    tune_for = TuneFor.ONLINE
-    if len(rest) > 1 and rest[0] in ("-m", "--mode") and rest[1] in (*TuneFor,):
+    tune_for = UseCase.ONLINE
+    if len(rest) > 1 and rest[0] in ("-m", "--mode") and rest[1] in (*UseCase,):
         rest.popleft()
-        tune_for = TuneFor(rest.popleft())
+        tune_for = UseCase(rest.popleft())
     if not rest or rest[0].startswith("-"):
         return Subcommand.PROFILE, tune_for, list(rest)
     word = rest.popleft()
@@ -390,62 +390,62 @@ def subcommand(arguments: Sequence[str]) -> tuple[Subcommand, TuneFor, list[str]
     return Subcommand(word), tune_for, list(rest)
 
 
-def parse_profile(arguments: Sequence[str], tune_for: TuneFor = TuneFor.ONLINE) -> TuneRequest:
+def parse_profile(arguments: Sequence[str], tune_for: UseCase = UseCase.ONLINE) -> TuneRequest:
     """Return the request of `profile` from its arguments and the file that they name."""
-    given = _split(PROFILE, arguments)
+    parsed = _split(PROFILE, arguments)
     # The record with the defaults needs a model and a repository to be valid.
-    updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(given), "goal.tune_for": tune_for}
-    if (count := len(given.values.get("--model-repository", ()))) > 1:
-        given.problems.append(f"--model-repository: expected one path, got {count}")
+    updates = {"models.profile": (), "launch.repository": None, **PROFILE.read(parsed), "goal.tune_for": tune_for}
+    if (count := len(parsed.values.get("--model-repository", ()))) > 1:
+        parsed.problems.append(f"--model-repository: expected one path, got {count}")
     export = updates.get("output.export", EXPORT)
     updates = {"output.repository": export / "models", "output.journal_folder": export / "checkpoints", **updates}
-    options = PROFILE.filled(updates, given)
-    given.check()
+    options = PROFILE.filled(updates, parsed)
+    parsed.check()
     for request in (*options.models.profile, *options.models.composing):
-        given.notes += [
+        parsed.notes += [
             f"{name} of model '{request.name}' has no effect: {SETTINGS_WITHOUT_EFFECT[name]}"
             for name in request.without_effect
         ]
-    modes = [str(mode).strip().lower() for mode in given.values.get("--run-config-search-mode", ())]
-    given.notes += [f"search mode {mode}: race finds as good a configuration" for mode in modes if mode in _AS_RACE]
+    modes = [str(mode).strip().lower() for mode in parsed.values.get("--run-config-search-mode", ())]
+    parsed.notes += [f"search mode {mode}: race finds as good a configuration" for mode in modes if mode in _AS_RACE]
     if options.launch.mode is LaunchMode.DOCKER:
-        given.notes.append(f"launch mode docker: {_DOCKER}")
+        parsed.notes.append(f"launch mode docker: {_DOCKER}")
         options = replace(options, launch=replace(options.launch, mode=LaunchMode.LOCAL))
-    return TuneRequest(options, _named(given), tuple(given.notes))
+    return TuneRequest(options, _named(parsed), tuple(parsed.notes))
 
 
 def parse_report(arguments: Sequence[str], line: CommandLine[ReportRequest] = REPORT) -> ReportRequest:
     """Return the request of `report`, or of `apply`, from its arguments."""
-    given = _split(line, arguments)
-    request = line.filled(line.read(given), given)
-    given.check()
+    parsed = _split(line, arguments)
+    request = line.filled(line.read(parsed), parsed)
+    parsed.check()
     return request
 
 
-def _split(line: CommandLine[Any], arguments: Sequence[str]) -> Given:
+def _split(line: CommandLine[Any], arguments: Sequence[str]) -> ParsedOptions:
     """Return the options of the arguments and of the file that they name; arguments take precedence."""
-    given = line.split(arguments)
-    given.check()
-    files = given.values.get(CONFIG_FILE.name)
+    parsed = line.split(arguments)
+    parsed.check()
+    files = parsed.values.get(CONFIG_FILE.name)
     if not files:
-        return given
+        return parsed
     by_key = {option.key: option for option in line.options() if option is not CONFIG_FILE}
     for key, value in read_yaml(path(files[-1])).items():
         option = by_key.get(key)
         if option is None:
-            given.problems.append(f"{files[-1]}: {unknown('key', key, list(by_key))}")
-        elif value is not None and option.name not in given.values:
-            given.values[option.name] = [value]
-            given.sources[option.name] = f"{files[-1]}: {key}"
-    return given
+            parsed.problems.append(f"{files[-1]}: {unknown('key', key, list(by_key))}")
+        elif value is not None and option.name not in parsed.values:
+            parsed.values[option.name] = [value]
+            parsed.sources[option.name] = f"{files[-1]}: {key}"
+    return parsed
 
 
-def _named(given: Given) -> dict[str, str]:
+def _named(options: ParsedOptions) -> dict[str, str]:
     """Return the given options, as text by name in YAML."""
     by_name = {option.name: option for option in PROFILE.options() if option is not CONFIG_FILE}
     values = {
         by_name[name].key: texts[-1] if by_name[name].metavar else texts[-1] or "true"
-        for name, texts in given.values.items()
+        for name, texts in options.values.items()
         if name in by_name
     }
     return {name: value if isinstance(value, str) else repr(value) for name, value in _without_secrets(values).items()}

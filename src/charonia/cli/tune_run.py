@@ -30,7 +30,7 @@ from charonia.tools.perf.run import Subject, ask, stopped_by_signals
 from charonia.tools.report.quantities import clock
 from charonia.tools.report.run_files import write_whole
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Failed, LoadPoint, Metric
+from charonia.tools.tune.api import LoadPoint, Metric, TrialFailed
 from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.measure import Prepare, PreparedLoad
 from charonia.tools.tune.options import (
@@ -43,7 +43,7 @@ from charonia.tools.tune.options import (
     TuneRequest,
 )
 from charonia.tools.tune.output import CONFIG_FILE
-from charonia.tools.tune.profile import Event, Noted, TrialBegun, TrialDone, profile
+from charonia.tools.tune.profile import Event, NoteAdded, TrialDone, TrialStarted, profile
 from charonia.tools.tune.report.html import render
 from charonia.tools.tune.result import GroupRecord, TuneRun, VariantRecord, exit_status, from_json, to_json
 from charonia.tools.tune.servers import MeasuredServer
@@ -57,9 +57,9 @@ HTML_FILE = "charonia-tune.html"
 JSON_STDOUT = "-"
 
 SET_HERE = (
-    *("model", "m", "url", "u", "batch-size", "b", "concurrency-range", "request-rate-range", "request-intervals"),
-    *("periodic-concurrency-range", "csv", "f", "json", "html", "profile-export-file", "binary-search"),
-)
+    "model", "m", "url", "u", "batch-size", "b", "concurrency-range", "request-rate-range", "request-intervals",
+    "periodic-concurrency-range", "csv", "f", "json", "html", "profile-export-file", "binary-search",
+)  # fmt: skip
 """Options of `charonia perf` that the search sets itself."""
 
 TIMED = ("measurement-mode", "measurement-interval", "p", "request-count", "measurement-request-count")
@@ -361,7 +361,7 @@ class TunePrinter:
         if self._quiet:
             return
         match event:
-            case TrialBegun():
+            case TrialStarted():
                 self._names[event.trial.variant.key] = event.name
                 left_s = event.left_s
                 if left_s is None and self._measured_s:
@@ -370,13 +370,13 @@ class TunePrinter:
             case TrialDone():
                 self._measured_s += [] if event.resumed else [event.outcome.elapsed_s]
                 name = self._names.get(event.trial.variant.key, str(event.trial.variant))
-                self._say(
+                self._print(
                     f"[{event.trial.number}] {name}, {loads_text(event.trial.loads)}: {self._found(event)}{self._left}"
                 )
-            case Noted():
-                self._say(event.text)
+            case NoteAdded():
+                self._print(event.text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         # Names are a model's: control characters must not reach a terminal. A closed one must not end the run.
         with suppress(OSError, ValueError):
             print(
@@ -387,7 +387,7 @@ class TunePrinter:
 
     def _found(self, event: TrialDone) -> str:
         outcome = event.outcome
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, TrialFailed):
             first = self._reasons.setdefault(outcome.reason, event.trial.number)
             return f"failed: {outcome.reason.splitlines()[0] if first == event.trial.number else f'as [{first}]'}"
         parts = []

@@ -87,7 +87,7 @@ class SequencePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class InferArguments:
     """A caller's arguments for an inference."""
 
     model: str
@@ -130,16 +130,16 @@ class MetadataCache:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], ModelMetadata] = {}
 
-    def get(self, ask: Ask) -> ModelMetadata | None:
+    def get(self, ask: InferArguments) -> ModelMetadata | None:
         return self._known.get((ask.model, ask.version))
 
-    def put(self, ask: Ask, metadata: ModelMetadata) -> None:
+    def put(self, ask: InferArguments, metadata: ModelMetadata) -> None:
         """Cache it."""
         if len(self._known) >= METADATA_MAX:
             self._known.clear()
         self._known[ask.model, ask.version] = metadata
 
-    def forget(self, ask: Ask) -> None:
+    def invalidate(self, ask: InferArguments) -> None:
         """Drop the metadata of a model, which may have changed."""
         self._known.pop((ask.model, ask.version), None)
 
@@ -290,7 +290,7 @@ UNREAD_RESPONSES_MAX = 4096
 _DEFAULT_OPTIONS = WireOptions()
 
 
-class _Answers:
+class _BufferedResponses:
     """The buffered answers to a request."""
 
     def __init__(self) -> None:
@@ -477,7 +477,7 @@ class AsyncClient:
             ClientError: There is no result.
             ServingError: INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
-        ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
+        ask = InferArguments(model, inputs, outputs, version, request_id, parameters, sequence)
         metadata, timeout_s = await self._metadata_for(ask, timeout_s)
         request = ask.request(metadata)
         queue_timeout_us = 0 if request.timeout_us else self._servers.queue_timeout_us(timeout_s)
@@ -488,7 +488,7 @@ class AsyncClient:
             return InferResult(await self._servers.ask(query, timeout_s, routing))
         except ClientError as error:
             if error.code is Code.INVALID_ARG:
-                self._metadata.forget(ask)
+                self._metadata.invalidate(ask)
             raise
 
     async def stream_infer(
@@ -512,10 +512,10 @@ class AsyncClient:
             ClientError: The request failed; raised after the preceding responses.
             ServingError: UNSUPPORTED over HTTP; INVALID_ARG or NOT_FOUND for inputs that cannot be sent.
         """
-        ask = Ask(model, inputs, outputs, version, request_id, parameters, sequence)
+        ask = InferArguments(model, inputs, outputs, version, request_id, parameters, sequence)
         metadata, timeout_s = await self._metadata_for(ask, timeout_s)
         query = self._dialect.stream(ask.request(metadata))
-        answers = _Answers()
+        answers = _BufferedResponses()
         handle = self._servers.send(query, answers.put, timeout_s, _routing(ask, is_stream=True))
         try:
             while not (answer := await answers.next()).is_empty:
@@ -526,7 +526,9 @@ class AsyncClient:
         finally:
             handle.cancel()
 
-    async def _metadata_for(self, ask: Ask, timeout_s: float | None) -> tuple[ModelMetadata | None, float | None]:
+    async def _metadata_for(
+        self, ask: InferArguments, timeout_s: float | None
+    ) -> tuple[ModelMetadata | None, float | None]:
         """Return a model's tensors if the inputs need them, and the rest of the timeout."""
         if not needs_metadata(ask.inputs):
             return None, timeout_s
@@ -541,7 +543,7 @@ class AsyncClient:
         return known, timeout_s
 
 
-def _routing(ask: Ask, *, is_stream: bool = False, passes_timeout: bool = False) -> Routing:
+def _routing(ask: InferArguments, *, is_stream: bool = False, passes_timeout: bool = False) -> Routing:
     part = ask.sequence
     if part is None:
         prefix = prefix_of(ask.inputs.get("text_input"))

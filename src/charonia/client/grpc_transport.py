@@ -113,7 +113,7 @@ class GrpcCall:
             self._owner.failures[failure] += 1
             self._finish(failed(self._new_answer(), failure, message))
 
-    def break_off(self, failure: Failure, message: str) -> None:
+    def reset_stream(self, failure: Failure, message: str) -> None:
         """Answer with a failure, and reset the stream."""
         if not self.is_over:
             self._leave()
@@ -129,11 +129,11 @@ class GrpcCall:
         if status != b"200" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             kind = fields.get(b"content-type", b"no type").decode("latin-1")
             text = status.decode("latin-1")
-            self.break_off(Failure.GARBLED, f"expected a gRPC response, got HTTP status {text} with {kind:.60}")
+            self.reset_stream(Failure.GARBLED, f"expected a gRPC response, got HTTP status {text} with {kind:.60}")
             return
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding not in ENCODINGS:
-            self.break_off(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not requested")
+            self.reset_stream(Failure.GARBLED, f"grpc-encoding '{encoding.decode('latin-1'):.40}' was not requested")
         else:
             self._encoding = encoding
 
@@ -161,7 +161,7 @@ class GrpcCall:
                 begin_ns = _now_ns()
         except RpcError as error:
             is_large = error.status is Status.RESOURCE_EXHAUSTED
-            self.break_off(Failure.OVERSIZE if is_large else Failure.GARBLED, error.message)
+            self.reset_stream(Failure.OVERSIZE if is_large else Failure.GARBLED, error.message)
             return
         if not reader.pending_bytes:
             self._reader = None
@@ -176,7 +176,7 @@ class GrpcCall:
             digits = fields.get(b"grpc-status", b"")
             if not digits.isdigit() or len(digits) > _STATUS_DIGITS_MAX:
                 self.headers_received(headers)  # possibly the response of something other than a gRPC server
-                self.break_off(Failure.GARBLED, "the response ends without a status")
+                self.reset_stream(Failure.GARBLED, "the response ends without a status")
                 return
             status = int(digits)
             text = fields.get(b"grpc-message", b"")
@@ -185,7 +185,7 @@ class GrpcCall:
             return
         is_stream = self.request.is_stream
         if self._reader is not None or (not is_stream and self._messages != 1):
-            self.break_off(Failure.GARBLED, f"the response is truncated: {self._messages} complete messages")
+            self.reset_stream(Failure.GARBLED, f"the response is truncated: {self._messages} complete messages")
             return
         answer = self._new_answer()
         answer.done_ns = _now_ns()
@@ -215,7 +215,7 @@ class GrpcCall:
         self._receive_ns = done_ns - begin_ns
         if not self.request.is_stream:
             if self._messages > 1:
-                self.break_off(Failure.GARBLED, "expected one response, got several")
+                self.reset_stream(Failure.GARBLED, "expected one response, got several")
             elif self.keep_body:
                 self._unary = message
             return
@@ -226,7 +226,7 @@ class GrpcCall:
         try:
             error = stream_error(message)
         except ServingError as problem:
-            self.break_off(Failure.GARBLED, problem.message)
+            self.reset_stream(Failure.GARBLED, problem.message)
             return
         if error:
             self._owner.failures[Failure.STATUS] += 1
@@ -255,7 +255,7 @@ class GrpcCall:
 
     def _leave(self) -> None:
         if self.connection is not None:
-            self.connection.forget(self)
+            self.connection.remove(self)
 
     def _finish(self, answer: Answer) -> None:
         self._end()
@@ -381,7 +381,7 @@ class GrpcClientConnection(asyncio.Protocol):
         self._schedule_flush()
         return True
 
-    def forget(self, call: GrpcCall) -> None:
+    def remove(self, call: GrpcCall) -> None:
         if self._calls.pop(call.stream_id, None) is not None:
             self._http2.reset(call.stream_id)
             self._schedule_flush()
@@ -546,14 +546,14 @@ class GrpcTransport:
                 self._dial()
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: GrpcClientConnection(self), self._made, self._not_made)
+        self.dialer.dial(lambda: GrpcClientConnection(self), self._made, self._connect_failure)
 
     def _made(self, connection: GrpcClientConnection) -> None:
         if connection.problem:
             self._fail_waiting(Failure.GARBLED, connection.problem)
             return
         if connection.is_lost:
-            self._not_made(f"{self.endpoint} closed the connection immediately")
+            self._connect_failure(f"{self.endpoint} closed the connection immediately")
             return
         self._connections.append(connection)
         waiting, self._waiting = self._waiting, deque()
@@ -561,7 +561,7 @@ class GrpcTransport:
             if not call.is_over:
                 self._start(call)
 
-    def _not_made(self, message: str) -> None:
+    def _connect_failure(self, message: str) -> None:
         if not self._waiting:
             self.failures[Failure.REFUSED] += 1
         elif not self._connections and not self.dialer.dialing:

@@ -353,16 +353,16 @@ class HttpTransport:
         self._loop.call_soon(exchange.fail, failure, message)
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: HttpClientConnection(self), self._made, self._not_made)
+        self.dialer.dial(lambda: HttpClientConnection(self), self._made, self._connect_failure)
 
     def _made(self, connection: HttpClientConnection) -> None:
         if not connection.is_lost:
             self._connections.add(connection)
             self.freed(connection)
         else:
-            self._not_made(f"{self.endpoint} closed the connection immediately")
+            self._connect_failure(f"{self.endpoint} closed the connection immediately")
 
-    def _not_made(self, message: str) -> None:
+    def _connect_failure(self, message: str) -> None:
         exchange = self._next_waiting()
         if exchange is not None:
             exchange.fail(Failure.REFUSED, message)

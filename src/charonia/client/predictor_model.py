@@ -34,8 +34,8 @@ class TritonPythonModel:
         Raises:
             ServingError: It did not become ready in time, or can only be run where its caller is.
         """
-        given = config.as_dict()
-        found = asyncio.run(_configuration(_url(given), given["name"]))
+        fields = config.as_dict()
+        found = asyncio.run(_configuration(_url(fields), fields["name"]))
         untold = [each["name"] for each in (*found["input"], *found["output"]) if each["data_type"] == "TYPE_BF16"]
         if untold:
             raise unsupported(f"tensor '{untold[0]}' is BF16, which cannot be passed on", hint="convert it to FP32")
@@ -48,9 +48,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Remember where requests go."""
-        given = json.loads(args["model_config"])
-        self._model = given["name"]
-        self._url = _url(given)
+        config = json.loads(args["model_config"])
+        self._model = config["name"]
+        self._url = _url(config)
         self._client: AsyncClient | None = None
 
     async def execute(self, requests: list[Any]) -> list[Any]:

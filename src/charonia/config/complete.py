@@ -274,8 +274,8 @@ def _may_batch(config: ModelConfig, signature: Signature) -> bool:
     if signature.fixed or not (signature.inputs or signature.outputs):
         return False
     ranks = {tensor.name: len(tensor.shape) for tensor in (*signature.inputs, *signature.outputs)}
-    given: Sequence[ModelInput | ModelOutput] = config.input or config.output
-    return all(len(tensor.inner_dims) != ranks.get(tensor.name) for tensor in given)
+    tensors: Sequence[ModelInput | ModelOutput] = config.input or config.output
+    return all(len(tensor.inner_dims) != ranks.get(tensor.name) for tensor in tensors)
 
 
 def _dims(tensor: SignatureTensor, batches: bool) -> tuple[int, ...]:

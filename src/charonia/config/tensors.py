@@ -26,9 +26,9 @@ def tensor_problems(config: ModelConfig) -> list[Problem]:
             problems += _io_problems(config, tensor, kind, path)
             if tensor.name and names[tensor.name] > 1:
                 problems.append(Problem(f"{path}.name", f"model {kind} '{tensor.name}' is given more than once"))
-    for index, given in enumerate(config.input):
-        problems += _input_problems(config, given, f"input[{index}]")
-    inputs = {given.name for given in config.input}
+    for index, tensor in enumerate(config.input):
+        problems += _input_problems(config, tensor, f"input[{index}]")
+    inputs = {tensor.name for tensor in config.input}
     outputs = {output.name for output in config.output}
     for index, computed in enumerate(config.batch_input):
         problems += _batch_input_problems(computed, f"batch_input[{index}]", inputs)
@@ -108,13 +108,13 @@ def _fixed_sizes(shape: Sequence[int]) -> list[int]:
     return sizes
 
 
-def _input_problems(config: ModelConfig, given: ModelInput, path: str) -> Iterator[Problem]:
-    if given.format is not Format.FORMAT_NONE and len(given.dims) != _IMAGE_DIMS:
-        message = f"model input '{given.name}' NHWC/NCHW require 3 dims for {config.name}, got {list(given.dims)}"
+def _input_problems(config: ModelConfig, tensor: ModelInput, path: str) -> Iterator[Problem]:
+    if tensor.format is not Format.FORMAT_NONE and len(tensor.dims) != _IMAGE_DIMS:
+        message = f"model input '{tensor.name}' NHWC/NCHW require 3 dims for {config.name}, got {list(tensor.dims)}"
         yield Problem(f"{path}.format", message)
-    if given.allow_ragged_batch and config.max_batch_size == 0:
+    if tensor.allow_ragged_batch and config.max_batch_size == 0:
         message = (
-            f"model input '{given.name}' allows a ragged batch, but {config.name} does not batch: max_batch_size is 0"
+            f"model input '{tensor.name}' allows a ragged batch, but {config.name} does not batch: max_batch_size is 0"
         )
         yield Problem(f"{path}.allow_ragged_batch", message)
 

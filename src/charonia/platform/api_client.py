@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 """Receives the number of bytes sent, and their total."""
 
 
-class PlatformAwayError(ServingError):
+class PlatformUnreachableError(ServingError):
     """The platform does not answer, or the connection broke."""
 
 
@@ -80,7 +80,7 @@ class PlatformClient:
             query: Parameters of the address; None and "" are left out.
 
         Raises:
-            PlatformAwayError: If it does not answer.
+            PlatformUnreachableError: If it does not answer.
 
         A change whose answer is lost is sent again, with the same idempotency key.
         """
@@ -90,8 +90,8 @@ class PlatformClient:
             headers["Content-Type"] = "application/octet-stream"
         elif body is not None:
             body, headers["Content-Type"] = json.dumps(body, default=str).encode(), "application/json"
-        given = {name: value for name, value in (query or {}).items() if value not in (None, "")}
-        url = f"{self._url}{path}{f'?{urlencode(given)}' if given else ''}"
+        parameters = {name: value for name, value in (query or {}).items() if value not in (None, "")}
+        url = f"{self._url}{path}{f'?{urlencode(parameters)}' if parameters else ''}"
         if is_change:
             headers["Idempotency-Key"] = secrets.token_hex(16)
         for left in reversed(range(CHANGE_TRIES_MAX if is_change else 1)):
@@ -147,13 +147,13 @@ class PlatformClient:
                     if received > position:
                         return received
                 return int(self.call("PUT", address, piece, query={"offset": position})["received"])
-            except PlatformAwayError as error:
+            except PlatformUnreachableError as error:
                 last = error
         raise last
 
-    def _away(self, error: Exception) -> PlatformAwayError:
+    def _away(self, error: Exception) -> PlatformUnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return PlatformAwayError(
+        return PlatformUnreachableError(
             Code.UNAVAILABLE,
             f"no platform answers at {self._url}: {reason}",
             hint="`charonia platform` starts one; --server names its address",

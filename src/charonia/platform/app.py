@@ -46,17 +46,17 @@ from charonia.platform.deployments.service import Deployments
 from charonia.platform.deployments.workloads import Workloads
 from charonia.platform.environments import catalog
 from charonia.platform.environments import routes as environments
+from charonia.platform.idempotency import AnsweredBeforeError, IdempotentCalls
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.jobs import jobs
 from charonia.platform.models import routes as models
-from charonia.platform.models.arrival import VersionTasks, version_handlers
 from charonia.platform.models.follow import Polls
 from charonia.platform.models.sources import AllowedHosts
+from charonia.platform.models.version_import import VersionTasks, version_handlers
 from charonia.platform.people import login
 from charonia.platform.people import routes as people
 from charonia.platform.people.access import NotPermittedError
 from charonia.platform.people.oidc import Provider
-from charonia.platform.repeats import RepeatedCalls, RepeatedError
 from charonia.platform.settings import PlatformSettings
 from charonia.platform.state import Platform
 from charonia.platform.targets.api import DeploymentTarget
@@ -118,7 +118,7 @@ class SecurityHeaders:
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
-class OwnPages:
+class SameOriginGuard:
     """Refuses changes by pages of other sites, and requests for hosts that are not this platform.
 
     A session's token and the `SameSite` cookie protect signed-in users; this also covers calls without a session.
@@ -317,7 +317,7 @@ def _answer(request: Request, status: int, message: str, hint: str = "", *, is_b
 
 
 def _repeated(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RepeatedError)
+    assert isinstance(error, AnsweredBeforeError)
     return error.response()
 
 
@@ -327,7 +327,7 @@ def _left(request: Request, error: Exception) -> Response:
 
 
 ANSWERS = {
-    RepeatedError: _repeated,
+    AnsweredBeforeError: _repeated,
     ClientDisconnect: _left,
     ServingError: _problem,
     NotPermittedError: _refusal,
@@ -397,8 +397,8 @@ def make_app(settings: PlatformSettings) -> FastAPI:
     for router in (*(each.router for each in (*_ROUTERS, *PAGES)), models.hooks):
         app.router.routes.extend(router.routes)  # `include_router` analyses all signatures again, which takes 0.2 s
     describe(app)
-    app.add_middleware(RepeatedCalls, database=platform.database)
-    app.add_middleware(OwnPages, settings=settings)
+    app.add_middleware(IdempotentCalls, database=platform.database)
+    app.add_middleware(SameOriginGuard, settings=settings)
     app.add_middleware(SecurityHeaders, is_https=settings.is_https)
     for kind, answer in ANSWERS.items():
         app.add_exception_handler(kind, answer)
@@ -436,11 +436,11 @@ def make_platform(settings: PlatformSettings) -> Platform:
     deployments = Deployments(database, targets, workloads, lease)
     hosts = AllowedHosts(settings.store_hosts)
     versions = VersionTasks(
-        *(database, artifacts, uploads, data / "environments", hosts, isolation),
+        database, artifacts, uploads, data / "environments", hosts, isolation,
         workloads.secrets,
         settings.trusted_backends,
         deployments.changes.give,
-    )
+    )  # fmt: skip
     handlers = {
         catalog.KIND: catalog.handler(database, data / "environments", isolation, deployments.changes.create),
         jobs.PERF: jobs.perf_handler(targets, database, isolation),
@@ -458,7 +458,7 @@ def make_platform(settings: PlatformSettings) -> Platform:
         deployments,
         Trials(database, workloads, data / "trials", isolation),
         Alerts(
-            *(database, workloads.secrets, hosts, deployments.collector.latest),
+            database, workloads.secrets, hosts, deployments.collector.latest,
             data=data,
             page=settings.url,
             has_turn=lease.is_held,
@@ -467,4 +467,4 @@ def make_platform(settings: PlatformSettings) -> Platform:
         Polls(versions, lease.is_held),
         Provider(settings.oidc, settings.url) if settings.oidc.issuer else None,
         clusters,
-    )
+    )  # fmt: skip

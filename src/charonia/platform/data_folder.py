@@ -58,7 +58,7 @@ def write_private(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def kept_text(path: Path, random_bytes: int) -> str:
+def private_text(path: Path, random_bytes: int) -> str:
     """Return the random text of a private file, which is created if it is missing."""
     if not path.exists():
         write_private(path, secrets.token_hex(random_bytes))

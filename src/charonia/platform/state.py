@@ -47,7 +47,7 @@ def _platform(request: Request) -> Platform:
     return platform
 
 
-Here = Annotated[Platform, Depends(_platform)]
+PlatformDep = Annotated[Platform, Depends(_platform)]
 """The platform, as a parameter of a route."""
 
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many entries to return.")]

@@ -19,11 +19,11 @@ from charonia.core.errors import ServingError, unavailable
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.deployments.workloads import Workloads, with_steps
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import Workload, make_model_folder
-from charonia.platform.targets.local_server import last_said, why_ended
+from charonia.platform.targets.local_server import last_log_line, why_ended
 from charonia.platform.targets.server_calls import server_is_ready
 from charonia.platform.tasks.runner import run_process
 from charonia.python_command import python_module
@@ -143,12 +143,12 @@ class TrialServer:
         keys.write_text(f"platform admin sha256:{hashlib.sha256(self.key.encode()).hexdigest()}\n", encoding="utf-8")
         self._isolation.give(keys, workload.project_id)
         command = python_module(
-            *("charonia", "serve", f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0"),
-            *("--allow-grpc=false", "--allow-metrics=false", f"--api-keys={keys}"),
+            "charonia", "serve", f"--model-repository={folder / 'repository'}", f"--host={_HOST}", "--port=0",
+            "--allow-grpc=false", "--allow-metrics=false", f"--api-keys={keys}",
             python=workload.python or sys.executable,
-        )
-        reach = Reach(read=[folder / "repository", keys], python=workload.python, project=workload.project_id)
-        return self._isolation.command(command, room, reach)
+        )  # fmt: skip
+        access = SandboxAccess(read=[folder / "repository", keys], python=workload.python, project=workload.project_id)
+        return self._isolation.command(command, room, access)
 
     def _serve(self, command: Sequence[str], room: PrivateFolders) -> None:
         """Run the server until it exits, is idle for too long, or is stopped."""
@@ -176,7 +176,7 @@ class TrialServer:
         if found := _ADDRESS.search(line):
             self.address = f"http://{found[1]}"
         if self._phase is TrialPhase.STARTING:
-            self._doing = last_said(line) or self._doing
+            self._doing = last_log_line(line) or self._doing
 
     def _fail(self, reason: str) -> None:
         self._phase, self._reason = TrialPhase.FAILED, reason
@@ -236,9 +236,9 @@ class Trials:
             self._servers[key] = server = TrialServer(self._folder, workload, self._isolation)
             server.start()
         with self._database.transaction() as session:
-            audit.note(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)
+            audit.record(session, who, "version.try", f"{project}/{model}/{number}", project_id=found.id)
 
-    def look(self, who: Principal, project: str, model: str, number: int) -> tuple[TrialView, str]:
+    def state(self, who: Principal, project: str, model: str, number: int) -> tuple[TrialView, str]:
         """Return the state of the trial of a version, and the end of its log."""
         who.demand(ProjectRole.DEPLOYER, project)
         server = self._servers.get((project, model, number))

@@ -35,7 +35,7 @@ from charonia.server.grpc.frontend import GrpcFrontend
 from charonia.server.grpc.methods import Method, method_table
 from charonia.server.http.asgi import Message, begin
 from charonia.server.http.frontend import HttpFrontend
-from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, trim_idle_memory
 from charonia.server.options import WILDCARD_ADDRESSES
 from charonia.wire.grpc_framing import PREFIX_BYTES
 from charonia.wire.grpc_headers import Header
@@ -83,7 +83,7 @@ def received(request: InferRequest, left_ns: int) -> InferRequest:
     return request
 
 
-class ModelsElsewhere:
+class RemoteModels:
     """The models of this replica, and some of other applications.
 
     Args:
@@ -201,7 +201,7 @@ def add_grpc_services(servicer: object, server: Any) -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
-class _Last:
+class _CallEnd:
     """The end of a gRPC call."""
 
     def __init__(self, error: RpcError | None) -> None:
@@ -264,7 +264,7 @@ async def answer_stream(
     service: GrpcFrontend, method: Method, metadata: Iterable[Header], messages: AsyncIterable[bytes]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the responses of a streaming gRPC call; to be closed if the caller leaves. Raises as `answer_unary`."""
-    arrived: asyncio.Queue[bytes | _Last] = asyncio.Queue()
+    arrived: asyncio.Queue[bytes | _CallEnd] = asyncio.Queue()
     untaken_bytes = 0
     has_room = asyncio.Event()
 
@@ -274,7 +274,7 @@ async def answer_stream(
         has_room.set()
 
     def end(error: RpcError | None) -> None:
-        arrived.put_nowait(_Last(error))
+        arrived.put_nowait(_CallEnd(error))
 
     async def feed() -> None:
         nonlocal untaken_bytes
@@ -291,7 +291,7 @@ async def answer_stream(
     call = DetachedCall(service, method, metadata, send=arrived.put_nowait, end=end, consumed=consumed)
     feeding = asyncio.create_task(feed())
     try:
-        while not isinstance(item := await arrived.get(), _Last):
+        while not isinstance(item := await arrived.get(), _CallEnd):
             yield item
         if item.error is not None:
             raise item.error
@@ -362,7 +362,7 @@ class GrpcMessage:
         return self._data
 
 
-class _Forwarded(Response):
+class _ForwardedResponse(Response):
     """The server's response to a request."""
 
     def __init__(self, http: HttpFrontend, body: bytes) -> None:
@@ -373,16 +373,16 @@ class _Forwarded(Response):
         await answer_http(self._http, scope, self._request_body, send)
 
 
-class _Held:
+class _ModelLease:
     """A model that is loaded for requests with its name in `serve_multiplexed_model_id`; Ray releases the oldest."""
 
-    def __init__(self, let_go: Callable[[], object]) -> None:
-        self._let_go: Callable[[], object] | None = let_go
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release: Callable[[], object] | None = release
 
     def __del__(self) -> None:
-        let_go, self._let_go = self._let_go, None  # Ray calls this, in a thread, and the interpreter once more
-        if let_go is not None:
-            let_go()
+        release, self._release = self._release, None  # Ray calls this, in a thread, and the interpreter once more
+        if release is not None:
+            release()
 
 
 class RayReplica:
@@ -398,9 +398,9 @@ class RayReplica:
             self._keys.write("\n".join(options.keys) + "\n")
             self._keys.flush()
             server_options = replace(server_options, api_keys=self._keys.name)
-        self._hold: Callable[[str], Awaitable[_Held]] | None = None
+        self._hold: Callable[[str], Awaitable[_ModelLease]] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
-        elsewhere = (lambda own: ModelsElsewhere(own, options.elsewhere)) if options.elsewhere else None
+        elsewhere = (lambda own: RemoteModels(own, options.elsewhere)) if options.elsewhere else None
         self._server = InferenceServer(server_options, callable_models=elsewhere)
         try:
             await self._server.start()
@@ -411,7 +411,7 @@ class RayReplica:
         assert self._server.grpc is not None
         self._http, self._grpc = self._server.http, self._server.grpc
         collect_less_often()
-        self._giving_back = asyncio.create_task(give_back_idle_memory())
+        self._giving_back = asyncio.create_task(trim_idle_memory())
         if options.models_per_replica:
             self._hold = serve.multiplexed(max_num_models_per_replica=options.models_per_replica)(self._loader())
 
@@ -437,7 +437,7 @@ class RayReplica:
             await self._hold_model()
         except ServingError as error:
             return Response(encode_error(error), STATUS[error.code], media_type="application/json")
-        return _Forwarded(self._http, body)
+        return _ForwardedResponse(self._http, body)
 
     async def infer(self, request: InferRequest, left_ns: int) -> InferResponse | Failure:
         """Run a request of a model in another application."""
@@ -466,7 +466,7 @@ class RayReplica:
             metrics=f"{host}:{self._server.metrics.port}",
         )
 
-    def _loader(self) -> Callable[[str], Awaitable[_Held]]:
+    def _loader(self) -> Callable[[str], Awaitable[_ModelLease]]:
         """Return the function with which Ray loads a model by its name."""
         loop, engine = asyncio.get_running_loop(), self._server.engine
 
@@ -479,9 +479,9 @@ class RayReplica:
             self._leaving.add(task)  # the loop itself holds tasks weakly
             task.add_done_callback(self._leaving.discard)
 
-        async def load(model: str) -> _Held:
+        async def load(model: str) -> _ModelLease:
             await engine.load_model(model)
-            return _Held(lambda: loop.call_soon_threadsafe(begin_to_unload, model))
+            return _ModelLease(lambda: loop.call_soon_threadsafe(begin_to_unload, model))
 
         return load
 

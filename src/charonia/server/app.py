@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from charonia import compiled
-from charonia.busy_poll import Neighbours, make_busy_poll
+from charonia.busy_poll import SiblingProcesses, make_busy_poll
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.core.metadata import PRODUCT, ModelIndexEntry, ServerMetadata
@@ -30,7 +30,7 @@ from charonia.server.http.frontend import HttpFrontend, MetricsFrontend
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.configure import ConfigureOptions
 from charonia.server.lifecycle.entries import folders_of
-from charonia.server.lifecycle.in_front import WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.lifecycle.load_errors import NOT_ALL_LOADED
 from charonia.server.lifecycle.loader import LoadedVersion
@@ -59,7 +59,7 @@ from charonia.server.response_cache.memory import LocalCache
 from charonia.server.response_cache.options import CacheOptions
 from charonia.server.response_cache.redis import RedisCache
 from charonia.server.scaling.instances import InstanceScaler
-from charonia.server.scaling.rule import MEMORY_KEPT, FreeMemory, Room
+from charonia.server.scaling.rule import MEMORY_KEPT, FreeMemory, Headroom
 from charonia.server.sequences.models import sequences_json
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.service import TracingService
@@ -125,7 +125,7 @@ class FrontEnds(Protocol):
     async def collect(self) -> list[Traffic]:
         """Merge the counters of other processes; return the traffic of the endpoints of each process."""
 
-    def where(self, runner: Runner) -> WhereRun | None:
+    def where(self, runner: Runner) -> ExecutionPlacement | None:
         """Return where the requests of a version run, None for a server of one process."""
 
     async def drain(self, timeout_s: float) -> bool:
@@ -149,7 +149,7 @@ class InferenceServer:
         *,
         log: LogControl | None = None,
         front_ends: FrontEnds | None = None,
-        neighbours: Neighbours | None = None,
+        siblings: SiblingProcesses | None = None,
         left_out: Collection[str] = (),
         callable_models: Callable[[Models], Models] | None = None,
     ) -> None:
@@ -159,7 +159,7 @@ class InferenceServer:
             options: All options.
             log: The log, whose settings clients may change; None where it belongs to the embedding program.
             front_ends: What takes requests; None for endpoints of this process.
-            neighbours: The other processes of the server, None where there are none.
+            siblings: The other processes of the server, None where there are none.
             left_out: Models that are not loaded at start, because `front_ends` know how.
             callable_models: Returns the models that Python models can call, given this server's; None for the latter.
         """
@@ -172,7 +172,7 @@ class InferenceServer:
             installed_backends(Path(options.backend_directory) if options.backend_directory else None),
             options.backends,
             verbose=options.log.verbose > 0,
-            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), neighbours),
+            busy_poll=make_busy_poll(options.busy_poll_us, usable_cores(), siblings),
             limits=self._limits,
             cache=self._cache,
             pinned=PinnedMemory(options.pinned_memory_bytes),
@@ -264,7 +264,7 @@ class InferenceServer:
         """
         if self._options.exit_delay_secs and isinstance(self.front_ends, Endpoints):  # those in processes have done so
             self.engine.begin_exit(refuses=False)
-            await self.front_ends.let_go(self._options.exit_delay_secs)
+            await self.front_ends.ask_to_reconnect(self._options.exit_delay_secs)
         end_s = time.monotonic() + self._options.exit_timeout_secs
         self.engine.begin_exit()
         if self._demand is not None:
@@ -419,7 +419,7 @@ class InferenceServer:
             self._room,
         )
 
-    def _room(self) -> Room:
+    def _room(self) -> Headroom:
         """Return the free capacity of the machine for more instances."""
         memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
         if self._demand is not None:
@@ -430,7 +430,7 @@ class InferenceServer:
                 memories.append(
                     FreeMemory(f"the memory of GPU {number}", total - used, int(total * MEMORY_KEPT), number)
                 )
-        return Room(usable_cores(self._options.cpu_cores), memories=tuple(memories))
+        return Headroom(usable_cores(self._options.cpu_cores), memories=tuple(memories))
 
     async def _load_at_start(self) -> list[str]:
         models = self._options.models

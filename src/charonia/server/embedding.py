@@ -21,8 +21,8 @@ from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.core.tensor import Array
 from charonia.server.app import InferenceServer, new_event_loop
 from charonia.server.facade import Engine, SingleResponse
-from charonia.server.files.given import sort_given
 from charonia.server.files.repository import file_repository
+from charonia.server.files.served_files import classify
 from charonia.server.machine.private_folder import PrivateFolder
 from charonia.server.model_options import ControlMode
 from charonia.server.options import ServerOptions
@@ -369,13 +369,13 @@ class Server:
         """Serve until this task is cancelled."""
         async with AsyncExitStack() as cleanup:
             try:
-                given = sort_given(self._options.models)
+                files = classify(self._options.models)
                 options = self._options
-                if given.needs_repository or options.models.files.mounts:
+                if files.needs_repository or options.models.files.mounts:
                     folder = cleanup.enter_context(PrivateFolder()).path
-                    repository = file_repository(given, options.models.files, folder, options.backends)
+                    repository = file_repository(files, options.models.files, folder, options.backends)
                     await repository.make()
-                    made = replace(options.models, repositories=(*given.repositories, str(folder)))
+                    made = replace(options.models, repositories=(*files.repositories, str(folder)))
                     options = replace(options, models=made)
                     if (interval_s := options.models.poll_interval_secs) and repository.has_services:
                         cleanup.callback(asyncio.create_task(repository.follow(interval_s)).cancel)

@@ -35,8 +35,8 @@ KSERVE_MOUNT = "/mnt/models"
 
 def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = False) -> tuple[str, ...] | None:
     """Return `Services.allowed_hosts` of an endpoint that listens at an address, and may require keys."""
-    given = options.http.allowed_hosts
-    return given if given or (listens_locally(address) and not has_keys) else None
+    hosts = options.http.allowed_hosts
+    return hosts if hosts or (listens_locally(address) and not has_keys) else None
 
 
 def _http_limits(options: HttpOptions) -> HttpLimits:
@@ -178,18 +178,18 @@ class Endpoints:
         for front_end in self._front_ends():
             front_end.stop_accepting()
 
-    def leave_sockets(self) -> None:
+    def release_sockets(self) -> None:
         """Stop accepting connections; another process may."""
         for front_end in self._front_ends():
-            front_end.leave_sockets()
+            front_end.release_sockets()
 
-    async def hand_on(self, timeout_s: float) -> None:
+    async def drain_gradually(self, timeout_s: float) -> None:
         """Leave the listening sockets to another process, and serve until clients have left, up to a limit."""
-        await asyncio.gather(*(front_end.hand_on(timeout_s) for front_end in self._front_ends()))
+        await asyncio.gather(*(front_end.drain_gradually(timeout_s) for front_end in self._front_ends()))
 
-    async def let_go(self, timeout_s: float) -> None:
+    async def ask_to_reconnect(self, timeout_s: float) -> None:
         """Serve as before for a while, and ask clients to leave. It takes this long where an endpoint is open."""
-        await asyncio.gather(*(front_end.let_go(timeout_s) for front_end in self._front_ends()))
+        await asyncio.gather(*(front_end.ask_to_reconnect(timeout_s) for front_end in self._front_ends()))
 
     async def collect(self, process: str = "server") -> list[Traffic]:
         """Return the traffic of the endpoints, under this name of the process."""
@@ -252,7 +252,7 @@ class Certificate:
         """Read the files. Raises ServingError, INVALID_ARG, when a certificate or key cannot be used."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls, self._prefix = tls, prefix
-        self._seen = self._look()
+        self._seen = self._stat()
         try:
             self._load(self.context)
         except (OSError, ssl.SSLError) as error:
@@ -263,7 +263,7 @@ class Certificate:
 
     def refresh(self) -> None:
         """Reload the files if they have changed. A pair that cannot be used leaves the previous one."""
-        seen = self._look()
+        seen = self._stat()
         if seen == self._seen:
             return
         self._seen = seen
@@ -280,7 +280,7 @@ class Certificate:
         if self._tls.root:
             context.load_verify_locations(self._tls.root)
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _stat(self) -> list[tuple[int, int, int]]:
         found = [(0, 0, 0)] * 3
         for index, path in enumerate((self._tls.certificate, self._tls.key, self._tls.root)):
             with suppress(OSError):

@@ -78,7 +78,7 @@ class ModelEngine:
         ensembles = self._lifecycle.ensembles
         ensembles.infer, ensembles.infer_at_once = self.infer, self.infer_at_once
         if self.demand is not None:
-            self._lifecycle.bring_steps = self.demand.load_all
+            self._lifecycle.load_steps = self.demand.load_all
             self.traffic.demand = self.demand.demand
 
     def keep_changes(self, keeper: ModelRequests) -> None:
@@ -231,7 +231,7 @@ class ModelEngine:
         async def unload() -> None:
             left = await self._lifecycle.unload(name, unload_dependents)
             if self.demand is not None:
-                self.demand.forget(name)
+                self.demand.exclude(name)
             if self._requests is not None:
                 self._requests.model_unloaded(name, unload_dependents)
                 for step in left:  # nothing else would load them in an engine that follows

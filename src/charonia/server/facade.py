@@ -71,7 +71,7 @@ EnsureLoaded = Callable[[str, str], Awaitable[None] | None]
 class LoadReports(Protocol):
     """The load of the server, in the process of a front end."""
 
-    def want(self) -> None:
+    def request_report(self) -> None:
         """A request needs a report with its response."""
 
     def latest(self) -> Load:
@@ -116,7 +116,7 @@ class Services:
         has_health_documents: Whether every health answer has a document, which clients of KServe read.
         fairness_header: Header, in lower case, by whose value clients share busy models fairly; b"" for none.
         keeps_results: Whether results can be kept for later: no other server shares the address.
-        result_elsewhere: Asks other front ends for a result, with HTTP method, id and owner; None where there are none.
+        relay_result: Asks other front ends for a result, with HTTP method, id and owner; None where there are none.
         mounts: Sockets of the applications beside the models, by path.
     """
 
@@ -148,7 +148,7 @@ class Services:
     has_health_documents: bool = False
     fairness_header: bytes = b""
     keeps_results: bool = True
-    result_elsewhere: Callable[[str, str, str], Awaitable[list[Any] | None]] | None = None
+    relay_result: Callable[[str, str, str], Awaitable[list[Any] | None]] | None = None
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -119,7 +119,7 @@ def port_of(server: asyncio.AbstractServer) -> int:
     return port
 
 
-class Leaving(Protocol):
+class DrainingConnection(Protocol):
     """A connection of a front end that stops or hands on."""
 
     def untaken(self) -> tuple[int, int]:
@@ -131,12 +131,12 @@ class Leaving(Protocol):
     def abort(self) -> None: ...
 
 
-L = TypeVar("L", bound=Leaving)
+L = TypeVar("L", bound=DrainingConnection)
 
 
-async def hand_on(
+async def drain_gradually(
     connections: Set[L],
-    let_go: Callable[[L], int | None],
+    ask_to_close: Callable[[L], int | None],
     quiet_s: float,
     timeout_s: float,
     *,
@@ -148,8 +148,8 @@ async def hand_on(
 
     Args:
         connections: The front end's own set.
-        let_go: Asks the client of a connection to leave, again and again. Returns a count that grows with each use of
-            the connection, None while something is in flight.
+        ask_to_close: Asks the client of a connection to leave, again and again. Returns a count that grows with each
+            use of the connection, None while something is in flight.
         quiet_s: Time without a use after which a connection is quiet.
         timeout_s: The limit.
         least_s: Time that it takes even without connections: one may be accepted and not be known yet.
@@ -162,7 +162,7 @@ async def hand_on(
         looks += 1
         now: dict[L, tuple[int | None, int]] = {}
         for connection in list(connections):
-            uses = let_go(connection)
+            uses = ask_to_close(connection)
             before, quiet = seen.get(connection, (None, 0))
             quiet = quiet + 1 if uses is not None and uses == before else 0
             now[connection] = uses, quiet
@@ -172,7 +172,7 @@ async def hand_on(
         await asyncio.sleep(LOOK_S)
 
 
-async def drain(connections: Set[Leaving], timeout_s: float) -> bool:
+async def drain(connections: Set[DrainingConnection], timeout_s: float) -> bool:
     """Wait until all connections have ended. A connection without progress for `GRACE_S` is closed.
 
     Checks are counted rather than time, so that a pause of the whole machine does not count against the clients.
@@ -186,11 +186,11 @@ async def drain(connections: Set[Leaving], timeout_s: float) -> bool:
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
-    seen: dict[Leaving, tuple[tuple[int, int], int]] = {}
+    seen: dict[DrainingConnection, tuple[tuple[int, int], int]] = {}
     given_up = cut_off = 0
     while connections:
         is_over = loop.time() >= end_s
-        now: dict[Leaving, tuple[tuple[int, int], int]] = {}
+        now: dict[DrainingConnection, tuple[tuple[int, int], int]] = {}
         for connection in list(connections):
             untaken = connection.untaken()
             before, looks = seen.get(connection, (untaken, -1))

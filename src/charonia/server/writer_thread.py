@@ -66,7 +66,7 @@ class WriterThread(Generic[T]):
         try:
             self._queue.put_nowait((item, size))
         except queue.Full:
-            self._forget(size)
+            self._subtract(size)
             return False
         return True
 
@@ -89,7 +89,7 @@ class WriterThread(Generic[T]):
         if self._thread.is_alive():
             _log.error("the last %s could not be written within %g s", self._what, self._close_s_max)
 
-    def _forget(self, size: int) -> None:
+    def _subtract(self, size: int) -> None:
         with self._lock:
             self._waiting_bytes -= size
 
@@ -109,7 +109,7 @@ class WriterThread(Generic[T]):
                 self._guarded(self._close)
                 return
             self._guarded(self._write, entry[0])
-            self._forget(entry[1])
+            self._subtract(entry[1])
             del entry  # a tensor of the last item is not kept until the next
 
     def _guarded(self, step: Callable[..., None], *items: T) -> None:

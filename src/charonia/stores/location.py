@@ -436,9 +436,9 @@ def prefix_of(address: StoreAddress) -> str:
 
 
 SERVICE_ACCOUNT = (
-    *("type", "project_id", "private_key_id", "private_key", "client_email", "client_id", "auth_uri", "token_uri"),
-    *("auth_provider_x509_cert_url", "client_x509_cert_url", "universe_domain"),
-)
+    "type", "project_id", "private_key_id", "private_key", "client_email", "client_id", "auth_uri", "token_uri",
+    "auth_provider_x509_cert_url", "client_x509_cert_url", "universe_domain",
+)  # fmt: skip
 """Members of the JSON key of a service account of Google."""
 
 

@@ -198,7 +198,7 @@ class ObjectStore:
             self._fail("cannot be read", error)
         return RemoteFile(path, int(meta["size"]), meta.get("e_tag") or "")
 
-    def around(self) -> tuple["ObjectStore", RemoteFile | None]:
+    def parent(self) -> tuple["ObjectStore", RemoteFile | None]:
         """Return the store one folder higher, and the file there that this store's path names, None for none."""
         store = copy.copy(self)
         above, _, name = self._prefix.rstrip("/").rpartition("/")
@@ -351,7 +351,7 @@ def local_copy(uri: str) -> Path:
     files = [file for file in store.files() if not file.path.endswith("/")]
     name = address.prefix.rpartition("/")[2] or address.bucket
     if not files and isinstance(store, ObjectStore) and address.prefix:
-        store, found = store.around()
+        store, found = store.parent()
         files = [found] if found is not None else []
     if not files:
         raise unavailable(f"'{address.uri}': no files below this address")

@@ -45,22 +45,22 @@ def example_inputs(config: ModelConfig, size: int = 0) -> dict[str, Tensor]:
     """
     made = _declared(config)
     return {
-        given.name: made.get(given.name) or example_tensor(config, given, size)
-        for given in config.input
-        if given.data_type is not None and (given.name in made or not given.optional)
+        tensor.name: made.get(tensor.name) or example_tensor(config, tensor, size)
+        for tensor in config.input
+        if tensor.data_type is not None and (tensor.name in made or not tensor.optional)
     }
 
 
-def example_tensor(config: ModelConfig, given: ModelInput, size: int = 0) -> Tensor:
+def example_tensor(config: ModelConfig, model_input: ModelInput, size: int = 0) -> Tensor:
     """Return a tensor for one input of a model; `size` as in `example_inputs`."""
-    datatype = given.data_type or DataType.FP32
-    warm = config.model_warmup[0].inputs.get(given.name) if config.model_warmup else None
-    if warm is not None and -1 not in warm.dims and len(warm.dims) == len(given.dims):
+    datatype = model_input.data_type or DataType.FP32
+    warm = config.model_warmup[0].inputs.get(model_input.name) if config.model_warmup else None
+    if warm is not None and -1 not in warm.dims and len(warm.dims) == len(model_input.dims):
         dims = warm.dims
     else:
-        dims = example_dims(given.dims, datatype, batched=config.max_batch_size > 0, size=size)
+        dims = example_dims(model_input.dims, datatype, batched=config.max_batch_size > 0, size=size)
     shape = (1, *dims) if config.max_batch_size > 0 else dims
-    return Tensor(given.name, datatype, filled(shape, datatype, given.name))
+    return Tensor(model_input.name, datatype, filled(shape, datatype, model_input.name))
 
 
 def example_dims(dims: Sequence[int], datatype: DataType, *, batched: bool, size: int = 0) -> tuple[int, ...]:
@@ -95,9 +95,9 @@ def _inner_size(inner: Sequence[int], index: int, datatype: DataType, is_state: 
     return size or TOKENS
 
 
-def takes_picture(config: ModelConfig, given: ModelInput) -> bool:
+def takes_picture(config: ModelConfig, model_input: ModelInput) -> bool:
     """Return whether an input is three-dimensional, behind the batch, with channels and sides as pictures have them."""
-    inner = given.dims if config.max_batch_size > 0 or len(given.dims) == 3 else given.dims[1:]
+    inner = model_input.dims if config.max_batch_size > 0 or len(model_input.dims) == 3 else model_input.dims[1:]
     if len(inner) != 3:
         return False
     layouts = ((inner[0], inner[1:]), (inner[2], inner[:2]))
@@ -105,7 +105,7 @@ def takes_picture(config: ModelConfig, given: ModelInput) -> bool:
         channels in (1, COLOURS, 4) and all(side == -1 or side >= SIDE_MIN for side in sides)
         for channels, sides in layouts
     )
-    return is_image and given.data_type is not None and _is_picture(given.data_type)
+    return is_image and model_input.data_type is not None and _is_picture(model_input.data_type)
 
 
 def _is_picture(datatype: DataType) -> bool:

@@ -71,7 +71,7 @@ class ExampleRequest:
 
     def generate_body(self) -> dict[str, object] | None:
         """Return the body with named plain values, None if the server could not derive the shapes from them."""
-        dims = {given.name: given.dims for given in self.config.input}
+        dims = {model_input.name: model_input.dims for model_input in self.config.input}
         lead = (-1,) if self.config.max_batch_size > 0 else ()
         body: dict[str, object] = {}
         values = plain_values(self.config)
@@ -117,7 +117,7 @@ class ExampleRequest:
 
     def python(self) -> str:
         """Return a program that uses `charonia.client`; "" for files that have to be converted first."""
-        texts = {given.name for given in self.config.input if given.data_type is DataType.BYTES}
+        texts = {model_input.name for model_input in self.config.input if model_input.data_type is DataType.BYTES}
         if any(name not in texts and not file.endswith(".npy") for name, file in self.files.items()):
             return ""
         stream = self.config.is_decoupled
@@ -142,8 +142,10 @@ class ExampleRequest:
         else:
             lines.append(f"    result = client.infer({arguments})")
         # Language models give some outputs only to a request that asks for them.
-        unasked = {given.name for given in self.config.input} - self.inputs.keys()
-        returned = [given.name for given in self.config.output if f"return_{given.name}" not in unasked]
+        unasked = {model_input.name for model_input in self.config.input} - self.inputs.keys()
+        returned = [
+            model_input.name for model_input in self.config.output if f"return_{model_input.name}" not in unasked
+        ]
         lines += [f"{indent}print(result[{_quoted(name)}])" for name in returned]
         return "\n".join(lines) + "\n"
 
@@ -242,7 +244,7 @@ def example_parameters(config: ModelConfig) -> dict[str, ParameterValue]:
 
 def body_hint(config: ModelConfig) -> str:
     """Return a hint for a body that cannot be read: one that can be, or the inputs where it would be long."""
-    binary = [given.name for given in config.input if given.data_type in NO_JSON_FORM]
+    binary = [tensor.name for tensor in config.input if tensor.data_type in NO_JSON_FORM]
     if binary:
         return (
             f"send the elements of {', '.join(binary)} in binary form, after the JSON header, whose length the header "
@@ -250,17 +252,17 @@ def body_hint(config: ModelConfig) -> str:
         )
     batched = config.max_batch_size > 0
     elements = sum(
-        prod(example_dims(given.dims, given.data_type, batched=batched))
-        for given in config.input
-        if given.data_type is not None
+        prod(example_dims(tensor.dims, tensor.data_type, batched=batched))
+        for tensor in config.input
+        if tensor.data_type is not None
     )
     body = example_request(config).infer_body() if elements <= HINT_ELEMENTS_MAX else None
     if body is not None:
         return f"a body for this model: {dump(body).decode()}"
     inputs = (
-        f"{given.name} {given.data_type.wire if given.data_type is not None else ''} "
-        f"{[-1, *given.dims] if batched else list(given.dims)}"
-        for given in config.input
+        f"{tensor.name} {tensor.data_type.wire if tensor.data_type is not None else ''} "
+        f"{[-1, *tensor.dims] if batched else list(tensor.dims)}"
+        for tensor in config.input
     )
     return (
         'a body is {"inputs": [{"name": NAME, "datatype": TYPE, "shape": SHAPE, "data": ELEMENTS}]}; the inputs of '

@@ -69,7 +69,7 @@ def query_document(config: ModelConfig, url: bytes) -> Object:
 
 
 def _document(config: ModelConfig, fields: list[tuple[str, str | bytes]]) -> Object:
-    inputs = {given.name: given for given in config.input}
+    inputs = {tensor.name: tensor for tensor in config.input}
     schemas = plain_values(config) or PlainValues()
     values: dict[str, list[object]] = {}
     for name, text in fields:
@@ -80,13 +80,13 @@ def _document(config: ModelConfig, fields: list[tuple[str, str | bytes]]) -> Obj
     return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
-def _value(name: str, given: ModelInput | None, schema: Schema, text: str | bytes) -> object:
-    if given is not None and given.data_type is DataType.BYTES and CONTENT not in schema:
+def _value(name: str, model_input: ModelInput | None, schema: Schema, text: str | bytes) -> object:
+    if model_input is not None and model_input.data_type is DataType.BYTES and CONTENT not in schema:
         return text
     try:
         return json.loads(text)
     except ValueError:
-        if isinstance(text, str) and (given is None or CONTENT in schema):
+        if isinstance(text, str) and (model_input is None or CONTENT in schema):
             return text
     shown = f"'{text[:40]}'" if isinstance(text, str) else f"{len(text)} bytes"
     raise invalid(f"'{name}': expected JSON, such as 1 or [1, 2], got {shown}")
@@ -96,11 +96,11 @@ def _only_text(config: ModelConfig) -> str | None:
     """Return the name of the only required input of text or bytes."""
     schemas = plain_values(config) or PlainValues()
     names = [
-        given.name
-        for given in config.input
-        if given.data_type is DataType.BYTES
-        and not given.optional
-        and CONTENT not in schemas.inputs.get(given.name, {})
+        tensor.name
+        for tensor in config.input
+        if tensor.data_type is DataType.BYTES
+        and not tensor.optional
+        and CONTENT not in schemas.inputs.get(tensor.name, {})
     ]
     return names[0] if len(names) == 1 else None
 

@@ -140,7 +140,7 @@ class MessageReader:
             self._buffer, self._position = bytearray(), 0
         else:
             message = bytes(memoryview(self._buffer)[start : self._position])
-            self._forget()
+            self._compact()
         if flag == 0:
             return message
         if flag != 1 or self._encoding == b"identity":
@@ -176,7 +176,7 @@ class MessageReader:
             raise too_large(f"{size} bytes", self._limit)
         return size
 
-    def _forget(self) -> None:
+    def _compact(self) -> None:
         # Removing the front moves the rest, so this waits until the rest is the smaller part.
         if self._position * 2 >= len(self._buffer):
             del self._buffer[: self._position]

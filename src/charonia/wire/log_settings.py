@@ -74,8 +74,8 @@ def decode_json(body: bytes | memoryview, options: LogOptions) -> LogOptions:
         ServingError: UNSUPPORTED for the file, INVALID_ARG for an unknown setting or an invalid value.
     """
     document = parse_object(body) if len(body) else {}
-    given = {name: value for name, value in document.items() if value is not None}
-    return _changed(options, given, kind_of)
+    fields = {name: value for name, value in document.items() if value is not None}
+    return _changed(options, fields, kind_of)
 
 
 def describe(options: LogOptions) -> dict[str, object]:
@@ -92,13 +92,13 @@ def describe(options: LogOptions) -> dict[str, object]:
 
 def decode_message(request: Any, options: LogOptions) -> LogOptions:
     """Return the options changed by a `LogSettingsRequest`. Raises as `decode_json`."""
-    given: dict[str, object] = {}
+    fields: dict[str, object] = {}
     kinds: dict[str, str] = {}
     for name, setting in request.settings.items():
         choice = setting.WhichOneof("parameter_choice")
-        given[name] = getattr(setting, choice) if choice else None
+        fields[name] = getattr(setting, choice) if choice else None
         kinds[name] = _KINDS.get(choice or "", "nothing")
-    return _changed(options, given, lambda name: kinds[str(name)], by_name=True)
+    return _changed(options, fields, lambda name: kinds[str(name)], by_name=True)
 
 
 def describe_message(options: LogOptions) -> dict[str, object]:
@@ -108,12 +108,12 @@ def describe_message(options: LogOptions) -> dict[str, object]:
 
 
 def _changed(
-    options: LogOptions, given: Mapping[str, object], kind: Callable[[object], str], *, by_name: bool = False
+    options: LogOptions, fields: Mapping[str, object], kind: Callable[[object], str], *, by_name: bool = False
 ) -> LogOptions:
-    if "log_file" in given:
+    if "log_file" in fields:
         raise unsupported("log file location can not be updated through network protocol", hint="--log-file sets it")
     changes: dict[str, bool | int | LogFormat] = {}
-    for name, value in given.items():
+    for name, value in fields.items():
         got = kind(name if by_name else value)
         if name not in _FIELDS:
             raise invalid(f"there is no log setting '{name}'", hint=f"expected one of {', '.join(_FIELDS)}")

@@ -106,4 +106,4 @@ def models_list(configs: list[ModelConfig], created_s: int) -> dict[str, object]
 
 
 def _input_types(config: ModelConfig) -> dict[str, DataType | None]:
-    return {given.name: given.data_type for given in config.input}
+    return {tensor.name: tensor.data_type for tensor in config.input}

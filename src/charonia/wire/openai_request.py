@@ -197,7 +197,7 @@ def decode_text_request(config: ModelConfig, document: Object, *, is_chat: bool)
 
 def _model_inputs(config: ModelConfig, members: Mapping[str, object]) -> dict[str, object]:
     """Return the values of the model's inputs, and of request parameters, that the rest of a request sets."""
-    all_names = {given.name for given in config.input}
+    all_names = {tensor.name for tensor in config.input}
     names = all_names - {TEXT_INPUT, SAMPLING_INPUT, IMAGE_INPUT}
     takes_sampling = SAMPLING_INPUT in all_names
     reads_parameters = config.backend == _PYTHON and not takes_sampling
@@ -236,7 +236,7 @@ def _check_sampling(name: str, value: object) -> None:
 
 def _messages(config: ModelConfig, value: object) -> tuple[tuple[Object, ...], tuple[str, ...]]:
     """Return messages, with text as a string where they have no pictures, and the pictures."""
-    takes_images = any(given.name == IMAGE_INPUT for given in config.input)
+    takes_images = any(tensor.name == IMAGE_INPUT for tensor in config.input)
     messages: list[Object] = []
     images: list[str] = []
     for number, message in enumerate(checked_messages(value)):

@@ -57,7 +57,7 @@ def table_document(config: ModelConfig, document: Object) -> Object:
     Raises:
         ServingError: As `inputs_of`.
     """
-    names = {given.name for given in config.input}
+    names = {tensor.name for tensor in config.input}
     keys = KEYS if names.isdisjoint(document) else (RECORDS, SPLIT, INSTANCES)  # beside inputs, it is a parameter
     key = next((each for each in keys if each in document and each not in names), None)
     if key is not None and not (key == INPUTS and _are_tensors(document[key])):
@@ -78,14 +78,14 @@ def plain_inputs(config: ModelConfig, table: Columns) -> Object:
     Raises:
         ServingError: INVALID_ARG for a column that is missing, or that the model does not know.
     """
-    schemas, required = _schemas(config), [given.name for given in config.input if not given.optional]
+    schemas, required = _schemas(config), [tensor.name for tensor in config.input if not tensor.optional]
     titles = titles_of(schemas[required[0]]) if len(required) == 1 else ()
     if titles and required[0] not in table.values:
         items = dict(zip(titles, schemas[required[0]]["prefixItems"], strict=True))
         columns = _complete(config, table, items, ())
         rows = zip(*columns.values(), strict=True)
         return {required[0]: [list(row) for row in rows]}
-    return _complete(config, table, schemas, {given.name for given in config.input if given.optional})
+    return _complete(config, table, schemas, {tensor.name for tensor in config.input if tensor.optional})
 
 
 def csv_columns(config: ModelConfig, body: bytes) -> Columns:
@@ -178,9 +178,9 @@ def _is_named(value: object) -> bool:
 
 
 def _only(config: ModelConfig, subject: str) -> str:
-    required = [given.name for given in config.input if not given.optional]
+    required = [tensor.name for tensor in config.input if not tensor.optional]
     if len(required) != 1:
-        names = ", ".join(given.name for given in config.input)
+        names = ", ".join(tensor.name for tensor in config.input)
         raise invalid(f"{subject}: expected objects with the inputs {names}, got plain values")
     return required[0]
 
@@ -224,9 +224,9 @@ def _schemas(config: ModelConfig) -> dict[str, Schema]:
     kinds = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
     known = (plain_values(config) or PlainValues()).inputs
     return {
-        given.name: known.get(given.name) or {"type": kinds.get(given.data_type.numpy.kind, "string")}
-        for given in config.input
-        if given.data_type is not None
+        tensor.name: known.get(tensor.name) or {"type": kinds.get(tensor.data_type.numpy.kind, "string")}
+        for tensor in config.input
+        if tensor.data_type is not None
     }
 
 

@@ -106,28 +106,28 @@ def encode_predictions(response: InferResponse, is_rows: bool, config: ModelConf
 
 
 def _tensor(
-    config: ModelConfig, given: ModelInput, schema: Schema, value: object, is_rows: bool, bytes_max: int
+    config: ModelConfig, model_input: ModelInput, schema: Schema, value: object, is_rows: bool, bytes_max: int
 ) -> Tensor:
-    datatype = given.data_type
+    datatype = model_input.data_type
     assert datatype is not None  # of a model that is loaded
-    rank = len(given.dims) + (config.max_batch_size > 0)
+    rank = len(model_input.dims) + (config.max_batch_size > 0)
     value = with_missing(schema, datatype, value)
     if CONTENT in schema:
         rows = value if is_rows and type(value) is list else [value]
         value = [json_texts(schema[CONTENT], row, has_batch=False)[0][0] for row in rows]
     elif datatype is DataType.BYTES:
-        value = from_base64(given.name, value)
-    flat, shape = flat_and_nesting(given.name, datatype, value)
+        value = from_base64(model_input.name, value)
+    flat, shape = flat_and_nesting(model_input.name, datatype, value)
     if is_rows and len(shape) == rank + 1 and shape[0] == 1:
         shape = shape[1:]  # the model has no batches: the row is the whole tensor
     shape += (1,) * (rank - len(shape))  # a number for an input of one element
     if datatype not in (DataType.FP16, DataType.BF16):
-        return decode_data(given.name, datatype, shape, flat, bytes_max)
-    wide = decode_data(given.name, DataType.FP32, shape, flat, bytes_max).array
+        return decode_data(model_input.name, datatype, shape, flat, bytes_max)
+    wide = decode_data(model_input.name, DataType.FP32, shape, flat, bytes_max).array
     if datatype is DataType.FP16:
         with np.errstate(over="ignore"):  # to infinity, as with other datatypes
-            return Tensor(given.name, datatype, wide.astype(np.float16))
-    return Tensor(given.name, datatype, to_bfloat16(wide))
+            return Tensor(model_input.name, datatype, wide.astype(np.float16))
+    return Tensor(model_input.name, datatype, to_bfloat16(wide))
 
 
 def _values(array: Array) -> list[object]:

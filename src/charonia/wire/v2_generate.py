@@ -91,7 +91,7 @@ def decode_generate(
     Raises:
         ServingError: INVALID_ARG, with the problem.
     """
-    inputs = {given.name: given for given in config.input if given.data_type is not None}
+    inputs = {tensor.name: tensor for tensor in config.input if tensor.data_type is not None}
     if form is None:
         text = bytes(body)
         document = parse_object(text, array_as=RECORDS)
@@ -106,15 +106,15 @@ def decode_generate(
     parameters: Object = {}
     for members in (document, _nested(document)):
         for key, value in members.items():
-            given = inputs.get(key)
-            if given is None:
+            tensor = inputs.get(key)
+            if tensor is None:
                 if members is not document or key not in ("id", NESTED):
                     parameters[key] = value
             elif key in tensors:
                 raise _repeated(key)
-            elif value is not None or not given.optional:
+            elif value is not None or not tensor.optional:
                 schema = schemas.inputs.get(key, {})
-                tensors[key], is_one = _input(given, schema, value, tensor_bytes_max, has_batch=has_batch)
+                tensors[key], is_one = _input(tensor, schema, value, tensor_bytes_max, has_batch=has_batch)
                 is_list = is_list or not is_one
     if parameters:
         _check_keys(config, tensors, parameters)
@@ -125,11 +125,13 @@ def decode_generate(
     return GenerateCall(request, config, is_list)
 
 
-def _input(given: ModelInput, schema: Schema, value: object, bytes_max: int, *, has_batch: bool) -> tuple[Tensor, bool]:
+def _input(
+    model_input: ModelInput, schema: Schema, value: object, bytes_max: int, *, has_batch: bool
+) -> tuple[Tensor, bool]:
     """Return an input, and whether it is one value rather than a list of them for the batch."""
-    name, datatype = given.name, given.data_type
+    name, datatype = model_input.name, model_input.data_type
     assert datatype is not None
-    dims = (-1, *given.dims) if has_batch else given.dims
+    dims = (-1, *model_input.dims) if has_batch else model_input.dims
     value = with_missing(schema, datatype, value)
     if CONTENT in schema:
         texts, shape = json_texts(schema[CONTENT], value, has_batch=has_batch)
@@ -144,8 +146,8 @@ def _input(given: ModelInput, schema: Schema, value: object, bytes_max: int, *, 
             check_elements(name, datatype, elements)
             raise
     else:
-        shape = _nested_shape(name, given.dims, nesting, has_batch=has_batch)
-    is_one = len(nesting) < len(dims) and shape[:1] == (1,) and not (given.dims == (1,) and nesting)
+        shape = _nested_shape(name, model_input.dims, nesting, has_batch=has_batch)
+    is_one = len(nesting) < len(dims) and shape[:1] == (1,) and not (model_input.dims == (1,) and nesting)
     return decode_data(name, datatype, shape, elements, bytes_max), is_one or not has_batch
 
 
@@ -319,8 +321,8 @@ def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: 
         ServingError: INVALID_ARG with the inputs of the model.
     """
     others = [key for key in parameters if key not in RESERVED]
-    left_out = [given.name for given in config.input if given.optional and given.name not in tensors]
-    missing = [given.name for given in config.input if not given.optional and given.name not in tensors]
+    left_out = [tensor.name for tensor in config.input if tensor.optional and tensor.name not in tensors]
+    missing = [tensor.name for tensor in config.input if not tensor.optional and tensor.name not in tensors]
     if not missing:
         missing = [each for each in left_out if difflib.get_close_matches(each, others, n=1, cutoff=0.8)]
     if not missing:
@@ -330,7 +332,7 @@ def _check_keys(config: ModelConfig, tensors: Mapping[str, Tensor], parameters: 
     unknown = next(chain(near, likely), None)
     if unknown is None:
         return
-    inputs = ", ".join(given.name for given in config.input)
+    inputs = ", ".join(tensor.name for tensor in config.input)
     raise invalid(
         f"model '{config.name}' has no input '{unknown}', and the request lacks {', '.join(missing)}",
         hint=f"its inputs are {inputs}" + (f"; did you mean '{near[unknown]}'?" if near else ""),

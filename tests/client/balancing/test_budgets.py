@@ -6,7 +6,7 @@ def test_retries_are_a_share_of_the_requests() -> None:
     while budget.spend():
         pass
     for _ in range(100):
-        budget.earn()
+        budget.deposit()
 
     assert sum(budget.spend() for _ in range(100)) in (19, 20)
 
@@ -14,14 +14,14 @@ def test_retries_are_a_share_of_the_requests() -> None:
 def test_a_client_saves_up_a_limited_number_of_retries() -> None:
     budget = RetryBudget(1.0)
     for _ in range(10_000):
-        budget.earn()
+        budget.deposit()
 
     assert sum(budget.spend() for _ in range(10_000)) == TOKENS_MAX
 
 
 def test_a_ratio_of_zero_is_no_retry() -> None:
     budget = RetryBudget(0.0)
-    budget.earn()
+    budget.deposit()
 
     assert not budget.spend()
 

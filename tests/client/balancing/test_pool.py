@@ -17,14 +17,14 @@ from charonia.client.balancing.pool import (
     PoolServer,
     RequestEnd,
     ServerPool,
-    Trouble,
+    Unavailability,
 )
 from charonia.client.balancing.transport import prefix_of
 from charonia.wire.endpoint import Endpoint
 
 S = 1_000_000_000
 MS = 1_000_000
-EJECTED = (Trouble.ERRORS, Trouble.SLOW)
+EJECTED = (Unavailability.ERRORS, Unavailability.SLOW)
 
 
 def endpoint(number: int) -> Endpoint:
@@ -136,7 +136,7 @@ def test_failures_in_a_row_eject_a_server_and_a_response_between_them_does_not()
 
     run(pool, bad, RequestEnd.FAILED, S)
 
-    assert bad.trouble is Trouble.ERRORS
+    assert bad.trouble is Unavailability.ERRORS
 
 
 def test_what_fails_on_every_server_ejects_none() -> None:
@@ -154,7 +154,7 @@ def test_at_most_half_of_the_servers_are_ejected(count: int, most: int) -> None:
     for server in pool.all[:-1] or pool.all:
         run(pool, server, RequestEnd.FAILED, S)
 
-    assert sum(server.trouble is Trouble.ERRORS for server in pool.all) == most
+    assert sum(server.trouble is Unavailability.ERRORS for server in pool.all) == most
 
 
 def test_a_slow_server_is_ejected_and_its_latency_forgotten_when_it_is_back() -> None:
@@ -199,14 +199,14 @@ def test_a_server_that_is_silent_while_requests_wait_is_asked_and_leaves_when_it
     silent, other = pool.all
     silent.begin(10 * S)
     other.begin(10 * S)
-    pool.heard(other, 12 * S)
+    pool.record_contact(other, 12 * S)
 
     assert pool.due(13 * S - 1) == []
     assert pool.due(13 * S) == [silent]
     pool.probed(silent, False, 14 * S)
-    assert silent.trouble is Trouble.NOT_READY
+    assert silent.trouble is Unavailability.NOT_READY
     pool.end(silent, RequestEnd.ANSWERED, 14 * S)  # late, and no proof that it works now
-    assert silent.trouble is Trouble.NOT_READY
+    assert silent.trouble is Unavailability.NOT_READY
 
 
 def test_a_server_that_works_on_long_requests_stays() -> None:

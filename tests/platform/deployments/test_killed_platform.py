@@ -64,7 +64,7 @@ def test_a_platform_that_is_killed_finds_its_servers_again_and_finishes_what_it_
             call(platform, "POST", "", spec(1))
             assert eventually((folder / "server-1" / "pid").exists)
             platform.kill()  # while its server starts
-        left = Isolation(tmp_path, mode="off").furnish(tmp_path / "rooms" / "of-a-check")
+        left = Isolation(tmp_path, mode="off").prepare_room(tmp_path / "rooms" / "of-a-check")
         with PlatformProcess(tmp_path, *arguments) as platform:
             first = until(platform, state="ready", serving=1)
             pid = (folder / "server-1" / "pid").read_text()

@@ -13,7 +13,7 @@ from tests.platform.deployments.conftest import ADA, Stage
 from tests.support.platform_models import add_version
 
 from charonia.core.errors import ServingError
-from charonia.platform.deployments.reconcile import HEALTHY_S, RETRY_S_MAX, Step, WantedState, decide
+from charonia.platform.deployments.reconcile import HEALTHY_S, RETRY_S_MAX, DesiredState, Step, decide
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase
 
 NOW = 1000.0
@@ -25,28 +25,28 @@ WELL = (Replica("one", is_ready=True),)
 
 UNWELL = [Replica("pid 7", is_ready=False, reason="it does not answer")]
 LATE = NOW - 61
-IN_2 = WantedState(revision=2, serving=1, begun_s=NOW - 5)
+IN_2 = DesiredState(revision=2, serving=1, begun_s=NOW - 5)
 
 
 @pytest.mark.parametrize(
     ("wanted", "seen", "step", "state", "reason"),
     [
-        (WantedState(revision=1), Observed(), Step.APPLY, "starting", "it is being started"),
+        (DesiredState(revision=1), Observed(), Step.APPLY, "starting", "it is being started"),
         # a failure of an attempt before does not count
-        (WantedState(revision=1), Observed(applying=1, phase=FAILED, reason="old"), Step.APPLY, "starting", ""),
+        (DesiredState(revision=1), Observed(applying=1, phase=FAILED, reason="old"), Step.APPLY, "starting", ""),
         (IN_2, Observed(1, 2, STARTING, "it loads", replicas=WELL), Step.NONE, "updating", "it loads"),
-        (WantedState(revision=3, serving=1), Observed(1, 2, STARTING), Step.ABANDON, "updating", "is given up"),
-        (WantedState(revision=1, serving=1, ready_s=5.0), Observed(1, phase=READY, replicas=UNWELL), Step.NONE,
+        (DesiredState(revision=3, serving=1), Observed(1, 2, STARTING), Step.ABANDON, "updating", "is given up"),
+        (DesiredState(revision=1, serving=1, ready_s=5.0), Observed(1, phase=READY, replicas=UNWELL), Step.NONE,
             "degraded", "pid 7: it does not answer"),
-        (WantedState(revision=1), Observed(phase=RevisionPhase.ENDING), Step.STOP, "starting", "the server ends"),
-        (WantedState(), Observed(1, phase=READY), Step.STOP, "stopping", ""),
-        (WantedState(), Observed(phase=RevisionPhase.ENDING), Step.STOP, "stopping", ""),
-        (WantedState(), Observed(), Step.NONE, "stopped", ""),
-        (WantedState(is_removed=True), Observed(1, phase=READY), Step.STOP, "stopping", ""),
-        (WantedState(is_removed=True), Observed(), Step.REMOVE, "stopped", ""),
+        (DesiredState(revision=1), Observed(phase=RevisionPhase.ENDING), Step.STOP, "starting", "the server ends"),
+        (DesiredState(), Observed(1, phase=READY), Step.STOP, "stopping", ""),
+        (DesiredState(), Observed(phase=RevisionPhase.ENDING), Step.STOP, "stopping", ""),
+        (DesiredState(), Observed(), Step.NONE, "stopped", ""),
+        (DesiredState(is_removed=True), Observed(1, phase=READY), Step.STOP, "stopping", ""),
+        (DesiredState(is_removed=True), Observed(), Step.REMOVE, "stopped", ""),
     ],
 )  # fmt: skip
-def test_the_next_step(wanted: WantedState, seen: Observed, step: Step, state: str, reason: str) -> None:
+def test_the_next_step(wanted: DesiredState, seen: Observed, step: Step, state: str, reason: str) -> None:
     found = decide(wanted, seen, NOW)
 
     assert (found.step, found.state, found.outcomes) == (step, state, {})
@@ -57,16 +57,16 @@ def test_the_next_step(wanted: WantedState, seen: Observed, step: Step, state: s
 @pytest.mark.parametrize(
     ("wanted", "seen", "step", "state", "reason"),
     [
-        (WantedState(2, 1, begun_s=LATE, ready_within_s=60), Observed(1, 2, STARTING, replicas=WELL),
+        (DesiredState(2, 1, begun_s=LATE, ready_within_s=60), Observed(1, 2, STARTING, replicas=WELL),
             Step.ABANDON, "ready", "it is not ready after 60 s"),
-        (WantedState(1, begun_s=LATE, ready_within_s=60), Observed(0, 1, STARTING, "it waits for a node"),
+        (DesiredState(1, begun_s=LATE, ready_within_s=60), Observed(0, 1, STARTING, "it waits for a node"),
             Step.ABANDON, "failed", "it is not ready after 60 s: it waits for a node"),
-        (WantedState(1, begun_s=NOW - 5), Observed(0, 1, FAILED, reason="no such file"),
+        (DesiredState(1, begun_s=NOW - 5), Observed(0, 1, FAILED, reason="no such file"),
             Step.NONE, "failed", "no such file"),
     ],
 )  # fmt: skip
 def test_what_fails_or_is_late_is_given_up(
-    wanted: WantedState, seen: Observed, step: Step, state: str, reason: str
+    wanted: DesiredState, seen: Observed, step: Step, state: str, reason: str
 ) -> None:
     found = decide(wanted, seen, NOW)
 
@@ -79,7 +79,7 @@ def test_what_fails_or_is_late_is_given_up(
 def test_what_fails_leaves_the_one_before_and_says_why() -> None:
     seen = Observed(serving=1, applying=2, phase=FAILED, reason="no such file", replicas=WELL)
 
-    found = decide(WantedState(revision=2, serving=1, begun_s=NOW - 5), seen, NOW)
+    found = decide(DesiredState(revision=2, serving=1, begun_s=NOW - 5), seen, NOW)
     after = decide(found.wanted, seen, NOW + 1)
 
     assert (found.step, found.outcomes) == (Step.NONE, {2: "no such file"})
@@ -88,7 +88,7 @@ def test_what_fails_leaves_the_one_before_and_says_why() -> None:
 
 
 def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_with_its_health() -> None:
-    wanted, pauses, now_s = WantedState(revision=1, serving=1, ready_s=NOW - 5), [], NOW
+    wanted, pauses, now_s = DesiredState(revision=1, serving=1, ready_s=NOW - 5), [], NOW
     for _ in range(9):
         begun_s = now_s
         while (found := decide(wanted, Observed(), now_s)).step is Step.NONE:
@@ -106,7 +106,7 @@ def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_
 
 @given(
     wanted=st.builds(
-        WantedState,
+        DesiredState,
         revision=st.integers(0, 3),
         serving=st.integers(0, 3),
         is_removed=st.booleans(),
@@ -123,7 +123,7 @@ def test_a_server_that_has_ended_is_started_again_with_pauses_that_grow_and_end_
         replicas=st.sampled_from([(), WELL]),
     ),
 )
-def test_whatever_is_seen_the_same_is_decided_again_after_a_crash(wanted: WantedState, seen: Observed) -> None:
+def test_whatever_is_seen_the_same_is_decided_again_after_a_crash(wanted: DesiredState, seen: Observed) -> None:
     found = decide(wanted, seen, NOW)
 
     assert decide(wanted, seen, NOW) == found

@@ -50,7 +50,8 @@ def test_servers_are_added_in_proportion_to_the_busy_share_until_the_target_is_m
     assert sorted(counts) == counts
     assert counts[-1] == 4  # each is busy 70 % of the time
     assert (
-        servers.rule.story(4) == "4 of 1 to 8 servers; the last was added because instances were busy 93% of the time"
+        servers.rule.explanation(4)
+        == "4 of 1 to 8 servers; the last was added because instances were busy 93% of the time"
     )
 
 
@@ -62,7 +63,7 @@ def test_waiting_adds_servers_and_at_most_doubles_them(waited: float, count: int
 
     assert servers.count == count
     if count > 2:
-        assert servers.rule.story(count).endswith("; the last was added because requests waited")
+        assert servers.rule.explanation(count).endswith("; the last was added because requests waited")
 
 
 def test_waiting_that_is_short_keeps_no_server() -> None:
@@ -82,7 +83,7 @@ def test_idle_servers_are_closed_one_after_the_other_down_to_the_fewest() -> Non
     assert counts[int(SHRINK_AFTER_S / LOOK_S) - 1] == 4
     assert counts.count(3) * LOOK_S >= SHRINK_EVERY_S
     assert counts[-1] == 2
-    assert servers.rule.story(2).endswith("; one was closed because the others suffice")
+    assert servers.rule.explanation(2).endswith("; one was closed because the others suffice")
 
 
 def test_a_load_near_the_target_changes_nothing() -> None:
@@ -106,9 +107,9 @@ def test_none_is_added_without_room_and_the_story_says_why() -> None:
     servers = Simulated(1, 3)
 
     assert set(servers.run(120, load=5.0, room=1)) == {1}
-    assert servers.rule.story(1) == "1 of 1 to 3 servers; more are needed, and none is added: there is no room"
+    assert servers.rule.explanation(1) == "1 of 1 to 3 servers; more are needed, and none is added: there is no room"
     servers.run(120, load=0.5)
-    assert servers.rule.story(1) == "1 of 1 to 3 servers"
+    assert servers.rule.explanation(1) == "1 of 1 to 3 servers"
     assert servers.run(120, load=5.0)[-1] > 1
 
 

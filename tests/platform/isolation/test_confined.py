@@ -19,7 +19,7 @@ from tests.support.process import wait_until_ended
 from charonia.core.errors import Code, ServingError
 from charonia.platform.artifacts.archives import unpack
 from charonia.platform.isolation import isolation as module
-from charonia.platform.isolation.isolation import Isolation, Layers, PrivateFolders, Reach, collect, layers
+from charonia.platform.isolation.isolation import Isolation, Layers, PrivateFolders, SandboxAccess, collect, layers
 
 pytestmark = [
     pytest.mark.cold_start,
@@ -93,7 +93,7 @@ def test_nothing_of_the_platform_is_in_reach(prey: Prey) -> None:
     Path(prey.written).unlink()
     Path(prey.secret).write_text(SECRET)
     with isolation.room(1) as room:
-        found = run(isolation.command(arguments, room, Reach(project=1)), env=isolation.environment(room))
+        found = run(isolation.command(arguments, room, SandboxAccess(project=1)), env=isolation.environment(room))
 
     assert {name.replace(str(Path(prey.secret).parents[1]), "") for name in free} >= EVERYTHING
     assert json.loads(found) == []
@@ -112,7 +112,7 @@ def test_files_and_processes_are_out_of_reach_with_landlock_alone(
     arguments = [sys.executable, "-P", "-c", PRINTED, json.dumps(asdict(prey))]
 
     with isolation.room() as room:
-        found = run(isolation.command(arguments, room, Reach()), env=isolation.environment(room))
+        found = run(isolation.command(arguments, room, SandboxAccess()), env=isolation.environment(room))
 
     known = ["change the mode of the secret", "connect to a socket"]
     assert json.loads(found) == ([] if layer else known), "docs/threat_model.md names these two"
@@ -149,7 +149,7 @@ assert ssl.create_default_context().get_ca_certs() is not None
 socket.getaddrinfo("localhost", 80)
 """
     with isolation.room(1) as room:
-        command = isolation.command([sys.executable, "-P", "-c", code], room, Reach(read=[model], project=1))
+        command = isolation.command([sys.executable, "-P", "-c", code], room, SandboxAccess(read=[model], project=1))
         run(command, env=isolation.environment(room))
         left = (room.home, room.temporary)
 
@@ -160,7 +160,7 @@ def test_what_unpacks_reaches_its_archive_and_its_folder_only(prey: Prey, tmp_pa
     class Exploited(Isolation):
         """Runs the attempts in place of the reader of archives, as a fault in it could."""
 
-        def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:
+        def command(self, command: Sequence[str], room: PrivateFolders, reach: SandboxAccess) -> list[str]:
             archive, _, folder = command[-3:]
             script = 'cat "$1" > "$0/archive" && shift && exec "$@" > "$0/found"'
             attempts = [sys.executable, "-P", "-c", PRINTED, json.dumps(asdict(prey))]
@@ -195,7 +195,7 @@ def test_what_a_killed_platform_has_left_is_removed(tmp_path: Path) -> None:
             left.append(tuple(map(Path, platform.stdout.readline().split())))
             platform.kill()
     isolation = Isolation(folders[0], mode="off")
-    used = isolation.furnish(folders[0] / "deployments" / "home").temporary
+    used = isolation.prepare_room(folders[0] / "deployments" / "home").temporary
     assert all(path.is_dir() for paths in left for path in paths)
 
     isolation.sweep({used})
@@ -211,7 +211,7 @@ def test_a_process_listens_on_its_own_ports(prey: Prey) -> None:
     code = f"import socket; socket.socket().bind(('127.0.0.1', {prey.reserved}))"
 
     with isolation.room() as room:
-        run(isolation.command([sys.executable, "-c", code], room, Reach(ports=[prey.reserved])))
+        run(isolation.command([sys.executable, "-c", code], room, SandboxAccess(ports=[prey.reserved])))
 
 
 @pytest.mark.parametrize("mode", ["required", "off"])
@@ -219,12 +219,12 @@ def test_a_process_that_ignores_sigterm_is_killed_with_the_platform(tmp_path: Pa
     code = f"""
 import os, subprocess, sys
 from pathlib import Path
-from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.platform.isolation.isolation import Isolation, SandboxAccess
 isolation = Isolation(Path({str(tmp_path)!r}), mode={mode!r})
-room = isolation.furnish(Path({str(tmp_path)!r}) / "home", 1)
+room = isolation.prepare_room(Path({str(tmp_path)!r}) / "home", 1)
 ignores = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 loop = f"import os, signal, time; {{ignores}}; print(os.getpid(), flush=True); time.sleep(600)"
-command = isolation.command([sys.executable, "-c", loop], room, Reach(project=1))
+command = isolation.command([sys.executable, "-c", loop], room, SandboxAccess(project=1))
 process = subprocess.Popen(command, stdout=subprocess.PIPE)
 print(process.stdout.readline().decode(), flush=True)
 process.wait()
@@ -261,7 +261,7 @@ def test_a_machine_that_cannot_isolate_is_refused_unless_that_is_wanted(
     assert "--isolation=available" in raised.value.hint
     assert "controlling other servers" in Isolation(tmp_path, mode="available").check()[0]
     assert Isolation(tmp_path, mode="off").check()[0].startswith("Isolation is off")
-    assert Isolation(tmp_path, mode="off").command(["true"], None, Reach(ends_with_platform=False)) == ["true"]  # type: ignore[arg-type]
+    assert Isolation(tmp_path, mode="off").command(["true"], None, SandboxAccess(ends_with_platform=False)) == ["true"]  # type: ignore[arg-type]
 
 
 def test_data_must_not_lie_where_models_read(tmp_path: Path) -> None:

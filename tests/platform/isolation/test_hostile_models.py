@@ -65,8 +65,8 @@ def test_a_hostile_model_is_not_data_and_gets_nothing_where_it_is_served(
     add_version(platform.database, platform.settings.data, "m", files, runs_code=True)
     trials = platform.trials
     trials.start(ADMIN, "default", "m", 1)
-    eventually(lambda: trials.look(ADMIN, "default", "m", 1)[0].phase is not TrialPhase.STARTING, 300)
-    view, log = trials.look(ADMIN, "default", "m", 1)
+    eventually(lambda: trials.state(ADMIN, "default", "m", 1)[0].phase is not TrialPhase.STARTING, 300)
+    view, log = trials.state(ADMIN, "default", "m", 1)
     answer = infer(hostile, prey, *trials.use(ADMIN, "default", "m", 1)) if view.phase is TrialPhase.READY else ""
     trials.close()
 

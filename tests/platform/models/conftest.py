@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 from tests.platform.conftest import when_ended
 
-from charonia.platform.models import arrival
+from charonia.platform.models import version_import
 
 MODELS = "/api/v1/projects/default/models"
 UPLOADS = "/api/v1/projects/default/uploads"
@@ -16,7 +16,7 @@ UPLOADS = "/api/v1/projects/default/uploads"
 @pytest.fixture
 def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks find nothing, at once."""
-    monkeypatch.setattr(arrival, "full_check", lambda *_: {"is_checked": True})
+    monkeypatch.setattr(version_import, "full_check", lambda *_: {"is_checked": True})
 
 
 @pytest.fixture

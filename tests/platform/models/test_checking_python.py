@@ -9,7 +9,7 @@ from tests.platform.models.conftest import add_files
 
 from charonia.core.errors import invalid
 from charonia.platform.database.tables import EnvironmentRow, ProjectRow
-from charonia.platform.models import arrival
+from charonia.platform.models import version_import
 from charonia.platform.models.check import CheckingPython, absent_module
 from charonia.platform.state import Platform
 
@@ -38,7 +38,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise invalid(ABSENT)
         return {"is_checked": True, "checked_with": python.name}
 
-    monkeypatch.setattr(arrival, "full_check", check)
+    monkeypatch.setattr(version_import, "full_check", check)
     return made
 
 

@@ -13,8 +13,8 @@ from tests.platform.models.conftest import add_files
 from tests.support.models import PYTHON_IDENTITY, identity, identity_pbtxt
 
 from charonia.platform.models import check
-from charonia.platform.models.arrival import VersionTasks
 from charonia.platform.models.check import CheckingPython
+from charonia.platform.models.version_import import VersionTasks
 from charonia.platform.state import Platform
 
 pytestmark = pytest.mark.timeout(400)

@@ -6,7 +6,7 @@ import pytest
 from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
 
 from charonia.core.errors import Code, ServingError
-from charonia.platform.models.sources import ArrivingFiles, MlflowServer, ProxiedArtifacts
+from charonia.platform.models.sources import IncomingFiles, MlflowServer, ProxiedArtifacts
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_version_has_its_artifacts_at_an_address(mlflow: MlflowStandIn) -> Non
 
 def test_files_are_listed_and_read(mlflow: MlflowStandIn) -> None:
     store = ProxiedArtifacts(MlflowServer(mlflow.address, {}), "mlflow-artifacts:/1/abc/artifacts/model")
-    files = ArrivingFiles(store)
+    files = IncomingFiles(store)
 
     assert files.sizes() == {"MLmodel": 11, "data/model keras.bin": 7}
     assert files.read("data/model keras.bin", 3) == b"wei"
@@ -90,7 +90,7 @@ def test_a_file_that_breaks_off_is_not_taken(
     mlflow: MlflowStandIn, monkeypatch: pytest.MonkeyPatch, is_cut: bool
 ) -> None:
     store = ProxiedArtifacts(MlflowServer(mlflow.address, {}), "mlflow-artifacts:/1/abc/artifacts/model")
-    files = ArrivingFiles(store)
+    files = IncomingFiles(store)
     files.sizes()
     mlflow.cut = is_cut
     if not is_cut:

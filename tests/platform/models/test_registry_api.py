@@ -416,7 +416,7 @@ def test_a_check_that_runs_is_cancelled(admin: TestClient, platform: Platform, m
         while True:
             run.check()
 
-    monkeypatch.setattr("charonia.platform.models.arrival.full_check", endless)
+    monkeypatch.setattr("charonia.platform.models.version_import.full_check", endless)
     batch = send(admin, {"a.onnx": b"weights"})
     body = {"source": {"kind": "upload", "place": batch}}
     added = admin.post(f"{MODELS}/a/versions", json=body).json()
@@ -426,7 +426,7 @@ def test_a_check_that_runs_is_cancelled(admin: TestClient, platform: Platform, m
 
     version = settled(admin, "a", 1)
     assert (version["state"], version["report"]["problem"]) == ("refused", "it was cancelled")
-    monkeypatch.setattr("charonia.platform.models.arrival.full_check", lambda *_: {"is_checked": True})
+    monkeypatch.setattr("charonia.platform.models.version_import.full_check", lambda *_: {"is_checked": True})
     admin.post(f"{MODELS}/a/versions/1/check")
     assert settled(admin, "a", 1)["report"]["problem"] == ""
 
@@ -448,7 +448,7 @@ def test_a_fault_of_the_platform_leaves_no_version_on_its_way(
     def fail(*_: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("charonia.platform.models.arrival.full_check", fail)
+    monkeypatch.setattr("charonia.platform.models.version_import.full_check", fail)
 
     assert add_files(admin, "a", {"a.onnx": b"weights"})["report"]["problem"] == "RuntimeError: a fault"
 
@@ -490,7 +490,7 @@ def test_a_version_whose_framework_is_nowhere_is_not_checked_until_it_is(
         session.add(row)
     used: list[CheckingPython] = []
     monkeypatch.setattr(
-        "charonia.platform.models.arrival.full_check",
+        "charonia.platform.models.version_import.full_check",
         lambda *args: used.append(args[-2]) or {"is_checked": True, "checked_with": args[-2].name},  # type: ignore[func-returns-value]
     )
 

@@ -190,8 +190,8 @@ def test_somebody_sees_the_changes_of_their_projects(
 ) -> None:
     root = Principal("root", everywhere=ProjectRole.ADMIN)
     with platform.database.transaction() as session:
-        audit.note(session, root, "deployment.update", "default/reader", project_id=1)
-        audit.note(session, root, "deployment.update", "vision/reader", project_id=2)
+        audit.record(session, root, "deployment.update", "default/reader", project_id=1)
+        audit.record(session, root, "deployment.update", "vision/reader", project_id=2)
 
     def subjects(**parameters: str) -> list[str]:
         return [each["subject"] for each in admin.get("/api/v1/audit", params=parameters, headers=vision).json()]

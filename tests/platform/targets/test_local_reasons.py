@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.platform.targets.local_server import last_said, why_ended, why_not_upgraded
+from charonia.platform.targets.local_server import last_log_line, why_ended, why_not_upgraded
 
 LOG = """\
 I1124 00:09:35.500744 29763 lifecycle.py:404] "loading: plus:1"
@@ -47,6 +47,6 @@ def test_an_upgrade_that_has_failed_says_why(steps: str, reason: str) -> None:
 
 
 def test_the_last_line_of_a_log_is_what_it_says() -> None:
-    assert last_said(LOG) == "server stopped: not every model could be loaded"
-    assert last_said('E1124 01:56:31.612597 27149 a.py:4] "2 problems') == "2 problems"
-    assert last_said("the files are fetched") == "the files are fetched"
+    assert last_log_line(LOG) == "server stopped: not every model could be loaded"
+    assert last_log_line('E1124 01:56:31.612597 27149 a.py:4] "2 problems') == "2 problems"
+    assert last_log_line("the files are fetched") == "the files are fetched"

@@ -87,7 +87,7 @@ def test_what_a_new_engine_is_asked_for_while_the_one_before_still_ends_stays(
 ) -> None:
     forgotten: list[str] = []
     monkeypatch.setattr(local_server, "server_is_ready", lambda address: True)
-    monkeypatch.setattr(local_server, "forget_changes", lambda address, key, model: forgotten.append(model))
+    monkeypatch.setattr(local_server, "reset_split", lambda address, key, model: forgotten.append(model))
     monkeypatch.setattr(ServerFolder, "is_running", lambda self: True)
     monkeypatch.setattr(ServerFolder, "pid", lambda self: os.getpid())
     folder = DeploymentFolder(tmp_path / "default" / "reader")
@@ -245,7 +245,7 @@ def test_a_server_that_always_exits_before_its_process_is_known_has_failed(
     server.log.write_text("sh: cannot create pid\n")
 
     folder, isolation = DeploymentFolder(tmp_path / "default" / "reader"), Isolation(tmp_path, mode="off")
-    state = DeployedServer(folder, 1, {}, isolation).look()
+    state = DeployedServer(folder, 1, {}, isolation).poll()
 
     assert (state.failure, state.starts) == (failure, starts)
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from charonia.platform.targets.rollout import (
     RUNNING,
     UNWELL_S_MAX,
-    ActKind,
+    ActionKind,
     ReplicaPhase,
     RolloutGoal,
     ServerAct,
     ServerState,
+    abandoned,
     answering,
     back_off_s,
-    given_up,
     judged,
     next_acts,
 )
@@ -36,24 +36,24 @@ def up(number: int, revision: int = 1, **more: object) -> ServerState:
 def test_the_first_server_starts_alone_and_the_others_beside_it() -> None:
     goal = RolloutGoal(1, count=3)
 
-    assert next_acts(goal, [], "rev 1") == [ServerAct(ActKind.START, 1)]
+    assert next_acts(goal, [], "rev 1") == [ServerAct(ActionKind.START, 1)]
     assert next_acts(goal, [ServerState(1, STARTING)], "rev 1") == []
-    assert next_acts(goal, [up(1)], "rev 1") == [ServerAct(ActKind.START, 2, 1), ServerAct(ActKind.START, 3, 1)]
+    assert next_acts(goal, [up(1)], "rev 1") == [ServerAct(ActionKind.START, 2, 1), ServerAct(ActionKind.START, 3, 1)]
 
 
 def test_servers_are_upgraded_one_after_the_other_and_only_when_the_one_before_is_ready() -> None:
     goal, one = RolloutGoal(2, count=2, before=1), up(1)
 
-    assert next_acts(goal, [one, up(2)], "rev 2") == [ServerAct(ActKind.UPGRADE, 1)]
+    assert next_acts(goal, [one, up(2)], "rev 2") == [ServerAct(ActionKind.UPGRADE, 1)]
     assert next_acts(goal, [replace(one, phase=MOVING, applying=2), up(2)], "rev 2") == []
     assert next_acts(goal, [up(1, 2, phase=ReplicaPhase.FINISHING), up(2)], "rev 2") == []
     assert next_acts(goal, [up(1, 2, is_ready=False), up(2)], "rev 2") == []
-    assert next_acts(goal, [up(1, 2), up(2)], "rev 2") == [ServerAct(ActKind.UPGRADE, 2)]
+    assert next_acts(goal, [up(1, 2), up(2)], "rev 2") == [ServerAct(ActionKind.UPGRADE, 2)]
     assert judged(goal, [up(1, 2), up(2, 2)]) == replace(goal, is_reached=True)
 
 
 def test_a_change_of_traffic_alone_does_not_upgrade() -> None:
-    assert next_acts(RolloutGoal(2, before=1), [up(1)], "rev 1") == [ServerAct(ActKind.RETUNE, 1)]
+    assert next_acts(RolloutGoal(2, before=1), [up(1)], "rev 1") == [ServerAct(ActionKind.RETUNE, 1)]
 
 
 def test_a_revision_that_fails_in_one_server_goes_back_in_the_others() -> None:
@@ -63,7 +63,7 @@ def test_a_revision_that_fails_in_one_server_goes_back_in_the_others() -> None:
 
     assert back == RolloutGoal(1, 2, 1, failed=2, reason="no memory")
     assert answering(goal, servers) == answering(back, servers) == 1
-    assert next_acts(back, servers, "rev 1") == [ServerAct(ActKind.UPGRADE, 1)]
+    assert next_acts(back, servers, "rev 1") == [ServerAct(ActionKind.UPGRADE, 1)]
     assert judged(back, [up(1), servers[1]]).is_reached
 
 
@@ -73,7 +73,7 @@ def test_a_first_revision_that_fails_leaves_nothing() -> None:
     none = judged(RolloutGoal(1, count=2), servers)
 
     assert (none.revision, none.failed, none.reason) == (0, 1, "no memory")
-    assert next_acts(none, servers, "") == [ServerAct(ActKind.END, 1), ServerAct(ActKind.FORGET, 2)]
+    assert next_acts(none, servers, "") == [ServerAct(ActionKind.END, 1), ServerAct(ActionKind.FORGET, 2)]
 
 
 def test_a_server_that_ends_is_started_again_beside_the_others_with_a_back_off() -> None:
@@ -83,7 +83,7 @@ def test_a_server_that_ends_is_started_again_beside_the_others_with_a_back_off()
     assert judged(goal, [up(1), gone]) == goal
     assert next_acts(goal, [up(1), gone], "rev 1") == []
     assert next_acts(goal, [up(1), replace(gone, since_start_s=back_off_s(4))], "rev 1") == [
-        ServerAct(ActKind.START, 2, 1)
+        ServerAct(ActionKind.START, 2, 1)
     ]
     assert next_acts(goal, [gone], "rev 1") == []  # none is left: the reconciler decides
 
@@ -92,15 +92,15 @@ def test_what_is_given_up_is_cancelled_until_it_has_ended_and_then_what_has_it_g
     goal, moving = RolloutGoal(2, count=2, before=1), replace(up(2), phase=MOVING, applying=2)
     servers = [up(1, 2), moving]
 
-    back = given_up(goal, "")
+    back = abandoned(goal, "")
 
-    assert next_acts(back, servers, "rev 1")[0] == ServerAct(ActKind.CANCEL, 2)
+    assert next_acts(back, servers, "rev 1")[0] == ServerAct(ActionKind.CANCEL, 2)
     assert not judged(back, [up(1), moving]).is_reached
     assert next_acts(back, [up(1, 2), up(2, applying=2, failure="cancelled")], "rev 1") == [
-        ServerAct(ActKind.UPGRADE, 1)
+        ServerAct(ActionKind.UPGRADE, 1)
     ]
-    assert next_acts(given_up(RolloutGoal(1), ""), [ServerState(1, STARTING, applying=1)], "") == [
-        ServerAct(ActKind.CANCEL, 1)
+    assert next_acts(abandoned(RolloutGoal(1), ""), [ServerState(1, STARTING, applying=1)], "") == [
+        ServerAct(ActionKind.CANCEL, 1)
     ]
 
 
@@ -108,8 +108,8 @@ def test_the_servers_that_are_ready_are_kept() -> None:
     goal = RolloutGoal(1, count=1, is_reached=True)
 
     assert next_acts(goal, [ServerState(1), up(2), up(3)], "rev 1") == [
-        ServerAct(ActKind.END, 3),
-        ServerAct(ActKind.FORGET, 1),
+        ServerAct(ActionKind.END, 3),
+        ServerAct(ActionKind.FORGET, 1),
     ]
     assert next_acts(goal, [up(1, phase=ENDING), up(2)], "rev 1") == []
 
@@ -118,7 +118,7 @@ def test_a_server_that_does_not_answer_is_replaced_when_that_lasts() -> None:
     goal, unwell = RolloutGoal(2, before=1), up(1, is_ready=False, unwell_s=UNWELL_S_MAX - 1)
 
     assert next_acts(goal, [unwell], "rev 2") == []
-    assert next_acts(goal, [replace(unwell, unwell_s=UNWELL_S_MAX)], "rev 2") == [ServerAct(ActKind.END, 1)]
+    assert next_acts(goal, [replace(unwell, unwell_s=UNWELL_S_MAX)], "rev 2") == [ServerAct(ActionKind.END, 1)]
 
 
 def test_a_first_server_that_exits_again_and_again_is_started_with_a_back_off() -> None:
@@ -126,7 +126,7 @@ def test_a_first_server_that_exits_again_and_again_is_started_with_a_back_off() 
     gone = ServerState(1, starts=4, since_start_s=back_off_s(4) - 0.1)
 
     assert next_acts(goal, [gone], "rev 1") == []
-    assert next_acts(goal, [replace(gone, since_start_s=back_off_s(4))], "rev 1") == [ServerAct(ActKind.START, 1)]
+    assert next_acts(goal, [replace(gone, since_start_s=back_off_s(4))], "rev 1") == [ServerAct(ActionKind.START, 1)]
 
 
 @dataclass
@@ -153,24 +153,24 @@ class Machine:
         for act in next_acts(self.goal, list(self.servers.values()), f"rev {self.goal.revision}"):
             one = self.servers.get(act.number, ServerState(act.number))
             match act.kind:
-                case ActKind.START:
+                case ActionKind.START:
                     number, beside = act.number, act.beside
                     assert one.phase is GONE
                     assert beside == 0 or self.servers[beside].phase in RUNNING
                     assert beside or all(each.phase is GONE for each in self.servers.values())
                     one = ServerState(number, STARTING, applying=self.goal.revision, starts=one.starts + 1)
-                case ActKind.UPGRADE:
+                case ActionKind.UPGRADE:
                     assert one.phase is UP
                     assert not any(each.phase is MOVING for each in self.servers.values())
                     one = replace(one, phase=MOVING, applying=self.goal.revision, failure="")
-                case ActKind.CANCEL:
+                case ActionKind.CANCEL:
                     assert one.phase in (STARTING, MOVING)
                     assert one.applying != self.goal.revision
                     one = replace(one, phase=GONE if one.phase is STARTING else UP, applying=0)
-                case ActKind.END:
+                case ActionKind.END:
                     assert one.phase not in (GONE, ENDING)
                     one = replace(one, phase=ENDING, applying=0, failure="")
-                case ActKind.FORGET:
+                case ActionKind.FORGET:
                     assert one.phase is GONE
                     del self.servers[act.number]
                     continue
@@ -234,7 +234,7 @@ def test_whatever_happens_what_answers_goes_on_and_the_goal_is_reached(
                 machine.kill(number)
                 continue
             case "give up" if machine.goal.revision and not machine.goal.is_reached:
-                machine.goal = given_up(machine.goal, "")
+                machine.goal = abandoned(machine.goal, "")
             case "step":
                 machine.step()
             case "time":

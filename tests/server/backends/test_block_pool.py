@@ -55,7 +55,7 @@ def test_the_smallest_idle_block_that_is_less_than_twice_as_large_is_taken() -> 
     pool = BlockPool(MemoryAccount(1 << 30), memory.allocate, within_an_eighth)
     blocks = {size: taken(pool, size * BLOCK) for size in (8, 4, 5)}
     for block in blocks.values():
-        pool.give_back(block)
+        pool.release(block)
 
     assert [taken(pool, 3 * BLOCK), taken(pool, 3 * BLOCK)] == [blocks[4], blocks[5]]
     assert taken(pool, 3 * BLOCK).size == 3 * BLOCK  # the one of 8 is too large for it
@@ -65,7 +65,7 @@ def test_the_smallest_idle_block_that_is_less_than_twice_as_large_is_taken() -> 
 def test_a_system_without_memory_gets_the_idle_blocks_back_first() -> None:
     memory, account = Memory(4 * BLOCK), MemoryAccount(1 << 30)
     pool = BlockPool(account, memory.allocate)
-    pool.give_back(taken(pool, 2 * BLOCK))
+    pool.release(taken(pool, 2 * BLOCK))
 
     large = taken(pool, 4 * BLOCK)
 
@@ -79,7 +79,7 @@ def test_trimming_frees_the_idle_blocks_and_no_others() -> None:
     memory, account = Memory(8 * BLOCK), MemoryAccount(1 << 30)
     pool = BlockPool(account, memory.allocate)
     used, idle = taken(pool, 4 * BLOCK), taken(pool, 2 * BLOCK)
-    pool.give_back(idle)
+    pool.release(idle)
     del idle
     pool.trim()
 
@@ -92,8 +92,8 @@ def test_a_block_can_come_back_while_others_are_freed() -> None:
     memory, account = Memory(), MemoryAccount(1 << 30)
     pool = BlockPool(account, memory.allocate)
     first, second = taken(pool, BLOCK), taken(pool, 2 * BLOCK)
-    weakref.finalize(first.memory, pool.give_back, second)  # as the garbage collector may, anywhere
-    pool.give_back(first)
+    weakref.finalize(first.memory, pool.release, second)  # as the garbage collector may, anywhere
+    pool.release(first)
     del first
     pool.trim()
 

@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EnsembleRequest:
     """A request: the outputs that it names, and what else it has."""
 
     outputs: tuple[str, ...]
@@ -63,7 +63,7 @@ class Asked:
 class Case:
     steps: tuple[Step, ...]
     batches: bool
-    requests: tuple[Asked, ...]
+    requests: tuple[EnsembleRequest, ...]
     outputs: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     steps = draw(st.permutations(steps))
     outputs = Case(tuple(steps), False, ()).outputs
     asked = st.builds(
-        Asked,
+        EnsembleRequest,
         st.just(()) | st.lists(st.sampled_from(outputs), min_size=1, unique=True).map(tuple),
         is_traced=st.sampled_from([False, False, True]),
         is_cancelled=st.sampled_from([False, False, True]),
@@ -282,19 +282,19 @@ CHAIN = (Step("plain", ("A",), ("x",)), Step("batches", ("x", "B"), ("y",)), Ste
 
 
 def test_steps_that_run_in_place_are_done_at_once_whatever_batch_dimension_they_have() -> None:
-    walked, general = both_ways(Case(CHAIN, False, (Asked(()), Asked(()))))
+    walked, general = both_ways(Case(CHAIN, False, (EnsembleRequest(()), EnsembleRequest(()))))
     assert len(walked["walked"]) == 6
     assert general["walked"] == []
 
 
 def test_a_step_that_may_wait_does_not_keep_the_others_from_being_done_at_once() -> None:
-    case = Case((CHAIN[0], Step("later", ("x", "B"), ("y",)), CHAIN[2]), False, (Asked(()),))
+    case = Case((CHAIN[0], Step("later", ("x", "B"), ("y",)), CHAIN[2]), False, (EnsembleRequest(()),))
     walked, _ = both_ways(case)
     assert walked["walked"] == ["plain_1_1", "plain_1_1"]
 
 
 def test_the_first_request_of_a_round_is_done_at_once_and_those_that_come_with_it_form_a_batch() -> None:
-    case = Case((CHAIN[0], Step("merges", ("x", "B"), ("y",)), CHAIN[2]), False, (Asked(()),) * 3)
+    case = Case((CHAIN[0], Step("merges", ("x", "B"), ("y",)), CHAIN[2]), False, (EnsembleRequest(()),) * 3)
     walked, general = both_ways(case)
     assert walked["walked"][:3] == ["plain_1_1", "merges_2_1", "plain_1_1"]
     assert walked["walked"].count("merges_2_1") == 1
@@ -317,7 +317,9 @@ def test_only_an_ensemble_without_parallel_steps_is_a_chain() -> None:
 
 def test_steps_of_a_chain_that_wait_run_once_each_and_the_others_are_done_at_once() -> None:
     steps = [Step("plain" if i % 2 else "later", ("A", "B") if not i else (f"t{i}",), (f"t{i + 1}",)) for i in range(5)]
-    walked, general = both_ways(Case(tuple(steps), False, (Asked(()), Asked((), is_cancelled=True), Asked(()))))
+    walked, general = both_ways(
+        Case(tuple(steps), False, (EnsembleRequest(()), EnsembleRequest((), is_cancelled=True), EnsembleRequest(())))
+    )
     assert walked["walked"] == ["plain_1_1"] * 4
     assert walked["outcomes"] == general["outcomes"]
     assert walked["statistics"] == general["statistics"]
@@ -325,6 +327,6 @@ def test_steps_of_a_chain_that_wait_run_once_each_and_the_others_are_done_at_onc
 
 
 def test_a_request_with_a_trace_goes_the_general_way() -> None:
-    walked, _ = both_ways(Case(CHAIN, False, (Asked((), is_traced=True),)))
+    walked, _ = both_ways(Case(CHAIN, False, (EnsembleRequest((), is_traced=True),)))
     assert walked["walked"] == []
     assert [name for name, *_ in walked["traces"][0]] == ["e", "plain_1_1", "batches_2_1", "plain_1_1"]

@@ -68,13 +68,13 @@ async def test_only_a_free_instance_is_given_up_and_later_requests_go_to_the_oth
     runner.submit(request("a"), answers.reply_to("a"))
     busy, idle = (first, second) if first.batches else (second, first)
 
-    given_up = runner.give_up_instance()
+    given_up = runner.remove_instance()
 
     assert given_up is not None
     await given_up.aclose()
     assert idle.is_closed
     assert len(runner.instances) == 1
-    assert runner.give_up_instance() is None
+    assert runner.remove_instance() is None
     runner.submit(request("b"), answers.reply_to("b"))
     busy.finish()
     await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_an_instance_that_owes_a_response_is_not_given_up() -> None:
     sink.finish(now_ns(), now_ns(), leaves_open=True)
 
     assert runner.free_instances() == []
-    assert runner.give_up_instance() is None
+    assert runner.remove_instance() is None
     sink.respond(0, None, True)
     assert outcomes == [(None, True)]
     assert runner.free_instances() == [0]
@@ -108,10 +108,10 @@ async def test_while_requests_wait_for_others_to_join_no_instance_is_given_up() 
     runner.submit(request("a", batch=1), answers.reply_to("a"))
     assert runner.pending == 1
 
-    assert runner.give_up_instance() is None
+    assert runner.remove_instance() is None
 
     runner.abandon(unavailable("the server stops"))
-    assert runner.give_up_instance() is not None
+    assert runner.remove_instance() is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -145,7 +145,7 @@ async def test_whatever_comes_and_goes_every_request_has_one_answer(seed: int, b
             runner.add_instance(number, executor)
 
     def give_up() -> None:
-        if len(runner.instances) > 1 and (executor := runner.give_up_instance()) is not None:
+        if len(runner.instances) > 1 and (executor := runner.remove_instance()) is not None:
             instance = of_executor[id(executor)]
             assert not instance.batches
             closed.append(instance)

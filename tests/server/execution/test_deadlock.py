@@ -40,9 +40,9 @@ def test_a_model_with_two_instances_can_call_itself_once() -> None:
     with pytest.raises(ServingError, match=r"\(a -> a -> a\)"):
         detector.submit(second, a)
 
-    detector.vacate(second)
+    detector.batch_ended(second)
     detector.end(call)
-    detector.vacate(first)
+    detector.batch_ended(first)
     assert len(detector) == 0
 
 
@@ -73,9 +73,9 @@ def test_of_two_chains_that_meet_the_one_that_closes_the_circle_is_refused_and_t
     with pytest.raises(ServingError, match=r"\(a -> b -> a\)"):
         detector.submit(inner[1], a)
 
-    detector.vacate(inner[1])
+    detector.batch_ended(inner[1])
     detector.end(to_b[1])
-    detector.vacate(outer[1])
+    detector.batch_ended(outer[1])
     detector.run(waits, 1)
     detector.end(waits)
     detector.end(waits)
@@ -138,7 +138,7 @@ def test_calls_of_a_batch_that_is_over_block_no_instance() -> None:
     of_a = frame("a")
     detector.occupy(of_a, a, 0)
     left = detector.submit(of_a, b)
-    detector.vacate(of_a)
+    detector.batch_ended(of_a)
     of_b = frame("b", 0)
     detector.occupy(of_b, b, 0)
 
@@ -212,7 +212,7 @@ class World:
     def finish(self, batch: Batch) -> None:
         self.instances[batch.model][batch.instance] = None
         if batch.has_called:
-            self.detector.vacate(batch.frame)
+            self.detector.batch_ended(batch.frame)
         if batch.request is not None:
             batch.request.is_over = True
             batch.request.caller.calls.remove(batch.request)

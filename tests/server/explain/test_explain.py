@@ -8,7 +8,7 @@ import pytest
 from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.explainer import Explanation, explanation_json
 from charonia.server.explain.rules import Activity, Counts, Facts, ModelSetup, explain, useful_delay_us
-from charonia.server.lifecycle.in_front import WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
@@ -240,7 +240,7 @@ def test_a_delay_in_vain_is_taken_out_or_shortened(size: int, expected: str) -> 
 
 
 def test_a_busy_model_in_front_ends_asks_for_more_of_them() -> None:
-    apart = replace(SETUP, instances=2, where=WhereRun(2, ""))
+    apart = replace(SETUP, instances=2, where=ExecutionPlacement(2, ""))
 
     assert change("busy", apart, activity(busy=2.0, idle_cores=4.0)) == "try --front-ends 3, each with an instance"
     assert explanation_json(Explanation.of(Facts(apart, activity())))["runs_in"] == {

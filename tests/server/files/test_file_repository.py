@@ -14,9 +14,9 @@ from charonia.config.model import ModelConfig
 from charonia.config.onnx_file import OnnxFile
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError, invalid
-from charonia.server.files.given import Unserveable, sort
 from charonia.server.files.options import FileOptions, Mount
 from charonia.server.files.repository import FileRepository
+from charonia.server.files.served_files import UnsupportedFiles, sort
 
 
 def made(
@@ -136,7 +136,7 @@ def test_another_python_file_is_one_model(tmp_path: Path) -> None:
 def test_options_that_a_service_file_contradicts_are_refused(
     tmp_path: Path, models: tuple[str, ...], options: FileOptions, reason: str
 ) -> None:
-    paths = [file(tmp_path / "service.py"), *([] if options.given else [file(tmp_path / "a.onnx")])]
+    paths = [file(tmp_path / "service.py"), *([] if options.explicit else [file(tmp_path / "a.onnx")])]
 
     with pytest.raises(ServingError) as caught:
         made(tmp_path, *paths, options=options, models=models)
@@ -172,7 +172,7 @@ def test_a_folder_may_be_one_model_of_tensorflow(tmp_path: Path) -> None:
 def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path) -> None:
     error = refusal(file(tmp_path / "a.safetensors"))
 
-    assert isinstance(error, Unserveable)
+    assert isinstance(error, UnsupportedFiles)
     assert (
         error.message
         == f"'{tmp_path / 'a.safetensors'}' is weights without their model, which no backend here serves as it is"
@@ -189,7 +189,7 @@ def test_a_checkpoint_is_recognised_whatever_its_suffix(tmp_path: Path) -> None:
 
     error = refusal(tmp_path / "weights.pt")
 
-    assert isinstance(error, Unserveable)
+    assert isinstance(error, UnsupportedFiles)
     assert "a checkpoint of PyTorch" in error.message
     assert "torch.load(" in error.lines
     assert sort([str(tmp_path / "script.pt")]).files[0][0] == tmp_path / "script.pt"
@@ -206,7 +206,7 @@ def test_a_pickled_module_is_told_from_a_checkpoint_and_its_class_is_named(tmp_p
 
     for each in (whole, inside):
         assert "is a pickled module of PyTorch, of class torch.nn.modules.container.Sequential, " in each.message
-    assert isinstance(whole, Unserveable)
+    assert isinstance(whole, UnsupportedFiles)
     assert "\nimport torch.nn.modules.container  # " in whole.lines
     assert "map_location=device, weights_only=False).eval()  # runs code of the file\n" in whole.lines
     assert "is a checkpoint of PyTorch, " in weights.message
@@ -220,7 +220,7 @@ def test_a_module_of_a_script_needs_the_class_in_the_service_file(tmp_path: Path
 
     error = refusal(tmp_path / "net.pt")
 
-    assert isinstance(error, Unserveable)
+    assert isinstance(error, UnsupportedFiles)
     assert "of class __main__.Net, " in error.message
     assert "\nfrom train import Net  # the script that defines it\n__main__.Net = Net\n" in error.lines
 
@@ -293,7 +293,7 @@ def test_a_hugging_face_folder_gets_the_task_of_its_configuration(tmp_path: Path
 
     error = refusal(tmp_path / "bert")
 
-    assert isinstance(error, Unserveable)
+    assert isinstance(error, UnsupportedFiles)
     assert '"fill-mask"' in error.lines
 
 
@@ -303,7 +303,7 @@ def test_a_language_model_of_hugging_face_goes_to_vllm_where_it_is_installed(
 ) -> None:
     folder = file(tmp_path / "smol" / "config.json", b'{"architectures": ["LlamaForCausalLM"]}').parent
     file(folder / "model.safetensors")
-    monkeypatch.setattr("charonia.server.files.given.find_spec", lambda name: is_installed and name == "vllm")
+    monkeypatch.setattr("charonia.server.files.served_files.find_spec", lambda name: is_installed and name == "vllm")
 
     if is_installed:
         files = made(tmp_path, folder)

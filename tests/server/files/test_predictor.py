@@ -6,7 +6,7 @@ import pytest
 
 from charonia.config.pbtxt import parse
 from charonia.core.errors import ServingError
-from charonia.server.files.given import make_with_predictor
+from charonia.server.files.served_files import make_with_predictor
 
 
 def test_one_model_passes_its_requests_on_and_the_others_are_as_they_were(tmp_path: Path) -> None:

@@ -10,8 +10,14 @@ from tests.support.linked_engine import ServedFake
 
 from charonia.core.errors import ServingError, invalid
 from charonia.server.facade import Services
-from charonia.server.front_ends import keeper
-from charonia.server.front_ends.keeper import ChangeLog, Keeper, RequestedChange, RequestedLoad, read_changes
+from charonia.server.front_ends import engine_changes
+from charonia.server.front_ends.engine_changes import (
+    ChangeLog,
+    EngineChanges,
+    RequestedChange,
+    RequestedLoad,
+    read_changes,
+)
 from charonia.server.front_ends.messages import MOVED
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.wire.log_settings import LogOptions
@@ -43,23 +49,27 @@ class NoMemory:
 def next_engine(folder: Path, services: Services | None = None) -> ServedFake:
     """Return the engine that follows in this folder, after the replay."""
     engine = ServedFake()
-    asyncio.run(Keeper(folder).take_over(engine, services or Services(), has_ended=True))
+    asyncio.run(EngineChanges(folder).take_over(engine, services or Services(), has_ended=True))
     return engine
 
 
-def taken_over(kept: Keeper, engine: ServedFake) -> None:
+def taken_over(kept: EngineChanges, engine: ServedFake) -> None:
     """Let an engine take over from one that hands over."""
     asyncio.run(kept.take_over(engine, Services(), has_ended=False))
 
 
 def loaded(
-    kept: Keeper, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None, over: bool = False
+    kept: EngineChanges,
+    name: str,
+    config: str | None = None,
+    files: Mapping[str, bytes] | None = None,
+    over: bool = False,
 ) -> None:
     asyncio.run(kept.model_loaded(name, config, files, over))
 
 
 def test_models_are_loaded_and_unloaded_again_in_the_order_of_the_last_requests(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     loaded(kept, "a")
     loaded(kept, "b", '{"max_batch_size": 2}', over=True)
     kept.model_unloaded("c", True)
@@ -83,46 +93,46 @@ def test_a_model_that_is_loaded_again_keeps_the_configuration_of_the_request_bef
 
 
 def test_files_of_a_request_are_kept_until_the_model_is_loaded_otherwise(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     files = {"1/model.onnx": b"weights", "labels.txt": b""}
     loaded(kept, "m", "{}", files)
     assert next_engine(tmp_path).loads == [("m", "{}", files)]
 
     loaded(kept, "m")
     assert next_engine(tmp_path).loads == [("m", None, None)]
-    assert [path.name for path in tmp_path.iterdir()] == [keeper.CHANGES_NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [engine_changes.CHANGES_NAME]
 
 
 def test_files_that_are_too_large_are_lost_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "KEPT_FILES_BYTES_MAX", 3)
+    monkeypatch.setattr(engine_changes, "KEPT_FILES_BYTES_MAX", 3)
     with caplog.at_level(logging.WARNING):
-        loaded(Keeper(tmp_path), "m", "{}", {"1/model.onnx": b"long"})
+        loaded(EngineChanges(tmp_path), "m", "{}", {"1/model.onnx": b"long"})
         engine = next_engine(tmp_path)
 
     assert (engine.loads, engine.unloads) == ([], [])
     assert "the next engine will not load it" in caplog.text
     assert "failed to load 'm'" in caplog.text
     with pytest.raises(ServingError, match="the files of its request could not be kept"):
-        taken_over(Keeper(tmp_path, is_strict=True), ServedFake())
+        taken_over(EngineChanges(tmp_path, is_strict=True), ServedFake())
 
 
 def test_a_model_that_cannot_be_loaded_again_is_reported_and_the_others_are(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     loaded(kept, "a")
     loaded(kept, "b")
     engine = ServedFake(control_error=invalid("there is no such model folder"))
 
     with pytest.raises(ServingError) as caught:
-        taken_over(Keeper(tmp_path, is_strict=True), engine)
+        taken_over(EngineChanges(tmp_path, is_strict=True), engine)
     assert caught.value.message.splitlines()[1:] == ["there is no such model folder"] * 2
-    taken_over(Keeper(tmp_path), engine)  # the log has the reasons
+    taken_over(EngineChanges(tmp_path), engine)  # the log has the reasons
     assert engine.requests is not None
 
 
 def test_what_changes_during_the_replay_is_made_when_the_engine_takes_over_and_nothing_else(tmp_path: Path) -> None:
-    kept, follower, engine = Keeper(tmp_path), Keeper(tmp_path), ServedFake()
+    kept, follower, engine = EngineChanges(tmp_path), EngineChanges(tmp_path), ServedFake()
     for name in ("same", "plain", "given", "twice", "gone", "back"):
         loaded(kept, name, "{}", {"1/x": b"1"} if name == "given" else None)
     kept.model_unloaded("back", False)
@@ -147,10 +157,10 @@ def test_what_changes_during_the_replay_is_made_when_the_engine_takes_over_and_n
 
 
 def test_numbers_go_on_over_engines_that_follow_one_another(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     loaded(kept, "a")
     for count in (1, 2, 3):
-        follower, engine = Keeper(tmp_path), ServedFake()
+        follower, engine = EngineChanges(tmp_path), ServedFake()
         asyncio.run(follower.replay_models(engine))
         loaded(kept, "a")  # during the replay
         asyncio.run(kept.close())
@@ -161,7 +171,7 @@ def test_numbers_go_on_over_engines_that_follow_one_another(tmp_path: Path) -> N
 
 
 async def test_a_keeper_that_is_closed_leaves_the_record_to_the_next_engine(tmp_path: Path) -> None:
-    before, follower = Keeper(tmp_path), Keeper(tmp_path)
+    before, follower = EngineChanges(tmp_path), EngineChanges(tmp_path)
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def change() -> None:
@@ -193,7 +203,7 @@ async def test_a_keeper_that_is_closed_leaves_the_record_to_the_next_engine(tmp_
 
 
 async def test_changes_of_one_model_are_kept_in_the_order_in_which_they_are_made(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     begun, may_end = asyncio.Event(), asyncio.Event()
     made: list[str] = []
 
@@ -233,7 +243,7 @@ def test_files_that_the_engine_before_has_removed_meanwhile_are_those_of_an_earl
                 await kept.model_loaded("second", "{}", {"1/x": b"2"}, False)
             await super().load_model(name, config, files)
 
-    kept, follower, engine = Keeper(tmp_path), Keeper(tmp_path, is_strict=True), Changing()
+    kept, follower, engine = EngineChanges(tmp_path), EngineChanges(tmp_path, is_strict=True), Changing()
     loaded(kept, "first")
     loaded(kept, "second", "{}", {"1/x": b"1"})
 
@@ -256,22 +266,22 @@ def test_traffic_is_restored_when_the_engine_takes_over(tmp_path: Path) -> None:
         def engine_ended(self) -> None:
             self.told.append("ended")
 
-    kept, handed, crashed = Keeper(tmp_path), Traffic(), Traffic()
+    kept, handed, crashed = EngineChanges(tmp_path), Traffic(), Traffic()
     kept.traffic_changed("m", "half")
     kept.traffic_changed("n", "all")
     kept.traffic_changed("n", "")
     for traffic, has_ended in ((handed, False), (crashed, True)):
         engine = ServedFake()
         engine.traffic = traffic  # type: ignore[assignment]
-        keeper = Keeper(tmp_path)
-        asyncio.run(keeper.take_over(engine, Services(), has_ended=has_ended))
-        assert engine.requests is keeper
+        engine_changes = EngineChanges(tmp_path)
+        asyncio.run(engine_changes.take_over(engine, Services(), has_ended=has_ended))
+        assert engine.requests is engine_changes
 
     assert (handed.told, crashed.told) == (["m: half"], ["m: half", "ended"])
 
 
 def test_settings_of_the_log_hold_except_for_its_file(tmp_path: Path) -> None:
-    Keeper(tmp_path).log_changed(LogOptions(verbose=3, info=False, file="/var/log/before"))
+    EngineChanges(tmp_path).log_changed(LogOptions(verbose=3, info=False, file="/var/log/before"))
     log = Log()
     next_engine(tmp_path, Services(log=log))
 
@@ -279,7 +289,7 @@ def test_settings_of_the_log_hold_except_for_its_file(tmp_path: Path) -> None:
 
 
 def test_settings_of_traces_are_the_sum_of_their_changes(tmp_path: Path) -> None:
-    kept = Keeper(tmp_path)
+    kept = EngineChanges(tmp_path)
     kept.trace_changed("", {"rate": 5, "count": 7})
     kept.trace_changed("m", {"rate": 2})
     kept.trace_changed("", {"count": None})
@@ -298,7 +308,7 @@ def test_regions_are_known_again(tmp_path: Path) -> None:
     assert before.regions is not None
     asyncio.run(before.regions.register_system(system))
     asyncio.run(before.regions.register_cuda(cuda))
-    Keeper(tmp_path).regions_changed(before)
+    EngineChanges(tmp_path).regions_changed(before)
     after = Services(regions=registry())
     next_engine(tmp_path, after)
 

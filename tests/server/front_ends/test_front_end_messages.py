@@ -35,7 +35,7 @@ from charonia.server.front_ends.messages import (
     plain,
     record,
 )
-from charonia.server.lifecycle.in_front import Offer
+from charonia.server.lifecycle.front_end_placement import Offer
 from charonia.wire.log_settings import AccessLogFormat, LogFormat, LogOptions
 
 TEXTS = st.text(max_size=20)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.in_place import FixedPlace
 from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 
-from charonia.busy_poll import ALONE_MIN, BusyPoll, Neighbours
+from charonia.busy_poll import ALONE_MIN, BusyPoll, SiblingProcesses
 from charonia.clock import now_ns
 from charonia.config.backends import BackendRecord
 from charonia.core.dtypes import DataType
@@ -30,7 +30,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.front_ends import local_models
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.in_front import Choice
+from charonia.server.lifecycle.front_end_placement import Choice
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.model_options import ControlMode
 from charonia.server.options import ServerOptions
@@ -265,7 +265,7 @@ async def test_a_number_that_the_next_engine_gives_to_another_model_is_loaded_fo
         before, after = offers["before", ""], offers["after", ""]
         bench.local.follow({("before", ""): before}, configs)
         loads = list(bench.local._loads.values())
-        bench.local.begin_anew()
+        bench.local.reset()
         bench.local.follow({("after", ""): replace(after, number=before.number)}, configs)
         await asyncio.gather(*loads)
         await asyncio.gather(*bench.local._loads.values())
@@ -296,7 +296,7 @@ async def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_p
     tmp_path: Path,
 ) -> None:
     write_identity(tmp_path / "models")
-    processes = [Neighbours(tmp_path, number, 3, cores=2) for number in range(3)]
+    processes = [SiblingProcesses(tmp_path, number, 3, cores=2) for number in range(3)]
 
     async with running(tmp_path / "models") as bench:
         poll = BusyPoll(asyncio.get_running_loop(), 60 * 10**9, processes[1])
@@ -307,10 +307,10 @@ async def test_a_process_polls_for_a_lone_caller_of_a_copy_only_while_no_other_p
             assert bench.infer(request()) is not None
             await asyncio.sleep(0)
         assert poll.worker_ns
-        assert not processes[0].leave_a_core(begin_ns)
-        assert not processes[2].leave_a_core(begin_ns)
+        assert not processes[0].has_spare_core(begin_ns)
+        assert not processes[2].has_spare_core(begin_ns)
 
-        processes[2].note(now_ns() + 60 * 10**9)  # later than any pause of the machine
+        processes[2].record_request(now_ns() + 60 * 10**9)  # later than any pause of the machine
 
         assert not poll.worker_ns
 
@@ -398,7 +398,7 @@ async def test_the_counts_for_an_engine_that_is_gone_are_forgotten(tmp_path: Pat
         await bench.follow()
         bench.infer(request())
 
-        bench.local.begin_anew()
+        bench.local.reset()
 
         assert bench.local.take_counts() == []
         assert bench.infer(request()) is None

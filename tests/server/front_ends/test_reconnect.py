@@ -49,7 +49,7 @@ def test_requests_wait_for_the_engine_and_are_sent_in_their_order() -> None:
     assert [machine.handle(Submit(number, 10), number) for number in (3, 1, 2)] == [[], [], []]
 
     assert machine.handle(Connected(), 5) == [Send(3), Send(1), Send(2)]
-    assert not machine.is_away
+    assert not machine.is_disconnected
     assert machine.handle(Submit(4, 10), 6) == [Send(4)]
     assert machine.wake_at() is None
 

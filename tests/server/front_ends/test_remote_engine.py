@@ -13,7 +13,7 @@ from tests.support.closing import InLoop
 from tests.support.fake_engine import identity_config
 from tests.support.linked_engine import ServedFake
 
-from charonia.busy_poll import AWAKE_NS, Neighbours
+from charonia.busy_poll import AWAKE_NS, SiblingProcesses
 from charonia.clock import now_ns
 from charonia.config.model import SequenceBatching
 from charonia.core.dtypes import DataType
@@ -31,7 +31,7 @@ from charonia.server.front_ends.front_end import Engines
 from charonia.server.front_ends.link import LOAD_AGE_NS, LOAD_WANTED_NS
 from charonia.server.front_ends.messages import plain
 from charonia.server.front_ends.remote_engine import RemoteEngine, SharedRegions, services_of, size_of
-from charonia.server.lifecycle.in_front import Offer
+from charonia.server.lifecycle.front_end_placement import Offer
 from charonia.server.metrics.processes import Traffic
 from charonia.server.shared_memory.registry import Memory, RegionRegistry
 from charonia.server.tracing.requests import EventNames, begin
@@ -186,15 +186,15 @@ async def test_a_body_that_was_lent_before_the_engine_went_is_sent_to_the_next_o
 
 
 async def test_other_processes_know_of_a_request_that_the_engine_gets(tmp_path: Path, bench: Bench) -> None:
-    own, other = (Neighbours(tmp_path, number, 3, cores=2) for number in (1, 2))
-    bench.engine.neighbours = own
+    own, other = (SiblingProcesses(tmp_path, number, 3, cores=2) for number in (1, 2))
+    bench.engine.siblings = own
     begin_ns = now_ns()
-    assert other.leave_a_core(begin_ns)
+    assert other.has_spare_core(begin_ns)
 
     await bench.answered(request())
 
-    assert not other.leave_a_core(begin_ns)
-    assert other.leave_a_core(now_ns() + AWAKE_NS + 1)
+    assert not other.has_spare_core(begin_ns)
+    assert other.has_spare_core(now_ns() + AWAKE_NS + 1)
 
 
 async def test_what_comes_together_travels_in_one_message_each_way(
@@ -347,7 +347,7 @@ async def test_when_the_engine_goes_what_is_in_flight_ends_and_what_comes_waits_
 
 async def test_the_models_are_those_of_the_new_engine_as_soon_as_it_is_known(tmp_path: Path, bench: Bench) -> None:
     await bench.port.close()
-    await bench.until(lambda: bench.engine.held.is_away)
+    await bench.until(lambda: bench.engine.held.is_disconnected)
     async with SecondEngine(tmp_path) as second:
         second.fake.models = {"other": replace(identity_config(), name="other")}
         assert bench.engine.model_config("identity").name == "identity"
@@ -362,7 +362,7 @@ async def test_what_waits_is_refused_when_the_engine_stays_away_or_the_front_end
     monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     await bench.port.close()
-    await bench.until(lambda: bench.engine.held.is_away)
+    await bench.until(lambda: bench.engine.held.is_disconnected)
     first, second, third = Replies(), Replies(), Replies()
     bench.engine.infer(request(), first)
     monkeypatch.setattr(reconnect, "HOLD_NS_MAX", 0)
@@ -385,7 +385,7 @@ async def test_a_sequence_that_was_open_is_told_that_it_was_lost(tmp_path: Path,
     for model in ("stateful", "identity"):
         await bench.answered(part(model, SEQUENCE_START))
     await bench.port.close()
-    await bench.until(lambda: bench.engine.held.is_away)
+    await bench.until(lambda: bench.engine.held.is_disconnected)
 
     async with SecondEngine(tmp_path) as second:
         second.fake.models["stateful"] = stateful
@@ -674,7 +674,7 @@ class CountedLoad:
     def __init__(self) -> None:
         self.count = 0
 
-    def want(self) -> None: ...
+    def request_report(self) -> None: ...
 
     def latest(self) -> Load:
         self.count += 1
@@ -696,7 +696,7 @@ async def test_a_report_of_the_load_comes_at_once_and_with_responses_while_it_is
         await bench.answered(request())
         assert load.latest() == {}  # nobody has wanted it
 
-        load.want()
+        load.request_report()
         await bench.answered(request())
         assert load.latest() == {"count": 1}
         clock[0] += LOAD_AGE_NS
@@ -715,7 +715,7 @@ async def test_an_engine_that_ends_while_a_front_end_connects_to_it_is_not_the_n
 
     engines = Engines(lambda gone: cast(RemoteEngine, Ending()), lambda reason: None)
     with pytest.raises(ServingError, match="it has ended"), socket.socket() as sock:
-        await engines.meet(sock)
+        await engines.connect_next(sock)
 
     with pytest.raises(ServingError, match="the next engine has gone"):
         engines.move(())

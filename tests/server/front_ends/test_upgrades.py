@@ -8,7 +8,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.front_ends import processes
-from charonia.server.front_ends.processes import Upgrades, Wanted
+from charonia.server.front_ends.processes import UpgradeRequest, Upgrades
 from charonia.server.guard.control import Message
 from charonia.server.guard.notify import Notifier
 from charonia.server.options import ServerOptions
@@ -26,7 +26,7 @@ def refusal(folder: Path, *, may_upgrade: bool) -> ServingError:
     made = Upgrades(folder, ServerOptions(), (), Notifier(), {})
     made.guard = Guard(may_upgrade=may_upgrade)  # type: ignore[assignment]
     with pytest.raises(ServingError) as refused:
-        asyncio.run(made._run(Wanted(), lambda _: None))
+        asyncio.run(made._run(UpgradeRequest(), lambda _: None))
     assert list(folder.iterdir()) == []
     assert refused.value.code is Code.UNAVAILABLE
     return refused.value

@@ -5,8 +5,8 @@ from charonia.server.grpc.limits import (
     OFFENDERS_MAX,
     SETTINGS_COST,
     AbuseLimits,
+    AbusiveAddresses,
     GrpcLimits,
-    Offenders,
 )
 from charonia.server.options import CompressionLevel, GrpcOptions
 
@@ -14,7 +14,7 @@ S = 1_000_000_000
 
 
 def abuse_limits(limits: GrpcLimits) -> AbuseLimits:
-    return AbuseLimits(limits, Offenders(limits.offence_kept_s))
+    return AbuseLimits(limits, AbusiveAddresses(limits.abuser_kept_s))
 
 
 def test_pings_that_keep_their_distance_are_no_strikes() -> None:
@@ -74,12 +74,12 @@ def test_limits_follow_the_options_of_the_server() -> None:
 
 
 def test_an_offender_may_cancel_fewer_calls_at_once() -> None:
-    offenders = Offenders(kept_s=10.0)
+    abusers = AbusiveAddresses(kept_s=10.0)
     limits = GrpcLimits(resets_burst=10, resets_per_s=2)
-    first = AbuseLimits(limits, offenders)
+    first = AbuseLimits(limits, abusers)
     assert not first.begin("a", 0)
-    first.offend(0)
-    conduct = AbuseLimits(limits, offenders)
+    first.record_abuse(0)
+    conduct = AbuseLimits(limits, abusers)
     assert conduct.begin("a", 0)
 
     assert [conduct.may_reset(0) for _ in range(3)] == [True, True, False]
@@ -93,17 +93,17 @@ def test_changes_of_settings_draw_on_the_same_allowance() -> None:
 
 
 def test_an_offence_is_forgotten_after_a_while() -> None:
-    offenders = Offenders(kept_s=10.0)
-    offenders.note("a", 0)
-    offenders.note("b", 5 * S)
-    offenders.note("a", 8 * S)
+    abusers = AbusiveAddresses(kept_s=10.0)
+    abusers.add("a", 0)
+    abusers.add("b", 5 * S)
+    abusers.add("a", 8 * S)
 
-    assert [offenders.has(address, 16 * S) for address in ("a", "b", "c")] == [True, False, False]
+    assert [abusers.has(address, 16 * S) for address in ("a", "b", "c")] == [True, False, False]
 
 
 def test_the_oldest_offence_is_forgotten_beyond_the_limit() -> None:
-    offenders = Offenders(kept_s=10.0)
+    abusers = AbusiveAddresses(kept_s=10.0)
     for number in range(OFFENDERS_MAX + 1):
-        offenders.note(str(number), number)
+        abusers.add(str(number), number)
 
-    assert [offenders.has(str(number), S) for number in (0, 1, OFFENDERS_MAX)] == [False, True, True]
+    assert [abusers.has(str(number), S) for number in (0, 1, OFFENDERS_MAX)] == [False, True, True]

@@ -422,7 +422,7 @@ async def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(bench: Be
     held = unary.start("ModelInfer", INFER)
     bench.engine.hold = False
     stream_id = stream.start("ModelStreamInfer", INFER, end=False)
-    handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+    handing = asyncio.create_task(bench.frontend.drain_gradually(1000.0))
     await asyncio.sleep(0.1)
     for client in (idle, unary, stream):
         client.exchange()
@@ -448,7 +448,7 @@ async def test_who_hands_on_finishes_calls_and_streams_that_are_in_use(bench: Be
 
 async def test_who_hands_on_lets_a_new_connection_have_its_first_call(bench: Bench) -> None:
     fresh, unused = bench.client(), bench.client()
-    handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+    handing = asyncio.create_task(bench.frontend.drain_gradually(1000.0))
     await asyncio.sleep(FIRST_CALL_S / 2)
     late = bench.client()
     await asyncio.sleep(FIRST_CALL_S / 4)
@@ -480,7 +480,7 @@ async def test_who_hands_on_serves_a_client_that_has_not_read_that_it_should_lea
     async with play() as bench:
         silent = bench.client()
         silent.transport.may_end = False
-        handing = asyncio.create_task(bench.frontend.hand_on(1000.0))
+        handing = asyncio.create_task(bench.frontend.drain_gradually(1000.0))
         await asyncio.sleep(2.5 * QUIET_S)
         assert silent.goaways == []
         call = silent.start("ModelInfer", INFER)
@@ -715,7 +715,7 @@ async def test_the_next_connections_of_an_offender_wait_before_they_are_read(ben
     again, other = connect("a")[1], connect("b")[1]
     await asyncio.sleep(0)
     assert (again.is_reading_on, other.is_reading_on, good_transport.is_reading_on) == (False, True, True)
-    await asyncio.sleep(limits.offender_wait_s + 0.1)
+    await asyncio.sleep(limits.abuser_wait_s + 0.1)
     assert again.is_reading_on
     for transport in (again, other, good_transport):
         transport.abort()

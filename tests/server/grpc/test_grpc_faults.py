@@ -108,7 +108,7 @@ async def test_a_call_that_cannot_be_given_up_keeps_no_other_in_flight(
 ) -> None:
     client, _ = await waiting_call(bench)
     client.start("ModelInfer", infer_message())
-    broken_once(monkeypatch, UnaryCall, "give_up")
+    broken_once(monkeypatch, UnaryCall, "abandon")
     client.transport.abort()
     await asyncio.sleep(0)
 

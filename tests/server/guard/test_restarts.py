@@ -31,11 +31,11 @@ from charonia.server.guard.restarts import (
     Exited,
     Finish,
     Forget,
-    HandedOver,
+    FrontEndDraining,
+    HandOverDone,
     Heartbeat,
     Kill,
-    Left,
-    OverMemory,
+    MemoryExceeded,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -46,15 +46,15 @@ from charonia.server.guard.restarts import (
     ServerPhase,
     Spawned,
     SpawnFailed,
-    Stage,
     Start,
-    StopAsked,
     StopListening,
+    StopRequested,
     Succeed,
     Terminate,
     Tick,
-    UpgradeAsked,
     UpgradeCancelled,
+    UpgradeRequested,
+    UpgradeStage,
 )
 from charonia.server.metrics.processes import ProcessRecord
 
@@ -218,8 +218,8 @@ def test_a_front_end_that_fails_to_start_is_never_given_up() -> None:
 def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
     machine = running()
 
-    assert machine.handle(StopAsked(), S) == [Terminate(FRONT), Terminate(OTHER)]
-    assert machine.handle(Left(OTHER), S) == [StopListening(OTHER)]
+    assert machine.handle(StopRequested(), S) == [Terminate(FRONT), Terminate(OTHER)]
+    assert machine.handle(FrontEndDraining(OTHER), S) == [StopListening(OTHER)]
     assert machine.handle(exited(OTHER, 0), 2 * S)[1:] == []
     assert machine.handle(exited(FRONT, 0), 3 * S)[1:] == [StopListening(FRONT), Terminate(ENGINE)]
     assert machine.handle(exited(ENGINE, 0), 4 * S)[1:] == [StopListening(ENGINE), Finish(0)]
@@ -227,7 +227,7 @@ def test_a_stop_drains_the_front_ends_before_the_engine() -> None:
 
 def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
     machine = running()
-    machine.handle(StopAsked(), 0)
+    machine.handle(StopRequested(), 0)
     machine.handle(exited(OTHER, 0), S)
 
     due_ns = EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
@@ -241,16 +241,16 @@ def test_processes_that_do_not_stop_are_killed_and_the_status_says_so() -> None:
 
 def test_a_second_request_to_stop_changes_nothing() -> None:
     machine = running()
-    machine.handle(StopAsked(), S)
+    machine.handle(StopRequested(), S)
 
-    assert machine.handle(StopAsked(), 2 * S) == []
+    assert machine.handle(StopRequested(), 2 * S) == []
     assert machine.wake_at() == S + EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
 
 
 def test_nothing_is_started_again_during_a_stop() -> None:
     machine = running()
     machine.handle(exited(FRONT, 1), 0)
-    machine.handle(StopAsked(), 1)
+    machine.handle(StopRequested(), 1)
 
     (end, _, stop) = machine.handle(exited(OTHER, 0), 10 * S)
 
@@ -263,7 +263,7 @@ def test_nothing_is_started_again_during_a_stop() -> None:
 def test_a_process_that_was_being_started_when_the_stop_came_is_told_to_stop_too() -> None:
     machine = guard()
     machine.handle(Tick(), 0)
-    assert machine.handle(StopAsked(), 1) == []
+    assert machine.handle(StopRequested(), 1) == []
 
     assert machine.handle(Spawned(ENGINE, 4), 2) == [Terminate(ENGINE)]
     # It could not handle the signal yet.
@@ -311,7 +311,7 @@ def upgrading(*, stops_first: bool = False, is_loaded: bool = True) -> Restarts:
     """Return a guard in an upgrade, whose next engine has process id 4, is ready, and has not got the front ends."""
     machine = running()
     first = BeginHandOver(ENGINE, "") if stops_first else Start(NEXT)
-    assert machine.handle(UpgradeAsked(NEXT, stops_first, FINISH), 0) == [first]
+    assert machine.handle(UpgradeRequested(NEXT, stops_first, FINISH), 0) == [first]
     assert not machine.may_upgrade
     if not stops_first:
         machine.handle(Spawned(NEXT, 4), 0)
@@ -329,15 +329,15 @@ def test_an_upgrade_moves_when_the_next_engine_is_ready_and_ends_with_the_engine
     machine = upgrading(is_loaded=False)
     assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3, "next_engine": 4}
 
-    assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(Stage.LOADED, NEXT, 4), BeginHandOver(ENGINE, NEXT)]
-    assert machine.handle(HandedOver(ENGINE), 2 * S) == [ReportUpgrade(Stage.MOVED, ENGINE, 1)]
+    assert machine.handle(Ready(NEXT), S) == [ReportUpgrade(UpgradeStage.LOADED, NEXT, 4), BeginHandOver(ENGINE, NEXT)]
+    assert machine.handle(HandOverDone(ENGINE), 2 * S) == [ReportUpgrade(UpgradeStage.MOVED, ENGINE, 1)]
     assert not machine.may_upgrade
     assert names(machine) == {"former_engine": 1, FRONT: 2, OTHER: 3, "engine": 4}
     assert machine.wake_at() == 2 * S + FINISH + EXIT_TIMEOUT + ENGINE_STOP_MARGIN_NS
     assert machine.handle(exited(ENGINE, 0), 3 * S) == [
         ReportEnd(ENGINE, 1, "exit status 0", 3 * S, None),
         Forget(ENGINE),
-        ReportUpgrade(Stage.ENDED, ENGINE, 0),
+        ReportUpgrade(UpgradeStage.ENDED, ENGINE, 0),
         Succeed(FRONT_2, FRONT),
         Start(FRONT_2),
     ]
@@ -352,7 +352,7 @@ def test_a_next_engine_that_fails_changes_nothing(is_loaded: bool) -> None:
 
     commands = machine.handle(exited(NEXT, 1), 5 * S)
 
-    assert commands[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "exit status 1")
+    assert commands[-1] == ReportUpgrade(UpgradeStage.FAILED, NEXT, 4, "exit status 1")
     assert names(machine) == {"engine": 1, FRONT: 2, OTHER: 3}
     assert machine.may_upgrade
     assert is_loaded or machine.wake_at() is None
@@ -364,14 +364,14 @@ def test_an_upgrade_that_is_cancelled_ends_the_next_engine() -> None:
 
     assert machine.handle(UpgradeCancelled(), 2 * S) == [Kill(NEXT)]
 
-    assert machine.handle(exited(NEXT, KILLED), 3 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "SIGKILL")
+    assert machine.handle(exited(NEXT, KILLED), 3 * S)[-1] == ReportUpgrade(UpgradeStage.FAILED, NEXT, 4, "SIGKILL")
     assert machine.may_upgrade
     assert not machine.may_cancel
 
 
 def test_an_upgrade_that_is_cancelled_before_its_engine_has_a_process_ends_it_then() -> None:
     machine = running()
-    machine.handle(UpgradeAsked(NEXT, False, FINISH), 0)
+    machine.handle(UpgradeRequested(NEXT, False, FINISH), 0)
 
     assert machine.handle(UpgradeCancelled(), S) == []
     assert machine.handle(Spawned(NEXT, 4), 2 * S) == [Kill(NEXT)]
@@ -387,7 +387,7 @@ def test_an_upgrade_whose_engine_is_ready_or_that_ends_the_other_one_first_goes_
 
 def test_after_that_it_is_started_again_like_any_engine() -> None:
     machine = upgrading()
-    machine.handle(HandedOver(ENGINE), 2 * S)
+    machine.handle(HandOverDone(ENGINE), 2 * S)
 
     assert restart(machine, NEXT, 5 * S) == 5 * S + RESTART_DELAY_NS
     assert names(machine)["former_engine"] == 1
@@ -397,8 +397,8 @@ def test_an_engine_that_crashes_while_the_next_one_loads_is_started_again_and_th
     machine = upgrading(is_loaded=False)
     now_ns = restart(machine, ENGINE, 5 * S, is_ready=False)
 
-    assert machine.handle(Ready(NEXT), now_ns) == [ReportUpgrade(Stage.LOADED, NEXT, 4), Kill(ENGINE)]
-    assert ReportUpgrade(Stage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), now_ns)
+    assert machine.handle(Ready(NEXT), now_ns) == [ReportUpgrade(UpgradeStage.LOADED, NEXT, 4), Kill(ENGINE)]
+    assert ReportUpgrade(UpgradeStage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), now_ns)
     assert {record.name: dict(record.restarts) for record in machine.records()}["engine"] == {"SIGKILL": 1}
 
 
@@ -407,20 +407,20 @@ def test_an_engine_that_does_not_hand_over_is_killed() -> None:
 
     assert machine.wake_at() == S + HAND_OVER_NS_MAX
     assert machine.handle(Tick(), S + HAND_OVER_NS_MAX) == [Kill(ENGINE)]
-    assert ReportUpgrade(Stage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), S + HAND_OVER_NS_MAX)
+    assert ReportUpgrade(UpgradeStage.ENDED, ENGINE, 0) in machine.handle(exited(ENGINE, KILLED), S + HAND_OVER_NS_MAX)
 
 
 @pytest.mark.parametrize("status", [0, CRASHED])
 def test_an_engine_that_ends_first_makes_room_for_the_next_one(status: int) -> None:
     machine = upgrading(stops_first=True)
-    assert machine.handle(HandedOver(ENGINE), S)[0] == StopListening(ENGINE)
+    assert machine.handle(HandOverDone(ENGINE), S)[0] == StopListening(ENGINE)
 
     assert machine.handle(exited(ENGINE, status), 2 * S)[-1] == Start(NEXT)
     machine.handle(Spawned(NEXT, 4), 2 * S)
     assert machine.handle(Ready(NEXT), 3 * S) == [
-        ReportUpgrade(Stage.LOADED, NEXT, 4),
+        ReportUpgrade(UpgradeStage.LOADED, NEXT, 4),
         Forget(ENGINE),
-        ReportUpgrade(Stage.ENDED, ENGINE, 0),
+        ReportUpgrade(UpgradeStage.ENDED, ENGINE, 0),
         Succeed(FRONT_2, FRONT),
         Start(FRONT_2),
     ]
@@ -431,7 +431,7 @@ def test_an_engine_that_ended_first_comes_back_if_the_next_one_fails() -> None:
     machine.handle(exited(ENGINE, 0), 2 * S)
     machine.handle(Spawned(NEXT, 4), 2 * S)
 
-    assert machine.handle(exited(NEXT, 1), 3 * S)[-1] == ReportUpgrade(Stage.FAILED, NEXT, 4, "exit status 1")
+    assert machine.handle(exited(NEXT, 1), 3 * S)[-1] == ReportUpgrade(UpgradeStage.FAILED, NEXT, 4, "exit status 1")
     assert machine.handle(Tick(), 3 * S + RESTART_DELAY_NS) == [Start(ENGINE)]
     machine.handle(Spawned(ENGINE, 5), 4 * S)
     assert machine.handle(Ready(ENGINE), 4 * S) == [ReportReadyAgain(ENGINE, 5)]
@@ -441,7 +441,7 @@ def test_an_engine_that_ended_first_comes_back_if_the_next_one_fails() -> None:
 def test_a_stop_ends_both_engines_after_the_front_ends() -> None:
     machine = upgrading()
 
-    assert machine.handle(StopAsked(), 2 * S) == [Terminate(FRONT), Terminate(OTHER)]
+    assert machine.handle(StopRequested(), 2 * S) == [Terminate(FRONT), Terminate(OTHER)]
     machine.handle(exited(FRONT, 0), 3 * S)
     assert machine.handle(exited(OTHER, 0), 3 * S)[2:] == [Terminate(ENGINE), Terminate(NEXT)]
     machine.handle(exited(ENGINE, 0), 4 * S)
@@ -449,14 +449,14 @@ def test_a_stop_ends_both_engines_after_the_front_ends() -> None:
 
 
 def test_only_one_upgrade_at_a_time_and_none_before_the_server_is_ready() -> None:
-    assert guard().handle(UpgradeAsked(NEXT, False, FINISH), 0) == [Start(ENGINE)]
-    assert upgrading().handle(UpgradeAsked("engine_3", False, FINISH), 0) == []
+    assert guard().handle(UpgradeRequested(NEXT, False, FINISH), 0) == [Start(ENGINE)]
+    assert upgrading().handle(UpgradeRequested("engine_3", False, FINISH), 0) == []
 
 
 def renewing() -> Restarts:
     """Return a guard that renews its front ends since 3 s; `FRONT_2`, with process id 5, is not ready yet."""
     machine = upgrading()
-    machine.handle(HandedOver(ENGINE), 2 * S)
+    machine.handle(HandOverDone(ENGINE), 2 * S)
     machine.handle(exited(ENGINE, 0), 3 * S)
     machine.handle(Spawned(FRONT_2, 5), 3 * S)
     return machine
@@ -468,17 +468,17 @@ def test_front_ends_are_renewed_one_after_the_other_each_when_the_one_before_is_
     assert machine.handle(Ready(FRONT_2), 4 * S) == [
         ReportReadyAgain(FRONT_2, 5),
         Terminate(FRONT, FINISH),
-        ReportUpgrade(Stage.RENEWED, FRONT_2, 5),
+        ReportUpgrade(UpgradeStage.RENEWED, FRONT_2, 5),
         Succeed(OTHER_2, OTHER),
         Start(OTHER_2),
     ]
-    assert machine.handle(Left(FRONT), 4 * S) == []
+    assert machine.handle(FrontEndDraining(FRONT), 4 * S) == []
     machine.handle(Spawned(OTHER_2, 6), 4 * S)
     assert names(machine) == {"engine": 4, f"former_{FRONT}": 2, FRONT: 5, OTHER: 3, f"next_{OTHER}": 6}
     machine.handle(Ready(OTHER_2), 5 * S)
     assert machine.handle(exited(OTHER, 0), 6 * S)[1:] == [Forget(OTHER)]
     assert not machine.may_upgrade
-    assert machine.handle(exited(FRONT, 0), 7 * S)[1:] == [Forget(FRONT), ReportUpgrade(Stage.SETTLED, "", 0)]
+    assert machine.handle(exited(FRONT, 0), 7 * S)[1:] == [Forget(FRONT), ReportUpgrade(UpgradeStage.SETTLED, "", 0)]
     assert machine.may_upgrade
     assert {record.name: dict(record.restarts) for record in machine.records()} == {
         "engine": {},
@@ -494,7 +494,7 @@ def test_a_front_end_that_was_renewed_is_started_again_and_renewed_again_like_an
 
     restart(machine, FRONT_2, 5 * S)
     assert {record.name: dict(record.restarts) for record in machine.records()}[FRONT] == {RENEWED: 1, "SIGKILL": 1}
-    assert machine.handle(Left(FRONT_2), 9 * S) == [Succeed(f"{FRONT}_3", FRONT_2), Start(f"{FRONT}_3")]
+    assert machine.handle(FrontEndDraining(FRONT_2), 9 * S) == [Succeed(f"{FRONT}_3", FRONT_2), Start(f"{FRONT}_3")]
 
 
 def test_a_front_end_that_does_not_finish_in_time_is_killed() -> None:
@@ -512,7 +512,7 @@ def test_a_next_front_end_that_cannot_start_leaves_the_one_before_and_ends_the_r
 
     assert machine.handle(exited(FRONT_2, 1), 4 * S)[1:] == [
         Forget(FRONT_2),
-        ReportUpgrade(Stage.NOT_RENEWED, FRONT_2, 5, "exit status 1"),
+        ReportUpgrade(UpgradeStage.NOT_RENEWED, FRONT_2, 5, "exit status 1"),
     ]
     assert names(machine) == {"engine": 4, FRONT: 2, OTHER: 3}
     assert machine.may_upgrade
@@ -528,23 +528,23 @@ def test_a_front_end_that_crashes_while_the_next_one_starts_is_not_started_again
 
 def test_a_renewal_waits_for_a_front_end_that_is_being_started_and_skips_one_that_will_be() -> None:
     machine = upgrading()
-    machine.handle(HandedOver(ENGINE), 2 * S)
+    machine.handle(HandOverDone(ENGINE), 2 * S)
     machine.handle(exited(FRONT, KILLED), 2 * S)
     machine.handle(Tick(), 2 * S + RESTART_DELAY_NS)  # with what was on the disk then, perhaps
     machine.handle(Spawned(FRONT, 7), 3 * S)
     machine.handle(exited(OTHER, KILLED), 3 * S)
 
-    assert machine.handle(exited(ENGINE, 0), 3 * S)[-1] == ReportUpgrade(Stage.ENDED, ENGINE, 0)
+    assert machine.handle(exited(ENGINE, 0), 3 * S)[-1] == ReportUpgrade(UpgradeStage.ENDED, ENGINE, 0)
     assert machine.handle(Ready(FRONT), 3 * S)[-1] == Start(FRONT_2)
     machine.handle(Spawned(FRONT_2, 8), 3 * S)
     machine.handle(Ready(FRONT_2), 3 * S)
-    assert machine.handle(exited(FRONT, 0), 3 * S)[-1] == ReportUpgrade(Stage.SETTLED, "", 0)
+    assert machine.handle(exited(FRONT, 0), 3 * S)[-1] == ReportUpgrade(UpgradeStage.SETTLED, "", 0)
 
 
 def test_a_front_end_that_somebody_else_told_to_stop_is_succeeded_at_once() -> None:
     machine = running()
 
-    assert machine.handle(Left(FRONT), 5 * S) == [Succeed(FRONT_2, FRONT), Start(FRONT_2)]
+    assert machine.handle(FrontEndDraining(FRONT), 5 * S) == [Succeed(FRONT_2, FRONT), Start(FRONT_2)]
     machine.handle(Spawned(FRONT_2, 5), 5 * S)
     assert names(machine) == {"engine": 1, f"former_{FRONT}": 2, OTHER: 3, FRONT: 5}
     assert machine.handle(Ready(FRONT_2), 6 * S) == [ReportReadyAgain(FRONT_2, 5)]
@@ -556,8 +556,8 @@ def test_a_front_end_that_somebody_else_told_to_stop_is_succeeded_at_once() -> N
 def test_one_that_leaves_while_the_next_one_starts_has_no_third() -> None:
     machine = renewing()
 
-    assert machine.handle(Left(FRONT), 4 * S) == []
-    assert machine.handle(Ready(FRONT_2), 5 * S)[1] == ReportUpgrade(Stage.RENEWED, FRONT_2, 5)
+    assert machine.handle(FrontEndDraining(FRONT), 4 * S) == []
+    assert machine.handle(Ready(FRONT_2), 5 * S)[1] == ReportUpgrade(UpgradeStage.RENEWED, FRONT_2, 5)
 
 
 def test_connections_wait_for_a_front_end_that_is_back_soon_and_are_refused_otherwise() -> None:
@@ -585,10 +585,10 @@ def test_connections_wait_for_a_front_end_that_is_back_soon_and_are_refused_othe
 
 def test_sockets_that_all_share_refuse_when_nobody_accepts_any_more() -> None:
     machine = running(shares_sockets=True)
-    machine.handle(StopAsked(), S)
+    machine.handle(StopRequested(), S)
 
-    assert machine.handle(Left(FRONT), S) == []
-    assert machine.handle(Left(OTHER), S) == [StopListening(OTHER)]
+    assert machine.handle(FrontEndDraining(FRONT), S) == []
+    assert machine.handle(FrontEndDraining(OTHER), S) == [StopListening(OTHER)]
 
 
 def test_the_front_ends_of_a_replica_leave_when_its_engine_ends_and_others_listen_when_it_is_back() -> None:
@@ -603,7 +603,7 @@ def test_the_front_ends_of_a_replica_leave_when_its_engine_ends_and_others_liste
         *(Terminate(OTHER, FINISH_NS), Succeed(OTHER_2, OTHER), Start(OTHER_2)),
     ]
     machine.handle(Spawned(FRONT_2, 4), S)
-    assert machine.handle(Left(FRONT), S) == [StopListening(FRONT)]  # and has a successor already
+    assert machine.handle(FrontEndDraining(FRONT), S) == [StopListening(FRONT)]  # and has a successor already
     assert machine.handle(Tick(), S + RESTART_DELAY_NS) == [Start(ENGINE)]
     machine.handle(Spawned(ENGINE, 5), 2 * S)
     machine.handle(Ready(ENGINE), 2 * S)
@@ -614,7 +614,7 @@ def test_the_front_ends_of_a_replica_leave_when_its_engine_ends_and_others_liste
 def test_the_front_ends_of_a_replica_that_stops_serve_until_their_clients_have_left() -> None:
     machine = running(is_replica=True)
 
-    assert machine.handle(StopAsked(), S) == [Terminate(FRONT, EXIT_TIMEOUT), Terminate(OTHER, EXIT_TIMEOUT)]
+    assert machine.handle(StopRequested(), S) == [Terminate(FRONT, EXIT_TIMEOUT), Terminate(OTHER, EXIT_TIMEOUT)]
     machine.handle(exited(FRONT, 0), 2 * S)
     due_ns = S + 2 * EXIT_TIMEOUT + FRONT_END_STOP_MARGIN_NS
     assert machine.handle(Tick(), due_ns - 1) == []
@@ -624,11 +624,11 @@ def test_the_front_ends_of_a_replica_that_stops_serve_until_their_clients_have_l
 def test_an_engine_over_its_memory_is_killed_and_started_again_and_its_end_says_why() -> None:
     machine = running()
 
-    assert machine.handle(OverMemory(ENGINE), S) == [Kill(ENGINE)]
+    assert machine.handle(MemoryExceeded(ENGINE), S) == [Kill(ENGINE)]
     (end, *_) = machine.handle(exited(ENGINE, KILLED), S)
 
     assert end == ReportEnd(ENGINE, 1, OVER_MEMORY, S, RESTART_DELAY_NS)
-    assert machine.handle(OverMemory(ENGINE), S) == []  # it is measured while it ends
+    assert machine.handle(MemoryExceeded(ENGINE), S) == []  # it is measured while it ends
     machine.handle(Tick(), S + RESTART_DELAY_NS)
     machine.handle(Spawned(ENGINE, 4), 2 * S)
     machine.handle(Ready(ENGINE), 2 * S)
@@ -686,7 +686,7 @@ class World:
             case BeginHandOver(name, next_name):
                 assert name in self.alive
                 assert next_name in ("", *self.alive)
-            case ReportUpgrade(Stage.FAILED):
+            case ReportUpgrade(UpgradeStage.FAILED):
                 self.ended_ns.clear()  # an engine that ended first comes back after the new one, not after its own end
             case Finish(status):
                 assert (self.alive, self.starting) == ({}, [])
@@ -756,22 +756,22 @@ def test_in_any_order_nothing_runs_twice_every_process_is_reported_once_and_a_st
                 world.tell(Heartbeat(name))
             case ("upgrade", bool(stops_first)) if not is_upgraded:
                 is_upgraded = world.machine.may_upgrade
-                world.tell(UpgradeAsked(NEXT, stops_first, 60 * S))
+                world.tell(UpgradeRequested(NEXT, stops_first, 60 * S))
             case ("handed over", str(name)) if name in world.alive:
-                world.tell(HandedOver(name))
+                world.tell(HandOverDone(name))
             case ("left", str(name)) if name in world.alive and not name.startswith(ENGINE):
-                world.tell(Left(name))
+                world.tell(FrontEndDraining(name))
             case ("exit", str(name), int(status)):
                 world.exit(name, status)
             case ("time", int(ns)):
                 world.pass_time(ns)
             case ("over memory", str(name)) if name in world.alive and name.startswith(ENGINE):
-                world.tell(OverMemory(name))
+                world.tell(MemoryExceeded(name))
             case ("stop",):
-                world.tell(StopAsked())
+                world.tell(StopRequested())
 
     if not world.finished:
-        world.tell(StopAsked())
+        world.tell(StopRequested())
     while world.starting:
         world.spawn()
     for _ in range(3):  # none obeys anything but SIGKILL

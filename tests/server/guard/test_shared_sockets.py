@@ -9,7 +9,7 @@ import pytest
 
 from charonia.core.errors import Code, ServingError
 from charonia.server.front_ends.processes import bound_sockets
-from charonia.server.guard.control import offer_sockets, sockets_beside
+from charonia.server.guard.control import copied_sockets, offer_sockets
 
 
 def test_what_one_ends_with_waits_for_the_other() -> None:
@@ -17,7 +17,7 @@ def test_what_one_ends_with_waits_for_the_other() -> None:
         http, grpc = [await bound_sockets("127.0.0.1", 0, 2, stack) for _ in range(2)]
         own = [{"http": http[number], "grpc": grpc[number]} for number in range(2)]
         close = offer_sockets(os.getpid(), own)
-        taken = await asyncio.to_thread(sockets_beside, os.getpid())
+        taken = await asyncio.to_thread(copied_sockets, os.getpid())
         close()
         return [sock for each in own for sockets in each.values() for sock in sockets], taken
 
@@ -38,6 +38,6 @@ def test_what_one_ends_with_waits_for_the_other() -> None:
 
 def test_a_process_that_shares_none_is_named() -> None:
     with pytest.raises(ServingError, match=rf"--beside: process {os.getpid()} is not a server that shares") as caught:
-        sockets_beside(os.getpid())
+        copied_sockets(os.getpid())
 
     assert caught.value.code is Code.NOT_FOUND

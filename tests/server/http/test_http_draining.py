@@ -141,7 +141,7 @@ async def test_one_that_is_still_sending_is_waited_for_no_longer_than_before() -
 async def test_an_endpoint_that_hands_on_answers_once_more_on_each_connection_and_says_so() -> None:
     async with playing() as (frontend, client):
         quiet, late = MemoryClient(frontend), MemoryClient(frontend)
-        handing = asyncio.create_task(frontend.hand_on(1000.0))
+        handing = asyncio.create_task(frontend.drain_gradually(1000.0))
         closing = asyncio.gather(*map(until_closed, (client, quiet, late)))
         await asyncio.sleep(QUIET_S * 0.9)
         client.send(METADATA)
@@ -166,7 +166,7 @@ async def test_what_is_in_flight_when_an_endpoint_hands_on_leaves_its_connection
         client = MemoryClient(frontend)
         tensor = b'{"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "INT8", "data": [1]}]}'
         client.send(request("/v2/models/identity/infer", body=tensor))
-        handing = asyncio.create_task(frontend.hand_on(1000.0))
+        handing = asyncio.create_task(frontend.drain_gradually(1000.0))
         closing = asyncio.create_task(until_closed(client))
         await asyncio.sleep(10 * QUIET_S)
         engine.release(0)

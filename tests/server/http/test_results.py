@@ -180,7 +180,7 @@ def test_a_front_end_asks_the_others_for_a_result() -> None:
         async def elsewhere(method: str, id: str, owner: str) -> list[Any] | None:
             return first.results.relayed(method, id, owner)
 
-        second = HttpFrontend(engine, HttpLimits(), services=Services(result_elsewhere=elsewhere))
+        second = HttpFrontend(engine, HttpLimits(), services=Services(relay_result=elsewhere))
         found: list[tuple[int, str]] = []
 
         async def ask(method: str = "GET", url: str = "") -> None:

@@ -18,7 +18,7 @@ from charonia.core.tensor import Tensor
 from charonia.server.backends.registry import installed_backends
 from charonia.server.engine import ModelEngine
 from charonia.server.facade import Services
-from charonia.server.front_ends.keeper import Keeper
+from charonia.server.front_ends.engine_changes import EngineChanges
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.lifecycle.lifecycle import Lifecycle, LifecycleOptions
 from charonia.server.model_options import ControlMode
@@ -168,14 +168,14 @@ async def test_models_that_stay_without_their_ensemble_are_kept_for_an_engine_th
     write_chain(repository)
 
     before = Harness(repository)
-    kept = Keeper(private)
+    kept = EngineChanges(private)
     await kept.take_over(before.engine, Services(), has_ended=True)
     await before.engine.load_model("b")
     await before.engine.load_model("e")
     await before.engine.unload_model("e")
     await before.settle()
     following = Harness(repository)
-    await Keeper(private).take_over(following.engine, Services(), has_ended=True)
+    await EngineChanges(private).take_over(following.engine, Services(), has_ended=True)
 
     assert before.states()["a"] is before.states()["b"] is READY
     assert {name: state for name, state in following.states().items() if state is READY} == {"a": READY, "b": READY}

@@ -704,7 +704,7 @@ async def test_a_load_scans_for_its_model_alone_and_knows_where_it_is_now(
     harness = Harness(here, ControlMode.EXPLICIT, there)
     await harness.lifecycle.load_at_start(())
     with monkeypatch.context() as patch:
-        patch.setattr(harness.lifecycle.sources, "look", None)
+        patch.setattr(harness.lifecycle.sources, "scan_all", None)
         await harness.engine.load_model("m")
         write_model(there, v1=2)
         with pytest.raises(ServingError, match="two or more repositories"):
@@ -748,14 +748,14 @@ async def test_a_server_is_not_ready_before_it_has_the_models_of_a_store_that_wa
     write_model(tmp_path)
     write_model(tmp_path, "later", v1=2)
     harness = Harness(tmp_path, mode)
-    look = harness.lifecycle.sources.look
-    harness.lifecycle.sources.look = lambda **_: without(look(), "later", "the store is down")  # type: ignore[method-assign]
+    look = harness.lifecycle.sources.scan_all
+    harness.lifecycle.sources.scan_all = lambda **_: without(look(), "later", "the store is down")  # type: ignore[method-assign]
     await harness.lifecycle.load_at_start(names)
     harness.engine.started()
     assert (harness.engine.is_live(), harness.engine.is_ready()) == (True, False)
     assert await harness.value("m") == 1.0
 
-    harness.lifecycle.sources.look = look  # type: ignore[method-assign]
+    harness.lifecycle.sources.scan_all = look  # type: ignore[method-assign]
     await harness.lifecycle.load_at_start(names)
 
     assert harness.engine.is_ready()
@@ -766,14 +766,14 @@ async def test_a_server_is_not_ready_before_it_has_the_models_of_a_store_that_wa
 async def test_a_server_that_polls_is_ready_once_the_models_of_the_store_are(tmp_path: Path) -> None:
     write_model(tmp_path)
     harness = Harness(tmp_path, ControlMode.POLL)
-    look = harness.lifecycle.sources.look
-    harness.lifecycle.sources.look = lambda **_: without(look(), "m", "the store is down")  # type: ignore[method-assign]
+    look = harness.lifecycle.sources.scan_all
+    harness.lifecycle.sources.scan_all = lambda **_: without(look(), "m", "the store is down")  # type: ignore[method-assign]
     await harness.lifecycle.load_at_start(())
     harness.engine.started()
     await harness.lifecycle.poll()
     assert not harness.engine.is_ready()
 
-    harness.lifecycle.sources.look = look  # type: ignore[method-assign]
+    harness.lifecycle.sources.scan_all = look  # type: ignore[method-assign]
     while not harness.engine.is_ready():
         await harness.lifecycle.poll()
 
@@ -784,7 +784,7 @@ async def test_what_could_not_be_fetched_at_the_start_is_tried_again(tmp_path: P
     write_model(tmp_path)
     harness = Harness(tmp_path, ControlMode.NONE)
     sources = harness.lifecycle.sources
-    look, failures = sources.look, [unavailable("the store is down")]
+    look, failures = sources.scan_all, [unavailable("the store is down")]
 
     def fetch(folder: ModelFolder) -> tuple[ModelFolder, None]:
         if failures:
@@ -795,7 +795,7 @@ async def test_what_could_not_be_fetched_at_the_start_is_tried_again(tmp_path: P
         found = look()
         return replace(found, models={k: replace(m, origin="s3://bucket") for k, m in found.models.items()})
 
-    sources.look, sources.fetch = from_store, fetch  # type: ignore[method-assign]
+    sources.scan_all, sources.fetch = from_store, fetch  # type: ignore[method-assign]
     await harness.lifecycle.load_at_start(())
     harness.engine.started()
     assert not harness.lifecycle.is_complete

@@ -390,14 +390,14 @@ async def test_steps_stay_until_their_ensemble_is_loaded(tmp_path: Path, patch: 
         harness.model(name)
     harness.model("pair", 0, ensemble("a", "b"))
     await harness.start()
-    bring = harness.lifecycle.bring_steps
-    assert bring is not None
+    load_steps = harness.lifecycle.load_steps
+    assert load_steps is not None
 
     async def brought(steps: Sequence[str]) -> None:
-        await bring(steps)
+        await load_steps(steps)
         kept.update(harness.demand._kept())
 
-    harness.lifecycle.bring_steps = brought
+    harness.lifecycle.load_steps = brought
     await harness.answer("pair")
 
     assert kept == {"a", "b", "pair"}

@@ -107,7 +107,7 @@ def test_files_are_read_from_the_folder_of_warm_up_data_and_from_nowhere_else(tm
     (tmp_path / "warmup").mkdir()
     (tmp_path / "warmup" / "f").write_bytes(b"data")
     (tmp_path / "secret").write_bytes(b"no")
-    folder = ModelFolder(name="m", repository=tmp_path, elsewhere=tmp_path, fingerprint="")
+    folder = ModelFolder(name="m", repository=tmp_path, actual_path=tmp_path, fingerprint="")
 
     def read(name: str, batch_size: int = 1) -> dict[str, bytes]:
         text = given("FP32", "[1]", f'input_data_file: "{name}"')

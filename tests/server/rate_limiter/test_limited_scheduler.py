@@ -11,8 +11,8 @@ from charonia.server.scheduling.api import (
     DropReason,
     QueueLimits,
     Run,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Stop,
     Submit,
     Tick,
@@ -185,8 +185,8 @@ def test_a_slot_that_goes_gives_up_what_it_holds_or_waits_for() -> None:
     one.handle(Submit(1), 0)
     two.handle(Submit(1), 0)
 
-    two.handle(SlotGone(0), 0)
-    one.handle(SlotGone(0), 0)
+    two.handle(SlotRemoved(0), 0)
+    one.handle(SlotRemoved(0), 0)
 
     assert (mine[0].state, theirs[0].state) == (MemberState.IDLE, MemberState.IDLE)
     assert arbiter.held == {R: 0}
@@ -198,7 +198,7 @@ def test_a_slot_that_goes_while_it_is_offered_gives_its_resources_back() -> None
     scheduler = limited(arbiter, mine, DynamicBatcher(BatchPolicy(size_max=8, delay_ns=MS, adapt_delay=False)))
     scheduler.handle(Submit(1), 0)
 
-    scheduler.handle(SlotGone(0), 0)
+    scheduler.handle(SlotRemoved(0), 0)
 
     assert arbiter.held == {R: 0}
     assert scheduler.queued == 1

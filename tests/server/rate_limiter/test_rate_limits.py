@@ -191,7 +191,7 @@ def test_two_callers_that_together_hold_what_both_wait_for_are_noticed() -> None
     with pytest.raises(ServingError, match="held by models that wait for it"):
         detector.submit(second, b)
 
-    detector.vacate(second)
+    detector.batch_ended(second)
     detector.run(call, 0)
     detector.end(call)
 

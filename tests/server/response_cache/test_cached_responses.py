@@ -64,8 +64,8 @@ def test_a_namespace_is_forgotten_and_others_stay() -> None:
         entries.put(key(name, "old"), name, 10)
     entries.put(key("a", "new"), "c", 10)
 
-    entries.forget(b"old")
-    entries.forget(b"unknown")
+    entries.evict_namespace(b"old")
+    entries.evict_namespace(b"unknown")
 
     assert (entries.get(key("a", "old")), entries.get(key("a", "new"))) == (None, "c")
     assert (len(entries), entries.byte_size) == (1, 10)
@@ -84,7 +84,7 @@ def test_the_bytes_are_never_more_than_allowed_and_always_those_of_the_entries(
     for name, namespace, size in actions:
         where = key(name, namespace)
         if size == -2:
-            entries.forget(namespace.encode())
+            entries.evict_namespace(namespace.encode())
             expected = {k: v for k, v in expected.items() if k.namespace != namespace.encode()}
         elif size == -1:
             value = entries.get(where)

@@ -103,7 +103,7 @@ class SlowCache:
     def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
         self.inserts.append((key, response, done))
 
-    def forget(self, namespace: bytes) -> None:
+    def evict_namespace(self, namespace: bytes) -> None:
         self.forgotten.append(namespace)
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:

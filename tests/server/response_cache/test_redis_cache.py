@@ -78,7 +78,7 @@ async def test_a_response_is_found_again_also_by_another_server_and_not_under_an
             assert (counted["nv_cache_num_hits"], counted["nv_cache_num_misses"]) == (1, 1)
             assert (counted["charonia_cache_up"], counted["charonia_cache_errors_total"]) == (1, 0)
             assert counted["nv_cache_lookup_duration"] > 0
-            one.forget(b"namespace")
+            one.evict_namespace(b"namespace")
 
 
 async def test_an_entry_goes_when_its_time_has_come(tmp_path: Path) -> None:

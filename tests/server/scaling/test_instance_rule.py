@@ -191,7 +191,7 @@ def test_a_machine_without_room_is_left_alone_and_the_reason_is_said() -> None:
     model.run(30, 3)
 
     assert model.history == [(0, 1)]
-    assert model.rule.story(model.now_ns) == (
+    assert model.rule.explanation(model.now_ns) == (
         "1 of 1 to 4 instances; requests wait, and none is added: 0.1 of 2 cores are idle"
     )
     model.obstacle = ""
@@ -210,26 +210,28 @@ def test_a_start_that_fails_is_tried_again_at_growing_distances_and_the_reason_i
     assert gaps[0] >= BACK_OFF_NS
     assert gaps[-1] >= 16 * gaps[0]
     assert model.rule.changes[ChangeReason.FAILED] == len(model.attempts)
-    assert "; the last attempt to add one failed: no memory; not tried again for " in model.rule.story(model.now_ns)
+    assert "; the last attempt to add one failed: no memory; not tried again for " in model.rule.explanation(
+        model.now_ns
+    )
 
     model.failure = ""
     model.run(BACK_OFF_NS_MAX / S + 2, 3)
     assert model.count == 3
-    assert "failed" not in model.rule.story(model.now_ns)
+    assert "failed" not in model.rule.explanation(model.now_ns)
 
 
 def test_the_story_says_when_and_why_the_number_changed() -> None:
     model = Simulation(start_ns=4 * S)
 
-    assert model.rule.story(0) == "1 of 1 to 4 instances"
+    assert model.rule.explanation(0) == "1 of 1 to 4 instances"
     model.run(2, 2)
-    assert model.rule.story(model.now_ns) == ("1 of 1 to 4 instances; another one has been starting for 1 s")
+    assert model.rule.explanation(model.now_ns) == ("1 of 1 to 4 instances; another one has been starting for 1 s")
     model.run(15, 2)
-    assert model.rule.story(model.now_ns) == (
+    assert model.rule.explanation(model.now_ns) == (
         "2 of 1 to 4 instances; a second was added 12 s ago because requests waited 1 s"
     )
     model.run(60, 0)
-    assert model.rule.story(model.now_ns) == (
+    assert model.rule.explanation(model.now_ns) == (
         "1 of 1 to 4 instances; one was closed 20 s ago because it had had nothing to do for 40 s"
     )
 

@@ -3,10 +3,10 @@
 import pytest
 
 from charonia.core.statistics import MemoryUsage, WorkerState
-from charonia.server.scaling.rule import Demand, FreeMemory, Room, demand_of, idle_cores, obstacle, threads_of
+from charonia.server.scaling.rule import Demand, FreeMemory, Headroom, demand_of, idle_cores, obstacle, threads_of
 
 MIB = 2**20
-ROOMY = Room(4, 2.0, (FreeMemory("memory", 1000 * MIB, 100 * MIB), FreeMemory("GPU 1", 500 * MIB, 50 * MIB, 1)))
+ROOMY = Headroom(4, 2.0, (FreeMemory("memory", 1000 * MIB, 100 * MIB), FreeMemory("GPU 1", 500 * MIB, 50 * MIB, 1)))
 
 
 @pytest.mark.parametrize(
@@ -17,12 +17,12 @@ ROOMY = Room(4, 2.0, (FreeMemory("memory", 1000 * MIB, 100 * MIB), FreeMemory("G
         (ROOMY, Demand(0, 1, 450 * MIB), ""),
         (ROOMY, Demand(0, 1, 451 * MIB), "another one takes about 451 MiB of GPU 1, of which 450 MiB may be taken"),
         (ROOMY, Demand(0, 0, 9000 * MIB), ""),  # what is free on that GPU is not known
-        (Room(4, 0.4), Demand(), "0.4 of 4 cores are idle"),
+        (Headroom(4, 0.4), Demand(), "0.4 of 4 cores are idle"),
         (ROOMY, Demand(on_event_loop=True), "the model computes on the event loop, which all instances share"),
         (ROOMY, Demand(resources=("R1", "R2")), "its instances wait for R1, R2 of the rate limiter"),
     ],
 )
-def test_what_is_in_the_way_is_said(room: Room, demand: Demand, reason: str) -> None:
+def test_what_is_in_the_way_is_said(room: Headroom, demand: Demand, reason: str) -> None:
     assert obstacle(room, demand) == reason
 
 

@@ -25,7 +25,7 @@ from charonia.server.lifecycle.repository.scan import ModelFolder
 from charonia.server.rate_limiter.limiter import RateLimits
 from charonia.server.rate_limiter.options import ResourceLimit
 from charonia.server.scaling import instances
-from charonia.server.scaling.rule import BACK_OFF_NS, GROW_AFTER_NS, SAMPLE_NS, SHRINK_AFTER_NS, Room
+from charonia.server.scaling.rule import BACK_OFF_NS, GROW_AFTER_NS, SAMPLE_NS, SHRINK_AFTER_NS, Headroom
 
 TEXT = """
 name: "m" backend: "held"
@@ -116,7 +116,7 @@ class Bench:
         self.loaded = loaded
         self.backend = backend
         self.scaling = loaded.scaling
-        self.room = Room(4, 2.5)
+        self.room = Headroom(4, 2.5)
         self.answers = 0
         self.sent = 0
         self._advance = advance
@@ -133,7 +133,7 @@ class Bench:
     async def passes(self, ns: int) -> None:
         for _ in range(ns // SAMPLE_NS):
             self._advance(SAMPLE_NS)
-            self.scaling.look(lambda: self.room)
+            self.scaling.check(lambda: self.room)
             for _ in range(10):  # what was begun goes on
                 await asyncio.sleep(0)
 
@@ -187,7 +187,7 @@ async def test_requests_that_wait_get_instances_and_an_idle_model_gives_them_bac
     await asyncio.sleep(0)
     assert m.scaling.count == 1
     assert m.backend.closed == ["m_2", "m_1"]
-    assert m.scaling.rule.story(0).startswith("1 of 1 to 3 instances")
+    assert m.scaling.rule.explanation(0).startswith("1 of 1 to 3 instances")
 
     m.send(2)
     await m.answer_all()
@@ -203,7 +203,7 @@ async def test_a_version_begins_with_as_many_instances_as_the_one_before(
     m = await bench(tmp_path, advance, instances_before=before)
 
     assert sorted(each.placement.name for each in m.backend.open) == names
-    assert m.scaling.rule.story(0) == f"{len(names)} of 1 to 3 instances"
+    assert m.scaling.rule.explanation(0) == f"{len(names)} of 1 to 3 instances"
     m.send(4)
     assert sum(len(each.batches) for each in m.backend.open) == len(names)
     while m.answers < m.sent:
@@ -236,7 +236,7 @@ async def test_a_version_is_retired_while_an_instance_is_starting(
     await retiring
     assert m.answers == m.sent
     assert m.backend.is_model_closed
-    assert not m.scaling.look(lambda: m.room)
+    assert not m.scaling.check(lambda: m.room)
 
 
 async def test_a_version_is_retired_when_the_instance_that_is_being_closed_is_closed(
@@ -276,7 +276,7 @@ async def test_an_instance_that_fails_to_start_costs_no_request_and_is_tried_aga
     m.send(3)
     await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
     assert m.scaling.count == 1
-    assert "out of memory" in m.scaling.rule.story(clock.now_ns())
+    assert "out of memory" in m.scaling.rule.explanation(clock.now_ns())
 
     m.backend.gate = _at_once
     await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
@@ -299,7 +299,7 @@ async def test_an_added_instance_is_warmed_up_and_one_that_cannot_be_is_closed(
     m.backend.warm_up_error = internal("not warm")
     await m.passes(GROW_AFTER_NS + 2 * SAMPLE_NS)
     assert (m.scaling.count, m.backend.warmed, m.backend.closed) == (1, ["m_0", "m_1"], ["m_1"])
-    assert "not warm" in m.scaling.rule.story(0)
+    assert "not warm" in m.scaling.rule.explanation(0)
 
     m.backend.warm_up_error = None
     await m.passes(max(BACK_OFF_NS, GROW_AFTER_NS) + 3 * SAMPLE_NS)
@@ -313,13 +313,13 @@ async def test_without_an_idle_core_nothing_is_added_and_the_story_says_so(
     tmp_path: Path, advance: Callable[[int], None]
 ) -> None:
     m = await bench(tmp_path, advance)
-    m.room = Room(4, 0.1)
+    m.room = Headroom(4, 0.1)
     m.send(3)
 
     await m.passes(5 * GROW_AFTER_NS)
 
     assert m.scaling.count == 1
-    assert m.scaling.rule.story(0).endswith("requests wait, and none is added: 0.1 of 4 cores are idle")
+    assert m.scaling.rule.explanation(0).endswith("requests wait, and none is added: 0.1 of 4 cores are idle")
     await m.answer_all()
     await m.loaded.retire()
 

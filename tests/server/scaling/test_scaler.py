@@ -9,7 +9,7 @@ import pytest
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.scaling import instances as scaler
 from charonia.server.scaling.instances import MEASURE_NS, InstanceScaler, ScaledInstances
-from charonia.server.scaling.rule import Room
+from charonia.server.scaling.rule import Headroom
 
 
 class Greedy:
@@ -18,7 +18,7 @@ class Greedy:
     def __init__(self) -> None:
         self.saw: list[float] = []
 
-    def look(self, room: Callable[[], Room]) -> bool:
+    def check(self, room: Callable[[], Headroom]) -> bool:
         self.saw.append(room().idle_cores)
         return self.saw[-1] >= 1
 
@@ -29,14 +29,14 @@ def test_a_model_sees_the_idle_cores_that_others_have_left(monkeypatch: pytest.M
     monkeypatch.setattr(CpuTimes, "read", lambda workers_s: times)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     first, second = Greedy(), Greedy()
-    watched = InstanceScaler(lambda: cast("list[ScaledInstances]", [first, second]), lambda: 0.0, lambda: Room(4))
+    watched = InstanceScaler(lambda: cast("list[ScaledInstances]", [first, second]), lambda: 0.0, lambda: Headroom(4))
 
-    watched.look()
+    watched.check()
     now_ns += MEASURE_NS
     times = CpuTimes(idle_s=1.5, busy_s=2.5, own_s=1.0)
-    watched.look()
+    watched.check()
     now_ns += MEASURE_NS // 2
-    watched.look()
+    watched.check()
 
     assert first.saw == [0.0, 1.5, 0.5]
     assert second.saw == [0.0, 0.5, 0.5]

@@ -6,8 +6,8 @@ from charonia.server.scheduling.api import (
     CloseReason,
     QueueLimits,
     Run,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Submit,
     Tick,
 )
@@ -59,7 +59,7 @@ def test_waiting_resumes_when_a_request_arrives_while_another_one_runs() -> None
 
 def test_waiting_resumes_when_a_request_arrives_while_another_one_is_queued() -> None:
     batcher = lonely_batcher()
-    batcher.handle(SlotGone(0), 100 * MS)
+    batcher.handle(SlotRemoved(0), 100 * MS)
     batcher.handle(Submit(1), 100 * MS)
     batcher.handle(Submit(2), 100 * MS)
     batcher.handle(Cancel(1), 101 * MS)
@@ -106,7 +106,7 @@ def test_a_refused_or_cancelled_request_is_not_inside_any_more() -> None:
 def test_what_ran_on_a_slot_that_has_gone_is_not_inside_any_more() -> None:
     batcher = lonely_batcher()
     assert batcher.handle(Submit(1), 100 * MS) == [Run(0, (1,), QUEUE_EMPTY)]
-    batcher.handle(SlotGone(0), 101 * MS)
+    batcher.handle(SlotRemoved(0), 101 * MS)
     batcher.handle(SlotIdle(1), 102 * MS)
 
     assert batcher.handle(Submit(2), 103 * MS) == [Run(1, (2,), QUEUE_EMPTY)]

@@ -10,8 +10,8 @@ from charonia.server.scheduling.api import (
     DropReason,
     QueueLimits,
     Run,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Stop,
     Submit,
     Tick,
@@ -65,8 +65,8 @@ def test_a_slot_that_has_gone_gets_no_work() -> None:
     scheduler.handle(SlotIdle(0), 0)
     scheduler.handle(SlotIdle(1), 0)
 
-    assert scheduler.handle(SlotGone(1), 1) == []
-    assert scheduler.handle(SlotGone(7), 1) == []
+    assert scheduler.handle(SlotRemoved(1), 1) == []
+    assert scheduler.handle(SlotRemoved(7), 1) == []
     assert scheduler.handle(Submit(1), 2) == [Run(0, (1,), FULL)]
     assert scheduler.handle(Submit(2), 2) == []
 

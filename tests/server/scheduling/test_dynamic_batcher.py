@@ -12,8 +12,8 @@ from charonia.server.scheduling.api import (
     DropReason,
     QueueLimits,
     Run,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Stop,
     Submit,
     Tick,
@@ -202,7 +202,7 @@ def test_when_the_idle_slot_goes_the_batch_waits_for_another_slot() -> None:
     batcher = idle_batcher(PATIENT)
     batcher.handle(Submit(1), 0)
 
-    assert batcher.handle(SlotGone(0), 1) == []
+    assert batcher.handle(SlotRemoved(0), 1) == []
     assert batcher.wake_at() is None
     assert batcher.handle(Submit(2), 2) == []
     assert batcher.handle(Tick(), 5 * MS) == []
@@ -212,7 +212,7 @@ def test_when_the_idle_slot_goes_the_batch_waits_for_another_slot() -> None:
 def test_what_comes_after_the_idle_slot_has_gone_is_taken_in_order_all_the_same() -> None:
     batcher = idle_batcher(PATIENT)
     batcher.handle(Submit(1, 1, "a"), 0)
-    batcher.handle(SlotGone(0), 1)
+    batcher.handle(SlotRemoved(0), 1)
     submit_all(batcher, [Submit(2, 1, "b"), Submit(3, 1, "a")], 2)
 
     assert batcher.handle(SlotIdle(1), 3) == [Run(1, (1,), SHAPE)]

@@ -11,7 +11,7 @@ from charonia.server.scheduling.queue import (
     SERVED_PER_LOST,
     SLICE_MIN_NS,
     Overload,
-    Pace,
+    ServiceRate,
 )
 
 MS = 1_000_000
@@ -30,10 +30,10 @@ def test_it_sheds_after_enough_bad_slices() -> None:
     overload = Overload()
 
     lose(overload, BAD_SLICES)
-    assert not overload.sheds(Pace(1))
+    assert not overload.sheds(ServiceRate(1))
     lose(overload, 2, start_ns=2 * SECOND_NS)
 
-    assert overload.sheds(Pace(1))
+    assert overload.sheds(ServiceRate(1))
     assert overload.patience_ns == SECOND_NS
 
 
@@ -43,7 +43,7 @@ def test_any_number_of_losses_at_one_time_is_one_bad_slice() -> None:
     for n in range(10_000):
         overload.lost(NO_FLOW, 3 * SECOND_NS, n)
 
-    assert not overload.sheds(Pace(1))
+    assert not overload.sheds(ServiceRate(1))
 
 
 def test_a_slice_in_which_many_run_for_each_one_that_is_lost_is_good() -> None:
@@ -56,7 +56,7 @@ def test_a_slice_in_which_many_run_for_each_one_that_is_lost_is_good() -> None:
             overload.served(MS, now_ns)
         now_ns += SECOND_NS
 
-    assert not overload.sheds(Pace(1))
+    assert not overload.sheds(ServiceRate(1))
 
 
 def test_a_slice_in_which_more_run_after_a_longer_wait_is_good() -> None:
@@ -66,7 +66,7 @@ def test_a_slice_in_which_more_run_after_a_longer_wait_is_good() -> None:
         overload.lost(NO_FLOW, 50 * MS, n * 100 * MS)
         overload.served(200 * MS, n * 100 * MS + 1)
 
-    assert not overload.sheds(Pace(1))
+    assert not overload.sheds(ServiceRate(1))
 
 
 def test_it_is_over_when_there_was_no_reason_for_a_while() -> None:
@@ -88,8 +88,8 @@ def test_it_tells_a_limited_number_of_flows_apart() -> None:
     assert len(overload.losses) == FLOWS_MAX
 
 
-def busy(took_ns: int, batch: int = 1) -> Pace:
-    pace = Pace(batch)
+def busy(took_ns: int, batch: int = 1) -> ServiceRate:
+    pace = ServiceRate(batch)
     for n in range(40):
         pace.started(0, batch, 100, n * took_ns)
         pace.ended(0, (n + 1) * took_ns)
@@ -108,7 +108,7 @@ def test_the_wait_follows_from_the_batches_ahead(took_ns: int, batch: int) -> No
 
 
 def test_a_batch_that_had_not_waited_says_nothing_of_the_pace() -> None:
-    pace = Pace(1)
+    pace = ServiceRate(1)
     pace.started(0, 1, -1, MS)
     pace.started(1, 1, -1, 900 * MS)
 
@@ -151,11 +151,11 @@ def test_a_request_is_hopeless_near_the_patience_and_no_longer_if_it_stays_much_
     pace = busy(100 * MS)
 
     waits = (780 * MS, 800 * MS, 1_999 * MS, 2_000 * MS)
-    assert [overload.is_hopeless(pace, each) for each in waits] == [False, True, True, False]
+    assert [overload.should_shed(pace, each) for each in waits] == [False, True, True, False]
 
 
 def test_patience_below_the_minimum_means_nothing() -> None:
     overload = Overload()
     lose(overload, 2 * BAD_SLICES, PATIENCE_MIN_NS - 1)
 
-    assert not overload.sheds(Pace(1))
+    assert not overload.sheds(ServiceRate(1))

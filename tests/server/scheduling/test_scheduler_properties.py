@@ -22,8 +22,8 @@ from charonia.server.scheduling.api import (
     QueueLimits,
     Run,
     Scheduler,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     Stop,
     Submit,
     Tick,
@@ -210,7 +210,7 @@ class Model:
                     self.remove(one)
             case SlotIdle():
                 self.idle.append(event.slot)
-            case SlotGone():
+            case SlotRemoved():
                 self.idle = [slot for slot in self.idle if slot != event.slot]
             case Stop():
                 self.stopping = True
@@ -304,7 +304,7 @@ class Traffic:
             case "gone":
                 slot = number % SLOTS
                 self.busy = sorted({*self.busy, slot})
-                return SlotGone(slot)
+                return SlotRemoved(slot)
             case "stop" if number > 90:
                 return Stop()
             case _:
@@ -399,7 +399,7 @@ def test_an_adapting_batcher_sends_the_same_requests_in_the_same_order_and_never
                 waiting.pop(event.id, None)
             case SlotIdle():
                 idle.add(event.slot)
-            case SlotGone():
+            case SlotRemoved():
                 idle.discard(event.slot)
             case _:
                 pass

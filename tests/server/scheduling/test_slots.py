@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.server.scheduling.api import SlotGone, SlotIdle
+from charonia.server.scheduling.api import SlotIdle, SlotRemoved
 from charonia.server.scheduling.slots import (
     CAPACITY_MAX,
     CAPACITY_MAX_BATCHED,
@@ -181,9 +181,9 @@ def test_slots_are_added_while_executions_are_short_and_taken_back_when_they_get
     slots.offer(3)
     slots.begin(3)
 
-    assert run_once(slots, 0, LONG) == SlotChange((0,), (SlotGone(1), SlotGone(2)))
+    assert run_once(slots, 0, LONG) == SlotChange((0,), (SlotRemoved(1), SlotRemoved(2)))
     slots.check_invariants()
-    assert slots.end(3, LONG) == SlotChange(gone=(SlotGone(3),))
+    assert slots.end(3, LONG) == SlotChange(gone=(SlotRemoved(3),))
     slots.check_invariants()
 
 
@@ -194,8 +194,8 @@ def test_a_limit_takes_back_what_does_not_run_and_the_rest_when_it_is_done() -> 
     slots.offer(2)
     slots.begin(2)
 
-    assert slots.limit(1) == SlotChange(gone=(SlotGone(4), SlotGone(6)))
-    assert slots.end(2, SHORT) == SlotChange(gone=(SlotGone(2),))
+    assert slots.limit(1) == SlotChange(gone=(SlotRemoved(4), SlotRemoved(6)))
+    assert slots.end(2, SHORT) == SlotChange(gone=(SlotRemoved(2),))
     assert repr(slots) == "<Slots [running 0 | idle 0 | capacity 1+1]>"
 
 
@@ -251,7 +251,7 @@ def test_an_instance_that_is_yet_to_come_has_no_slot_and_one_that_has_come_has()
     assert slots.add(2) == SlotChange((2,))
     assert slots.offer(2) == SlotIdle(2, 2)
     assert slots.is_free(2)
-    assert slots.remove(2) == SlotChange(gone=(SlotGone(2),))
+    assert slots.remove(2) == SlotChange(gone=(SlotRemoved(2),))
     slots.check_invariants()
 
 
@@ -262,7 +262,7 @@ def test_an_instance_that_is_removed_while_it_runs_is_gone_when_it_is_done() -> 
 
     assert slots.remove(0) == SlotChange()
     assert not slots.is_free(0)
-    assert slots.end(0, SHORT) == SlotChange(gone=(SlotGone(0),))
+    assert slots.end(0, SHORT) == SlotChange(gone=(SlotRemoved(0),))
     slots.check_invariants()
 
 

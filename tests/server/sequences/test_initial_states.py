@@ -22,7 +22,7 @@ def folder(path: Path, **files: bytes) -> ModelFolder:
     for name, content in files.items():
         (path / "initial_state").mkdir(exist_ok=True)
         (path / "initial_state" / name).write_bytes(content)
-    return ModelFolder(name="m", repository=path.parent, elsewhere=path, fingerprint="")
+    return ModelFolder(name="m", repository=path.parent, actual_path=path, fingerprint="")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from charonia.server.scheduling.api import (
     Reschedule,
     Run,
     SetStateKey,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     StateLost,
     Stop,
     StopNewSequences,
@@ -585,7 +585,7 @@ def test_a_slot_that_is_gone_ends_what_ran_and_takes_nothing() -> None:
     driver.send(7, start=True)
     driver.send(7)
 
-    assert driver.do(SlotGone(0)) == []
+    assert driver.do(SlotRemoved(0)) == []
     assert not driver.sequencer.is_running(1)
     assert driver.idle() == [run(2)]
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from charonia.server.traffic.canary import (
     LOOK_NS,
-    Act,
     Canary,
     CanaryEvent,
     EngineEnded,
-    Looked,
+    LogEvent,
+    ObservedTraffic,
+    OperatorAction,
     ReadyVersions,
     Replaced,
     RequestWindow,
     RestoreSplit,
-    Say,
     SetShare,
 )
 from charonia.wire.traffic import CanaryAction, CanaryPlan, CanaryState
@@ -45,7 +45,7 @@ class Simulated:
     ) -> None:
         self.now_ns = 0
         self.canary = Canary(plan, 0)
-        self.said = [each.text for each in self.canary.start() if isinstance(each, Say)]
+        self.said = [each.text for each in self.canary.start() if isinstance(each, LogEvent)]
         self.share = self.canary.percent
         self._rate, self._errors, self._times = rate, errors, times
         self._random = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ class Simulated:
         count = int(self._random.poisson(self._rate))
         ours = int(self._random.binomial(count, self.share / 100))
         canary, stable = self._window(ours, 0, self._times), self._window(count - ours, 1, 1.0)
-        self.do(Looked(canary, stable, compared, different))
+        self.do(ObservedTraffic(canary, stable, compared, different))
 
     def run(self, seconds: int) -> CanaryState:
         for _ in range(seconds):
@@ -114,7 +114,7 @@ def test_a_step_waits_for_enough_requests() -> None:
 def test_as_many_requests_as_are_wanted_are_enough() -> None:
     simulated = Simulated(PLAN)
     fifty = RequestWindow(50, 0, np.full(50, 1_000_000))
-    simulated.do(Looked(fifty, fifty, 0, 0))
+    simulated.do(ObservedTraffic(fifty, fifty, 0, 0))
 
     assert "(has " not in simulated.canary.missing()
 
@@ -170,7 +170,7 @@ def test_stalls_that_hit_both_versions_do_not_roll_back() -> None:
                 RequestWindow(count, 0, (random.lognormal(14, 0.3, count) + stall).astype(np.int64))
                 for count in (ours, 300 - ours)
             )
-            simulated.do(Looked(canary, stable))
+            simulated.do(ObservedTraffic(canary, stable))
         states[simulated.canary.state] += 1
 
     assert states[CanaryState.ROLLED_BACK] <= 3
@@ -182,8 +182,8 @@ def test_the_end_of_a_step_looks_at_what_came_since_the_last_look() -> None:
     def window(count: int, latency_ns: int) -> RequestWindow:
         return RequestWindow(count, 0, np.full(count, latency_ns))
 
-    assert canary.handle(Looked(window(60, 1_000_000), window(2000, 1_000_000)), S) == []
-    commands = canary.handle(Looked(window(59, 9_000_000), window(100, 1_000_000)), 2 * S)
+    assert canary.handle(ObservedTraffic(window(60, 1_000_000), window(2000, 1_000_000)), S) == []
+    commands = canary.handle(ObservedTraffic(window(59, 9_000_000), window(100, 1_000_000)), 2 * S)
 
     assert commands[0] == SetShare(0.0)
     assert canary.reason.startswith("rolled back at 10 %: p99 is 9 ms with version 2, 1 ms with version 1")
@@ -227,17 +227,17 @@ def test_a_plan_without_conditions_goes_by_time_and_samples() -> None:
 
 def test_a_paused_plan_stays_and_goes_on_later() -> None:
     simulated = Simulated(PLAN)
-    simulated.do(Act(CanaryAction.PAUSE))
+    simulated.do(OperatorAction(CanaryAction.PAUSE))
     simulated.run(60)
     assert (simulated.canary.state, simulated.share) == (CanaryState.PAUSED, 1)
 
-    simulated.do(Act(CanaryAction.RESUME))
+    simulated.do(OperatorAction(CanaryAction.RESUME))
     assert simulated.run(200) is CanaryState.FINISHED
 
 
 def test_a_paused_plan_is_still_rolled_back() -> None:
     simulated = Simulated(PLAN, errors=(1.0, 0.0))
-    simulated.do(Act(CanaryAction.PAUSE))
+    simulated.do(OperatorAction(CanaryAction.PAUSE))
 
     assert simulated.run(20) is CanaryState.ROLLED_BACK
 
@@ -248,11 +248,11 @@ def test_a_paused_plan_is_still_rolled_back() -> None:
 )
 def test_an_operator_may_end_a_plan(action: CanaryAction, state: CanaryState, share: float) -> None:
     simulated = Simulated(PLAN)
-    simulated.do(Act(action))
+    simulated.do(OperatorAction(action))
 
     assert (simulated.canary.state, simulated.share) == (state, share)
     assert "by an operator" in simulated.said[-1]
-    assert simulated.canary.handle(Act(CanaryAction.PROMOTE), simulated.now_ns) == []
+    assert simulated.canary.handle(OperatorAction(CanaryAction.PROMOTE), simulated.now_ns) == []
 
 
 def test_a_canary_that_is_not_ready_any_more_is_rolled_back() -> None:
@@ -278,7 +278,7 @@ def test_a_canary_that_only_hangs_is_rolled_back() -> None:
     canary = Canary(PLAN, 0)
     for second in range(1, 11):
         given_up = RequestWindow(0, 0, np.full(9, 10 * S))
-        canary.handle(Looked(given_up, RequestWindow(200, 0, np.full(200, 2_000_000))), second * S)
+        canary.handle(ObservedTraffic(given_up, RequestWindow(200, 0, np.full(200, 2_000_000))), second * S)
 
     assert canary.state is CanaryState.ROLLED_BACK
     assert "p99 is 10000 ms with version 2, 2 ms with version 1" in canary.reason
@@ -294,7 +294,7 @@ def test_what_both_versions_did_is_shown_with_its_weight() -> None:
 
     ours, theirs = np.arange(1, 101) * 1_000_000, np.arange(1, 201) * 1_000_000
     for second in (1, 2):
-        seen = Looked(RequestWindow(50, 2, ours), RequestWindow(200, 1, theirs), 20, second)
+        seen = ObservedTraffic(RequestWindow(50, 2, ours), RequestWindow(200, 1, theirs), 20, second)
         canary.handle(seen, second * S)
 
     assert canary.checks() == {
@@ -309,8 +309,8 @@ def test_what_both_versions_did_is_shown_with_its_weight() -> None:
 def test_errors_are_compared_when_both_versions_can_be_expected_to_have_requests() -> None:
     canary = Canary(CanaryPlan(2, 1, steps=(1.0,), difference_rate_max=0.0), 0)
 
-    canary.handle(Looked(RequestWindow(5, 5), RequestWindow(5, 0)), S)
-    canary.handle(Looked(), 2 * S)
+    canary.handle(ObservedTraffic(RequestWindow(5, 5), RequestWindow(5, 0)), S)
+    canary.handle(ObservedTraffic(), 2 * S)
 
     assert canary.checks()["errors"].endswith(
         "5 of 5 requests failed with version 2, 0 of 5 with version 1; no evidence of a regression so far"
@@ -321,7 +321,7 @@ def test_errors_are_compared_when_both_versions_can_be_expected_to_have_requests
 @pytest.mark.parametrize(("ours", "few"), [(49, "49 of version 2"), (50, "60 of version 1")])
 def test_the_version_with_too_few_latencies_is_named(ours: int, few: str) -> None:
     canary = Canary(PLAN, 0)
-    canary.handle(Looked(RequestWindow(50, 0, np.full(ours, S)), RequestWindow(60, 0, np.full(60, S))), S)
+    canary.handle(ObservedTraffic(RequestWindow(50, 0, np.full(ours, S)), RequestWindow(60, 0, np.full(60, S))), S)
 
     assert canary.missing() == f"more requests to compare p99: {few} without an error are too few"
 
@@ -366,11 +366,11 @@ def test_a_plan_that_begins_with_everything_is_finished_at_once() -> None:
 
 
 EVENTS = st.one_of(
-    st.sampled_from([Act(action) for action in CanaryAction]),
+    st.sampled_from([OperatorAction(action) for action in CanaryAction]),
     st.sampled_from([ReadyVersions({1, 2}), ReadyVersions({1}), ReadyVersions({2}), ReadyVersions(set())]),
     st.sampled_from([Replaced(1), Replaced(2), EngineEnded()]),
     st.builds(
-        lambda ours, failed, theirs, also, compared, different: Looked(
+        lambda ours, failed, theirs, also, compared, different: ObservedTraffic(
             RequestWindow(ours, min(failed, ours), np.full(ours - min(failed, ours), 1_000_000)),
             RequestWindow(theirs, min(also, theirs), np.full(theirs - min(also, theirs), 900_000)),
             compared,

@@ -308,7 +308,7 @@ def test_requests_are_counted_by_how_they_end_and_latencies_kept_for_a_plan(monk
     figures.is_watched = True
     figures.answered(6)
     figures.failed()
-    figures.given_up(7)
+    figures.abandoned(7)
     assert shown(figures.take()) == (2, 1, [6, 7])
     for latency in (8, 9, 10):
         figures.answered(latency)

@@ -31,8 +31,8 @@ from charonia.tools.perf.api import (
     Distribution,
     Event,
     InputSource,
-    LevelBegun,
     LevelDone,
+    LevelStarted,
     LevelTick,
     LoadPlan,
     MeasuredTarget,
@@ -245,7 +245,7 @@ def noting(levels: list[float]) -> Progress:
     """Write down the levels as they begin."""
 
     def note(event: Event) -> None:
-        if isinstance(event, LevelBegun):
+        if isinstance(event, LevelStarted):
             levels.append(event.level.value)
 
     return note
@@ -275,7 +275,7 @@ def test_a_sweep_over_concurrency_has_a_result_for_every_level() -> None:
 
     def note(event: Event) -> None:
         events.append(event)
-        if isinstance(event, LevelBegun):
+        if isinstance(event, LevelStarted):
             server.most_waiting = 0
         if isinstance(event, LevelDone):
             most_waiting.append(server.most_waiting)
@@ -294,8 +294,8 @@ def test_a_sweep_over_concurrency_has_a_result_for_every_level() -> None:
         assert result.response_times == result.service_times
     assert from_json(to_json(found)).levels[1].request_count == two.request_count
     assert [type(event) for event in events if not isinstance(event, LevelTick | WindowDone)] == [
-        *(LevelBegun, LevelDone),
-        *(LevelBegun, LevelDone),
+        *(LevelStarted, LevelDone),
+        *(LevelStarted, LevelDone),
     ]
     assert sum(isinstance(event, WindowDone) for event in events) == len(one.windows) + len(two.windows)
 

@@ -98,11 +98,11 @@ def test_a_sequence_that_is_given_up_makes_room_for_a_new_one() -> None:
 def test_ids_come_again_but_never_while_they_are_in_use() -> None:
     ids = SequenceIds(SequencePlan(first_id=10, id_count=3), 0, 1)
     taken = [ids.take(), ids.take()]
-    ids.give_back(10)
+    ids.release(10)
 
     assert taken == [10, 11]
     assert [ids.take(), ids.take()] == [12, 10]
-    ids.give_back(12)
+    ids.release(12)
     assert ids.take() == 12
     assert ids.take() == 10  # all are in use
 

@@ -6,7 +6,7 @@ from charonia.cli.explain import explain_text
 from charonia.config.parameters import InstanceBounds
 from charonia.server.explain.explainer import Explanation, ProcessHistory, explanation_json
 from charonia.server.explain.rules import Activity, Counts, Facts, ModelSetup
-from charonia.server.lifecycle.in_front import WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement
 from charonia.server.metrics.model_metrics import FailureReason
 from charonia.server.scheduling.api import CloseReason
 
@@ -162,10 +162,10 @@ def test_without_preferred_sizes_none_are_named() -> None:
 
 
 def test_it_says_where_a_model_runs_if_front_ends_are_processes() -> None:
-    def last_line(where: WhereRun | None) -> str:
+    def last_line(where: ExecutionPlacement | None) -> str:
         return text_of(Explanation.of(Facts(replace(SETUP, where=where), BUSY)))[-1]
 
     assert last_line(None).startswith("Settings")
-    assert last_line(WhereRun(2, "")) == "Runs in      2 front ends"
-    assert last_line(WhereRun(0, "")) == "Runs in      the engine: no front end has loaded it"
-    assert last_line(WhereRun(0, "it is decoupled")) == "Runs in      the engine only: it is decoupled"
+    assert last_line(ExecutionPlacement(2, "")) == "Runs in      2 front ends"
+    assert last_line(ExecutionPlacement(0, "")) == "Runs in      the engine: no front end has loaded it"
+    assert last_line(ExecutionPlacement(0, "it is decoupled")) == "Runs in      the engine only: it is decoupled"

@@ -19,7 +19,7 @@ from charonia.tools.report.csv import csv_files
 from charonia.tools.report.html import plot_data, render
 from charonia.tools.results.conditions import Condition
 from charonia.tools.results.json_form import from_json, to_json
-from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
+from charonia.tools.results.language import LanguageFigures, Spread, TokenCounter
 from charonia.tools.results.records import LoadLevel, LoadMode, PerfRun
 
 MS = 1_000_000
@@ -30,8 +30,8 @@ def figures(factor: float = 1.0, rate: float = 800.0) -> LanguageFigures:
     first = np.linspace(20, 40, 2001) * MS * factor
     inter = np.linspace(4, 6, 2001) * MS * factor
     return LanguageFigures(
-        input_counted_by=CountedBy.SERVER,
-        output_counted_by=CountedBy.PIECES,
+        input_counted_by=TokenCounter.SERVER,
+        output_counted_by=TokenCounter.PIECES,
         output_rate=rate,
         input_rate=5000.0,
         request_rate=12.5,

@@ -28,7 +28,7 @@ from charonia.tools.results.records import (
     LevelResult,
     LoadLevel,
     LoadMode,
-    Offered,
+    OfferedLoad,
     PerfRun,
     RequestRecord,
     Resources,
@@ -188,7 +188,7 @@ def test_what_went_wrong_is_said() -> None:
             verdict=Verdict.OVERLOADED,
             reasons=("Requests piled up.", "17 of them waited at the end."),
             errors=(ErrorKind("UNAVAILABLE", 9, ("queue is full",)), ErrorKind("TIMEOUT", 1, ())),
-            offered=Offered(200.0, 199.5, 45.1, 0.2576, 3, 17),
+            offered=OfferedLoad(200.0, 199.5, 45.1, 0.2576, 3, 17),
             goodput=Goodput(("latency:50ms",), 500, 500.0, 0.495),
             server=ServerSide(server_model(), True, ("Other clients used the model too.",)),
             resources=Resources(1.5, 1.52, 300 * 2**20, 3),
@@ -311,7 +311,7 @@ def test_rows_are_sorted_by_throughput() -> None:
 
 
 def test_rates_have_their_own_columns() -> None:
-    offered = Offered(100.0, 99.9, 99.9, 0.01, 0, 0)
+    offered = OfferedLoad(100.0, 99.9, 99.9, 0.01, 0, 0)
     text = only_file(run(level(99.5, mode=LoadMode.REQUEST_RATE, offered=offered)))
 
     (row,) = rows(text)

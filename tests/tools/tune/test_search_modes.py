@@ -14,7 +14,6 @@ from charonia.tools.results.records import LoadMode
 from charonia.tools.tune.api import (
     Constraint,
     Dimension,
-    Failed,
     Goal,
     LoadPoint,
     LoadSpace,
@@ -29,6 +28,7 @@ from charonia.tools.tune.api import (
     SearchSpace,
     Setting,
     Trial,
+    TrialFailed,
     Variant,
 )
 from charonia.tools.tune.decision import Conclusion, decide
@@ -379,7 +379,7 @@ def test_variants_that_do_not_load_are_told_once_and_left_out(mode: SearchMode) 
 
     run(search, server)
 
-    refused = [told.trial.variant.key for told in search.history if isinstance(told.outcome, Failed)]
+    refused = [told.trial.variant.key for told in search.history if isinstance(told.outcome, TrialFailed)]
     assert len(refused) == len(set(refused))
     assert {skipped.variant.key for skipped in search.skipped} == set(refused)
     best = decide(THROUGHPUT, search.history).best
@@ -487,7 +487,7 @@ def test_an_outcome_without_a_trial_is_refused() -> None:
     search = Search(SMALL, THROUGHPUT, SearchOptions())
 
     with pytest.raises(ServingError, match="no trial"):
-        search.tell(Failed("x"))
+        search.tell(TrialFailed("x"))
 
 
 @settings(max_examples=25, deadline=None)
@@ -515,7 +515,7 @@ def test_whatever_is_told_trials_stay_in_the_space_and_come_to_an_end(
         assert trial.variant.key in allowed
         assert all(1 <= load.value <= 8 for load in trial.loads)
         broken = failing and (count * 7 + seed) % 4 < failing
-        search.tell(Failed("lost", loading=count % 2 == 0) if broken else server.outcome(trial))
+        search.tell(TrialFailed("lost", loading=count % 2 == 0) if broken else server.outcome(trial))
 
     assert search.trials_left == 0
     assert decide(p99_goal(limit), search.history).sentences

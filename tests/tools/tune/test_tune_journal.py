@@ -7,7 +7,7 @@ from tests.support.runs import synthetic_run
 
 from charonia.core.errors import ServingError
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Failed, Measured
+from charonia.tools.tune.api import Measured, TrialFailed
 from charonia.tools.tune.profile import Entry, Journal, content_of, scope_of
 
 MEASURED = Measured({"m": {"perf_throughput": Estimate(100.0, 90.0, 110.0)}}, 1.5, ("A note.",))
@@ -26,7 +26,7 @@ def written(folder: Path, *keys: str) -> Path:
 
 def test_an_entry_is_found_again_with_everything(tmp_path: Path) -> None:
     full = Entry("scope", "key", measured=MEASURED, levels={"m": synthetic_run().levels[0]})
-    failed = Entry("scope", "other", failed=Failed("out of memory", loading=True, elapsed_s=2.0))
+    failed = Entry("scope", "other", failed=TrialFailed("out of memory", loading=True, elapsed_s=2.0))
     with Journal(tmp_path) as journal:
         journal.append(full)
         journal.append(failed)
@@ -39,7 +39,7 @@ def test_an_entry_is_found_again_with_everything(tmp_path: Path) -> None:
 
 def test_the_last_line_of_a_key_counts(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
-        journal.append(Entry("scope", "key", failed=Failed("lost")))
+        journal.append(Entry("scope", "key", failed=TrialFailed("lost")))
         journal.append(entry("key"))
 
     with Journal(tmp_path) as journal:

@@ -15,7 +15,7 @@ from tests.support.runs import synthetic_run
 from charonia.config.pbtxt import parse
 from charonia.core.latency import LatencyHistogram
 from charonia.server.backends.vllm.backend import engine_arguments
-from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
+from charonia.tools.results.language import LanguageFigures, Spread, TokenCounter
 from charonia.tools.tune.api import METRICS, Metric, ModelChange
 from charonia.tools.tune.measure import metrics_of
 from charonia.tools.tune.space import manual_dimensions
@@ -70,8 +70,8 @@ def figures() -> LanguageFigures:
     times = np.linspace(20, 40, 2001) * MS
     spread, histogram = Spread.of(times), LatencyHistogram.of(times.astype(np.int64))
     return LanguageFigures(
-        input_counted_by=CountedBy.SERVER,
-        output_counted_by=CountedBy.SERVER,
+        input_counted_by=TokenCounter.SERVER,
+        output_counted_by=TokenCounter.SERVER,
         output_rate=640.0,
         input_rate=0.0,
         request_rate=10.0,

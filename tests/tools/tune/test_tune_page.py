@@ -12,7 +12,6 @@ from tests.support.tune_runs import synthetic_tune_run
 from charonia.tools.results.records import Gpu
 from charonia.tools.tune.api import (
     Constraint,
-    Failed,
     Goal,
     Measured,
     Metric,
@@ -20,6 +19,7 @@ from charonia.tools.tune.api import (
     ModelGoal,
     Objective,
     Skipped,
+    TrialFailed,
     TrialRecord,
     Variant,
 )
@@ -53,7 +53,7 @@ def hostile_run() -> TuneRun:
             trials=(
                 replace(first, measured=replace(first.measured, notes=(HOSTILE,))),
                 *others,
-                TrialRecord(failed, failed=Failed(HOSTILE)),
+                TrialRecord(failed, failed=TrialFailed(HOSTILE)),
             ),
             variants=tuple(_hostile_variant(record) for record in group.variants),
             skipped=(Skipped(Variant((ModelChange(HOSTILE, instance_count=9),)), HOSTILE),),

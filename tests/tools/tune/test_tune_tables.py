@@ -21,7 +21,6 @@ from charonia.tools.results.records import (
 )
 from charonia.tools.tune.api import (
     Constraint,
-    Failed,
     Goal,
     LoadPoint,
     Measured,
@@ -31,6 +30,7 @@ from charonia.tools.tune.api import (
     SearchOptions,
     Skipped,
     Trial,
+    TrialFailed,
     TrialRecord,
     Variant,
 )
@@ -248,7 +248,7 @@ def test_the_table_of_the_summary_fits_a_terminal_and_goes_by_short_names() -> N
 
 
 def test_a_run_comes_back_from_its_json() -> None:
-    failed = TrialRecord(Trial(9, TWO, TRIALS[0].trial.loads, 0, 0.5, "x"), failed=Failed("lost", True, 1.0))
+    failed = TrialRecord(Trial(9, TWO, TRIALS[0].trial.loads, 0, 0.5, "x"), failed=TrialFailed("lost", True, 1.0))
     before = run(group(*TRIALS, failed))
 
     assert from_json(to_json(before)) == before
@@ -265,7 +265,7 @@ def test_json_of_something_else_is_refused(text: str) -> None:
 def test_the_exit_status_is_that_of_the_worst_model() -> None:
     good = group(*TRIALS)
     unmet = group(*TRIALS, constraints=(Constraint(Metric.THROUGHPUT, minimum=1e9),))
-    nothing = group(replace(TRIALS[0], measured=None, failed=Failed("no")))
+    nothing = group(replace(TRIALS[0], measured=None, failed=TrialFailed("no")))
 
     assert exit_status(run(good)) == 0
     assert exit_status(run(good, unmet)) == 2

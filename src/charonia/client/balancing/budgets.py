@@ -28,7 +28,7 @@ class RetryBudget:
         self._ratio = ratio
         self._tokens = TOKENS_MAX if ratio else 0.0
 
-    def earn(self) -> None:
+    def deposit(self) -> None:
         self._tokens = min(self._tokens + self._ratio, TOKENS_MAX)
 
     def spend(self) -> bool:

@@ -55,7 +55,7 @@ class RequestEnd(Enum):
     """The caller, or this client, did not wait for the end."""
 
 
-class Trouble(Enum):
+class Unavailability(Enum):
     """Why a server gets no requests."""
 
     UNREACHABLE = "no connection can be made"
@@ -64,7 +64,7 @@ class Trouble(Enum):
     SLOW = "ejected for its latency"
 
 
-_EJECTED = (Trouble.ERRORS, Trouble.SLOW)
+_EJECTED = (Unavailability.ERRORS, Unavailability.SLOW)
 
 
 class PoolServer:
@@ -83,7 +83,7 @@ class PoolServer:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.outstanding = 0
-        self.trouble: Trouble | None = None
+        self.trouble: Unavailability | None = None
         self.errors = 0
         self.latency_ns = 0.0
         self.samples = 0
@@ -172,11 +172,11 @@ class ServerPool:
         if outcome is RequestEnd.CANCELLED or server.trouble is not None:
             return
         if outcome is RequestEnd.UNREACHABLE:
-            self._leave(server, Trouble.UNREACHABLE, now_ns)
+            self._leave(server, Unavailability.UNREACHABLE, now_ns)
         elif outcome is RequestEnd.FAILED:
             server.errors += 1
             if server.errors >= self._options.errors_max:
-                self._leave(server, Trouble.ERRORS, now_ns)
+                self._leave(server, Unavailability.ERRORS, now_ns)
         else:
             server.errors = 0
             server._heard_ns = now_ns
@@ -185,7 +185,7 @@ class ServerPool:
             elif latency_ns:
                 self._took(server, latency_ns, now_ns)
 
-    def heard(self, server: PoolServer, now_ns: int) -> None:
+    def record_contact(self, server: PoolServer, now_ns: int) -> None:
         server._heard_ns = now_ns
 
     def due(self, now_ns: int) -> list[PoolServer]:
@@ -209,7 +209,7 @@ class ServerPool:
         """A readiness probe of a server has ended."""
         server._is_asked = server._is_suspect = False
         if not is_ready:
-            self._leave(server, server.trouble or Trouble.NOT_READY, now_ns)
+            self._leave(server, server.trouble or Unavailability.NOT_READY, now_ns)
             return
         server._heard_ns = now_ns
         if server.trouble is not None:
@@ -249,7 +249,7 @@ class ServerPool:
         server.latency_ns += (latency_ns - server.latency_ns) * max(_SMOOTHING, 1 / server.samples)
         if server.samples % _CHECK_EVERY or not self._is_slow(server):
             return
-        self._leave(server, Trouble.SLOW, now_ns)
+        self._leave(server, Unavailability.SLOW, now_ns)
 
     def _is_slow(self, server: PoolServer) -> bool:
         factor = self._options.slow_factor
@@ -258,7 +258,7 @@ class ServerPool:
         others = [m.latency_ns for m in self._in if m is not server and m.samples >= SLOW_SAMPLES_MIN]
         return bool(others) and server.latency_ns > factor * median(others)
 
-    def _leave(self, server: PoolServer, trouble: Trouble, now_ns: int) -> None:
+    def _leave(self, server: PoolServer, trouble: Unavailability, now_ns: int) -> None:
         if server.is_gone:
             return
         if server.trouble is None and trouble in _EJECTED and not self._may_eject(server, trouble):
@@ -272,11 +272,11 @@ class ServerPool:
         server.trouble = trouble
         self._changed()
 
-    def _may_eject(self, server: PoolServer, trouble: Trouble) -> bool:
+    def _may_eject(self, server: PoolServer, trouble: Unavailability) -> bool:
         if sum(other.trouble in _EJECTED for other in self.all) + 1 > len(self.all) // 2:
             return False
         # What fails everywhere, such as a model, is not the fault of a server.
-        return trouble is not Trouble.ERRORS or any(m.errors == 0 for m in self._in if m is not server)
+        return trouble is not Unavailability.ERRORS or any(m.errors == 0 for m in self._in if m is not server)
 
     def _changed(self) -> None:
         self._in = [server for server in self.all if server.trouble is None] or self.all

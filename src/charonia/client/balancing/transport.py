@@ -260,7 +260,7 @@ class BalancedCall:
         owner = self._owner
         if not answer.final:
             self._has_begun = True
-            owner.pool.heard(server, _now_ns())
+            owner.pool.record_contact(server, _now_ns())
             self._on_answer(answer)
             return
         del self._tries[server]
@@ -272,14 +272,14 @@ class BalancedCall:
             owner.answered(routing.model, latency_ns)
         end = _end_of(answer)
         owner.ended(server, end, now_ns, 0 if routing.sequence else latency_ns)
-        if answer.failure is not None and self._goes_on(server, answer, end):
+        if answer.failure is not None and self._can_failover(server, answer, end):
             return
         if self._before and answer.failure is not None:
             answer.message += f" (before: {'; '.join(self._before)})"
         answer.sent_ns = self._sent_ns
         self._finish(answer)
 
-    def _goes_on(self, server: PoolServer, answer: Answer, end: RequestEnd) -> bool:
+    def _can_failover(self, server: PoolServer, answer: Answer, end: RequestEnd) -> bool:
         """Return whether the request may still be answered by another server; send it there if none works on it."""
         owner, routing = self._owner, self._routing
         text = answer.message
@@ -447,7 +447,7 @@ class BalancedTransport:
     ) -> BalancedCall:
         """Send a request."""
         call = BalancedCall(self, prepared, on_answer, timeout_s or self._options.timeout_s, keep_body, routing)
-        self.budget.earn()
+        self.budget.deposit()
         if self._is_closed:
             call.fail(Code.UNAVAILABLE, "the client was closed", Failure.CLOSED)
         elif self.pool.all or not self.addresses.is_name:
@@ -458,7 +458,7 @@ class BalancedTransport:
             self._waiting.append(call)
             call.wait()
         if self.addresses.is_name and self._look_up is None:
-            self._look_up = self.loop.create_task(self._look_up_again_and_again())
+            self._look_up = self.loop.create_task(self._resolve_periodically())
         return call
 
     async def close(self) -> None:
@@ -525,7 +525,7 @@ class BalancedTransport:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _look_up_again_and_again(self) -> None:
+    async def _resolve_periodically(self) -> None:
         name = self.addresses.endpoints[0]
         while True:
             problem = "it has no address"

@@ -161,7 +161,7 @@ class Alerts:
             self._checked(row, self._target(session, row)[0])
             session.add(row)
             detail = {"condition": rule.condition, "deployment": rule.deployment, "threshold": rule.threshold}
-            audit.note(session, who, "alert.create", f"{project}/{rule.name}", detail, project_id=found.id)
+            audit.record(session, who, "alert.create", f"{project}/{rule.name}", detail, project_id=found.id)
 
     def remove(self, who: Principal, project: str, name: str) -> None:
         """Delete an alert and its events."""
@@ -170,7 +170,7 @@ class Alerts:
             row = _named(session, found, name)
             session.execute(delete(AlertEventRow).where(AlertEventRow.alert_id == row.id))
             session.delete(row)
-            audit.note(session, who, "alert.remove", f"{project}/{name}", project_id=found.id)
+            audit.record(session, who, "alert.remove", f"{project}/{name}", project_id=found.id)
 
     def test(self, who: Principal, project: str, name: str) -> None:
         """Send a message to the webhook of an alert that says that it is a test. Raises ServingError if that fails."""
@@ -180,7 +180,7 @@ class Alerts:
             url, token = self._target(session, rule)
             event = AlertEventRow(alert=rule, subject="test", message="This is a test.", created=now())
             body = self._body(event, "test")
-            audit.note(session, who, "alert.test", f"{project}/{name}", project_id=found.id)
+            audit.record(session, who, "alert.test", f"{project}/{name}", project_id=found.id)
         if problem := self._post(rule, url, token, body):
             raise unavailable(f"alert '{name}': {problem}")
 
@@ -194,7 +194,7 @@ class Alerts:
             if not row.acknowledged_by:
                 row.acknowledged_by = who.name
                 subject = f"{project}/{row.alert.name}"
-                audit.note(session, who, "alert.acknowledge", subject, {"of": row.subject}, project_id=found.id)
+                audit.record(session, who, "alert.acknowledge", subject, {"of": row.subject}, project_id=found.id)
 
     def step(self, now_s: float) -> None:
         """Check all conditions, and send what is to be told."""
@@ -271,7 +271,7 @@ class Alerts:
                 outdated = session.scalars(old.order_by(AlertEventRow.id.desc()).offset(EVENTS_MAX)).all()
                 session.execute(delete(AlertEventRow).where(AlertEventRow.id.in_(outdated)))
                 name = f"{rule.project.name}/{rule.name}"
-                audit.note(session, _PLATFORM, "alert.fire", name, {"of": subject}, project_id=rule.project_id)
+                audit.record(session, _PLATFORM, "alert.fire", name, {"of": subject}, project_id=rule.project_id)
         except (IntegrityError, ServingError) as error:  # another platform over this database was first, or it is busy
             _log.info("alert '%s' of %s: %s", rule.name, subject, type(error).__name__)
 

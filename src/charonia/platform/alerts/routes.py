@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from charonia.platform.alerts.alerts import AlertRule
 from charonia.platform.database.tables import copied
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Limit
+from charonia.platform.state import Limit, PlatformDep
 from charonia.platform.values import Number, Text
 
 router = APIRouter(prefix="/api/v1/projects/{project}", tags=["alerts"])
@@ -35,36 +35,36 @@ class EventBody(BaseModel):
 
 
 @router.get("/alerts")
-def list_alerts(project: Text, here: Here, who: Caller) -> Sequence[AlertBody]:
+def list_alerts(project: Text, platform: PlatformDep, who: Caller) -> Sequence[AlertBody]:
     """List the alerts of a project."""
-    return [copied(AlertBody, row) for row in here.alerts.list(who, project)]
+    return [copied(AlertBody, row) for row in platform.alerts.list(who, project)]
 
 
 @router.post("/alerts", status_code=201)
-def create_alert(project: Text, asked: AlertRule, here: Here, who: Caller) -> None:
+def create_alert(project: Text, asked: AlertRule, platform: PlatformDep, who: Caller) -> None:
     """Create an alert."""
-    here.alerts.create(who, project, asked)
+    platform.alerts.create(who, project, asked)
 
 
 @router.delete("/alerts/{name}", status_code=204)
-def remove_alert(project: Text, name: Text, here: Here, who: Caller) -> None:
+def remove_alert(project: Text, name: Text, platform: PlatformDep, who: Caller) -> None:
     """Delete an alert and its events."""
-    here.alerts.remove(who, project, name)
+    platform.alerts.remove(who, project, name)
 
 
 @router.post("/alerts/{name}/test", status_code=204)
-def send_test(project: Text, name: Text, here: Here, who: Caller) -> None:
+def send_test(project: Text, name: Text, platform: PlatformDep, who: Caller) -> None:
     """Send a test to the webhook of an alert."""
-    here.alerts.test(who, project, name)
+    platform.alerts.test(who, project, name)
 
 
 @router.get("/alert-events")
-def list_events(project: Text, here: Here, who: Caller, limit: Limit = 100) -> Sequence[EventBody]:
+def list_events(project: Text, platform: PlatformDep, who: Caller, limit: Limit = 100) -> Sequence[EventBody]:
     """List the latest events, latest first."""
-    return [copied(EventBody, row, alert=row.alert.name) for row in here.alerts.events(who, project, limit=limit)]
+    return [copied(EventBody, row, alert=row.alert.name) for row in platform.alerts.events(who, project, limit=limit)]
 
 
 @router.post("/alert-events/{number}/acknowledge", status_code=204)
-def acknowledge(project: Text, number: Number, here: Here, who: Caller) -> None:
+def acknowledge(project: Text, number: Number, platform: PlatformDep, who: Caller) -> None:
     """Acknowledge an event."""
-    here.alerts.acknowledge(who, project, number)
+    platform.alerts.acknowledge(who, project, number)

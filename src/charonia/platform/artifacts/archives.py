@@ -26,7 +26,7 @@ from charonia.archives import (
 from charonia.core.errors import TooLargeError, invalid, too_large
 from charonia.platform.artifacts.blobs import PIECE_BYTES, StorageFullError, demand_room, disk_faults
 from charonia.platform.artifacts.manifest import FILES_MAX, check_together, is_content, safe_path
-from charonia.platform.isolation.isolation import Isolation, Reach
+from charonia.platform.isolation.isolation import Isolation, SandboxAccess
 from charonia.python_command import python_module
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -58,10 +58,10 @@ def unpack(archive: Path, name: str, folder: Path, isolation: Isolation, check: 
         StorageFullError: The disk is full.
     """
     archive, folder = archive.absolute(), folder.absolute()
-    reach = Reach(read=[archive], write=[folder], project=None, network=False)
+    access = SandboxAccess(read=[archive], write=[folder], project=None, network=False)
     end_s = time.monotonic() + UNPACK_S_MAX
     with isolation.room(None) as room:
-        own = isolation.command(python_module(__name__, str(archive), name, str(folder)), room, reach)
+        own = isolation.command(python_module(__name__, str(archive), name, str(folder)), room, access)
         with subprocess.Popen(
             own,
             stdin=subprocess.DEVNULL,

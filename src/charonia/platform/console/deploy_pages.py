@@ -21,7 +21,7 @@ from charonia.platform.console.deploy_form import (
 from charonia.platform.console.deployment_pages import as_file, pipelines_of
 from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
-from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go
+from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, go
 from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow, named
 from charonia.platform.deployments.reads import ChangePlan
@@ -101,7 +101,7 @@ def change(visit: OnPage, name: Text, sent: Sent) -> Response:
     return _save(visit, sent, name)
 
 
-def _save(visit: Visit, sent: FormFields, name: str) -> Response:
+def _save(visit: PageContext, sent: FormFields, name: str) -> Response:
     if text_of(sent, "add"):  # Enter in the field of a model to add
         return _redrawn(visit, sent, name)
     deployments = visit.platform.deployments
@@ -134,7 +134,7 @@ def _save(visit: Visit, sent: FormFields, name: str) -> Response:
 
 
 def _redrawn(
-    visit: Visit,
+    visit: PageContext,
     sent: FormFields,
     name: str,
     *,
@@ -191,7 +191,7 @@ def _as_sent(sent: FormFields, index: int, name: Any) -> dict[str, Any]:
     return fields
 
 
-def _tuned(visit: Visit, spec: Mapping[str, Any], search: int, variant: int) -> dict[str, Any]:
+def _tuned(visit: PageContext, spec: Mapping[str, Any], search: int, variant: int) -> dict[str, Any]:
     """Return a specification with a configuration that a search has tried."""
     if not search:
         return {**spec}
@@ -205,7 +205,7 @@ def _tuned(visit: Visit, spec: Mapping[str, Any], search: int, variant: int) -> 
     return {**spec, "models": [{**each, **(change if each["name"] == model else {})} for each in spec["models"]]}
 
 
-def _checked(visit: Visit, sent: FormFields) -> dict[str, Any]:
+def _checked(visit: PageContext, sent: FormFields) -> dict[str, Any]:
     if not sent.get("model", ()):
         return _nothing()
     shown = _nothing()
@@ -248,7 +248,7 @@ def _nothing() -> dict[str, Any]:
 
 
 def _form(
-    visit: Visit, name: str, form: dict[str, Any], *, block: str = "", status: int = 200, **values: Any
+    visit: PageContext, name: str, form: dict[str, Any], *, block: str = "", status: int = 200, **values: Any
 ) -> Response:
     with visit.platform.database.reading() as session:
         project = projects.find(session, visit.who, visit.project)
@@ -285,7 +285,7 @@ def _form(
     return visit.show("deploy_form.html", {**context, **values}, block=block, status=status)
 
 
-def _gpus(visit: Visit) -> list[tuple[str, str, str]]:
+def _gpus(visit: PageContext) -> list[tuple[str, str, str]]:
     """Return number, name, and memory and users of each GPU of this machine; several deployments can share one."""
     found = this_machine().gpus
     views = visit.platform.deployments.reads.list(visit.who, visit.project, limit=LISTED_MAX)[0] if found else ()

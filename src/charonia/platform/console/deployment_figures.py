@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from charonia.platform.console.text import figure, natural, percent, plural
+from charonia.platform.console.text import figure, natural_sort_key, percent, plural
 from charonia.platform.deployments.figures import Figures, FiguresPoint
 from charonia.platform.deployments.reads import DeploymentView
 
@@ -65,7 +65,7 @@ def line(view: DeploymentView) -> dict[str, Any]:
 
 
 SORTS: dict[str, Callable[[DeploymentView], Any]] = {
-    "name": lambda view: natural(view.name),
+    "name": lambda view: natural_sort_key(view.name),
     "state": lambda view: view.state,
     "rate": lambda view: view.figures.all.requests_per_s if view.figures else -1.0,
     "p99": lambda view: (view.figures.all.p99_ms if view.figures else None) or -1.0,

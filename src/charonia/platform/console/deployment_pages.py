@@ -14,7 +14,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.deploy_form import numbers_of
 from charonia.platform.console.model_pages import difference
-from charonia.platform.console.pages import ROWS_MAX, OnPage, Visit
+from charonia.platform.console.pages import ROWS_MAX, OnPage, PageContext
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import ModelRow
 from charonia.platform.deployments.reads import DeploymentView
@@ -142,7 +142,7 @@ def try_it(visit: OnPage, name: Text) -> Response:
     return page(visit, view, "try.html", "try", {"first": tops[0][0].name if tops else ""})
 
 
-def pipelines_of(visit: Visit, spec: Mapping[str, Any]) -> list[Any]:
+def pipelines_of(visit: PageContext, spec: Mapping[str, Any]) -> list[Any]:
     """Return the diagrams of the pipelines of a specification. See `diagrams`."""
     roots = {model["name"]: max(numbers_of(model), default=0) for model in spec.get("models", ())}
     with visit.platform.database.reading() as session:
@@ -172,7 +172,9 @@ def show(visit: OnPage, name: Text) -> Response:
     return response
 
 
-def page(visit: Visit, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any) -> Response:
+def page(
+    visit: PageContext, view: DeploymentView, template: str, tab: str, values: dict[str, Any], **more: Any
+) -> Response:
     return visit.show(template, {"it": view, "tab": tab, "waits": shown.waits(view), **values}, **more)
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from charonia.config.backends import PYTHON, Preset, presets, record_of
 from charonia.core.errors import ServingError
 from charonia.platform.console.deploy_form import text_of
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, PageContext, Sent, go, problems_of
 from charonia.platform.database.tables import EnvironmentRow
 from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import EnvironmentRequest
@@ -81,7 +81,7 @@ def _problems(error: ServingError) -> Mapping[str, str]:
     return problems_of(error)
 
 
-def _form(visit: Visit, form: Mapping[str, str], problems: Mapping[str, str] | None = None) -> Response:
+def _form(visit: PageContext, form: Mapping[str, str], problems: Mapping[str, str] | None = None) -> Response:
     pythons = [
         ("", f"{builder.pythons()[0]}, as the platform"),
         *(

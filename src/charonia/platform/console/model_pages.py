@@ -17,12 +17,12 @@ from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested, to_build
-from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, PageContext, Sent, go, problems_of
 from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import EnvironmentRow, TaskRow, named
 from charonia.platform.environments import catalog
 from charonia.platform.environments.catalog import preset_request
-from charonia.platform.models import arrival, follow, registry
+from charonia.platform.models import follow, registry, version_import
 from charonia.platform.models.git import is_git, parse_git
 from charonia.platform.models.pipeline import as_one, diagrams
 from charonia.platform.models.records import (
@@ -94,14 +94,14 @@ def add(visit: OnPage, sent: Sent) -> Response:
     way, source = text_of(sent, "from"), text_of(sent, "source")
     if way == "store" and is_git(source):
         way = "git"
-    given = {name: text_of(sent, name) for name in _FORM.keys() - {"fixed"}}
-    form = {**_FORM, **given}
+    fields = {name: text_of(sent, name) for name in _FORM.keys() - {"fixed"}}
+    form = {**_FORM, **fields}
     try:
-        wanted, server = given["name"] or name_of(source, way), given["tracking_uri"]
+        wanted, server = fields["name"] or name_of(source, way), fields["tracking_uri"]
         with visit.platform.database.transaction() as session:
-            place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=server, secret=given["secret"])
-            added = arrival.add(
-                session, visit.platform.uploads, visit.who, visit.project, wanted, place, given["notes"]
+            place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=server, secret=fields["secret"])
+            added = version_import.add(
+                session, visit.platform.uploads, visit.who, visit.project, wanted, place, fields["notes"]
             )
     except ServingError as error:
         field = "name" if error.message.startswith("model:") else "source"
@@ -131,7 +131,9 @@ def follow_branch(visit: OnPage, sent: Sent) -> Response:
     return _branches(visit)
 
 
-def _branches(visit: Visit, *, status: int = 200, form: Mapping[str, str] = _FOLLOW, problem: str = "") -> Response:
+def _branches(
+    visit: PageContext, *, status: int = 200, form: Mapping[str, str] = _FOLLOW, problem: str = ""
+) -> Response:
     with visit.platform.database.reading() as session:
         found = follow.every(session, visit.who, visit.project)
     values = {"follows": found, "form": form, "problem": problem}
@@ -215,7 +217,7 @@ def deploy(visit: OnPage, name: Text, number: Number) -> Response:
     return go(visit.path("deployments", plan.spec["name"]))
 
 
-def _build_and_deploy(visit: Visit, preset: Preset, value: Mapping[str, Any]) -> Response:
+def _build_and_deploy(visit: PageContext, preset: Preset, value: Mapping[str, Any]) -> Response:
     """Build an environment, which then deploys a version."""
     with visit.platform.database.transaction() as session:
         project = projects.find(session, visit.who, visit.project)
@@ -268,13 +270,20 @@ def difference(before: str, after: str) -> list[str]:
     return list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
 
 
-def _form(visit: Visit, way: str, form: Mapping[str, Any], *, status: int = 200, **values: Any) -> Response:
+def _form(visit: PageContext, way: str, form: Mapping[str, Any], *, status: int = 200, **values: Any) -> Response:
     block = "form" if status != 200 else ""
     return visit.show("model_add.html", {"way": way, "ways": WAYS, "form": form, **values}, block=block, status=status)
 
 
 def _show(
-    visit: Visit, name: str, number: int = 0, *, against: int = 0, block: str = "", status: int = 200, **values: Any
+    visit: PageContext,
+    name: str,
+    number: int = 0,
+    *,
+    against: int = 0,
+    block: str = "",
+    status: int = 200,
+    **values: Any,
 ) -> Response:
     with visit.platform.database.reading() as session:
         model = registry.model(session, visit.who, visit.project, name)
@@ -320,7 +329,7 @@ def _content(version: VersionRecord) -> str:
     return "\n".join((config_text(version.report), *files))
 
 
-def _readme(visit: Visit, version: VersionRecord) -> str:
+def _readme(visit: PageContext, version: VersionRecord) -> str:
     """Return the README of a version, without the metadata that hubs keep in its head."""
     found = [file for file in version.files if file.path.rpartition("/")[2].lower() == "readme.md"]
     if not found or found[0].size > README_BYTES_MAX:

@@ -21,7 +21,7 @@ from charonia.platform.database.connection import now
 from charonia.platform.people import projects, users
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller, caller
-from charonia.platform.state import Here
+from charonia.platform.state import PlatformDep
 from charonia.platform.values import Text, check_json
 
 PLACES = (
@@ -49,10 +49,10 @@ Block = Callable[[Context], Iterator[str]]
 """Renders a part of a template."""
 
 
-class Visit:
+class PageContext:
     """A user who visits a page of a project."""
 
-    def __init__(self, request: Request, platform: Here, who: Caller, project: Text = projects.DEFAULT) -> None:
+    def __init__(self, request: Request, platform: PlatformDep, who: Caller, project: Text = projects.DEFAULT) -> None:
         who.demand(ProjectRole.VIEWER, project)
         self.request = request
         self.platform = platform
@@ -132,21 +132,21 @@ class Visit:
         }
 
 
-OnPage = Annotated[Visit, Depends()]
+OnPage = Annotated[PageContext, Depends()]
 """The visitor and the project, as a parameter of a route."""
 
 
-def visit_of(request: Request) -> Visit | None:
+def visit_of(request: Request) -> PageContext | None:
     """Return the visit of an address without a page, in its project or the visitor's first one; None for no user."""
-    platform: Here = request.app.state.platform
-    known: Visit | None = getattr(request.state, "visit", None)
+    platform: PlatformDep = request.app.state.platform
+    known: PageContext | None = getattr(request.state, "visit", None)
     if known is None and "authorization" in request.headers:
         return None
     who = caller(request, platform, "", None, request.cookies.get(users.COOKIE)) if known is None else known.who
     with platform.database.reading() as session:
         visible = [row.name for row in projects.visible(session, who)]
     asked = (request.url.path.split("/") + [""] * 2)[2]
-    return Visit(request, platform, who, asked if asked in visible else visible[0]) if visible else None
+    return PageContext(request, platform, who, asked if asked in visible else visible[0]) if visible else None
 
 
 async def _sent(request: Request) -> dict[str, list[str]]:

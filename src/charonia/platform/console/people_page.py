@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from sqlalchemy.orm import Session
 
 from charonia.core.errors import RefusalKind, ServingError
-from charonia.platform.console.pages import INVALID, PLACES, ROWS_MAX, OnPage, Visit, plain_page, problems_of
+from charonia.platform.console.pages import INVALID, PLACES, ROWS_MAX, OnPage, PageContext, plain_page, problems_of
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow, UserRow
 from charonia.platform.models import registry
@@ -20,7 +20,7 @@ from charonia.platform.people.access import Grant, NotPermittedError, Principal,
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.login import LOGIN_PAGE, SIGN_ON_PATH, local_path
 from charonia.platform.people.projects import kept
-from charonia.platform.state import Here
+from charonia.platform.state import PlatformDep
 from charonia.platform.values import Number, Text
 
 FOUND_MAX = 12
@@ -84,7 +84,7 @@ def make_link(visit: OnPage, number: Number) -> Response:
     return _page(visit, block="users", link={"name": name, "address": login.link(visit.platform.settings, secret)})
 
 
-def _page(visit: Visit, *, block: str = "", status: int = 200, **values: Any) -> Response:
+def _page(visit: PageContext, *, block: str = "", status: int = 200, **values: Any) -> Response:
     with visit.platform.database.reading() as session:
         found = _or_none(keys.visible, session, visit.who)
         own = [_key(visit.who, row) for row in found or ()]
@@ -264,14 +264,14 @@ PROBLEMS = {
 
 
 @router.get(LOGIN_PAGE)
-def sign_in(platform: Here, problem: Text = "", next: Text = "/") -> Response:
+def sign_in(platform: PlatformDep, problem: Text = "", next: Text = "/") -> Response:
     """Show the page to sign in."""
     target = f"{SIGN_ON_PATH}?{urlencode({'next': local_path(next)})}" if platform.settings.oidc.issuer else ""
     return plain_page("login.html", {"problem": PROBLEMS.get(problem, problem and PROBLEMS["sso"]), "sso": target})
 
 
 @router.get("/")
-def start(platform: Here, who: Caller) -> Response:
+def start(platform: PlatformDep, who: Caller) -> Response:
     """Redirect to the first page that the caller may see."""
     with platform.database.reading() as session:
         found = projects.visible(session, who, limit=1)

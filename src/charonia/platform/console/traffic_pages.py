@@ -9,7 +9,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.deploy_form import FormFields, number, numeric, text_of
 from charonia.platform.console.deployment_pages import page
-from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit
+from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.reads import DeploymentView
@@ -94,7 +94,7 @@ def _numbers(sent: FormFields, prefix: str) -> list[tuple[str, Any]]:
     return [(key.removeprefix(prefix), number(sent, key)) for key in sent if key.startswith(prefix)]
 
 
-def _page(visit: Visit, name: str, model: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
+def _page(visit: PageContext, name: str, model: str, *, block: str = "", status: int = 200, **values: Any) -> Response:
     deployments = visit.platform.deployments
     view = deployments.reads.get(visit.who, visit.project, name)
     names = [each["name"] for each in view.spec.get("models", ())]

@@ -17,7 +17,7 @@ from charonia.core.errors import ServingError, not_found, unavailable
 from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested
-from charonia.platform.console.pages import INVALID, OnPage, Sent, Visit, go, problems_of
+from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, go, problems_of
 from charonia.platform.environments import catalog
 from charonia.platform.models import registry
 from charonia.platform.people import projects
@@ -67,11 +67,11 @@ def stop(visit: OnPage, name: Text, number: Number) -> Response:
     return go(visit.path("models", name, "versions", number, "try"))
 
 
-def _page(visit: Visit, name: str, number: int, *, status: int = 200, **values: Any) -> Response:
+def _page(visit: PageContext, name: str, number: int, *, status: int = 200, **values: Any) -> Response:
     with visit.platform.database.reading() as session:
         version = registry.version(session, visit.who, visit.project, name, number)
         environments = catalog.page(session, projects.find(session, visit.who, visit.project), limit=ENVIRONMENTS_MAX)
-    trial, log = visit.platform.trials.look(visit.who, visit.project, name, number)
+    trial, log = visit.platform.trials.state(visit.who, visit.project, name, number)
     ready = [(row.name, row.name) for row in environments if row.state == "ready"]
     context = {
         "name": name,

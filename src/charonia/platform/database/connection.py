@@ -280,8 +280,8 @@ def _postgresql(url: str) -> Engine:
     )
 
     @event.listens_for(engine, "do_connect")
-    def connect(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> Any:
-        connection = BoundedConnection.connect(*arguments, **named)
+    def connect(dialect: Any, record: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
+        connection = BoundedConnection.connect(*arguments, **keywords)
         statement_ms, lock_ms = round(ANSWER_S_MAX * 1e3), round(LOCK_WAIT_S * 1e3)
         connection.execute(f"SET statement_timeout = {statement_ms}")
         connection.execute(f"SET lock_timeout = {lock_ms}")

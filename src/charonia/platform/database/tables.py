@@ -162,7 +162,7 @@ class DeploymentRow(PlatformTable):
     generation: Mapped[int] = mapped_column(default=0)
     """Counts changes of the wanted state: the reconciler does not store results for an earlier one."""
     begun: Mapped[float] = mapped_column(default=0.0)
-    """When the wanted revision was applied. With the next three, see `deployments.reconcile.WantedState`."""
+    """When the wanted revision was applied. With the next three, see `deployments.reconcile.DesiredState`."""
     attempts: Mapped[int] = mapped_column(default=0)
     ready: Mapped[float] = mapped_column(default=0.0)
     failure: Mapped[str] = mapped_column(Text, default="")
@@ -375,7 +375,7 @@ class LoginLinkRow(PlatformTable):
 
 
 class CallRow(PlatformTable):
-    """A change with an idempotency key. See `platform.repeats`."""
+    """A change with an idempotency key. See `platform.idempotency`."""
 
     __tablename__ = "calls"
     digest: Mapped[str] = mapped_column(String(64), unique=True)

@@ -114,8 +114,8 @@ class DeploymentChanges:
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             if row.wanted:
-                _want(row, 0, "stopping")
-                audit.note(session, who, "deployment.stop", f"{project}/{name}", project_id=row.project_id)
+                _set_desired(row, 0, "stopping")
+                audit.record(session, who, "deployment.stop", f"{project}/{name}", project_id=row.project_id)
         self._wake()
 
     def start(self, who: Principal, project: str, name: str) -> None:
@@ -127,9 +127,9 @@ class DeploymentChanges:
             if row.wanted != wanted or row.failure:
                 if latest.state == "failed" and wanted == row.latest:
                     latest.state, latest.reason = "pending", ""
-                _want(row, wanted, "starting")
+                _set_desired(row, wanted, "starting")
                 detail = {"revision": wanted}
-                audit.note(session, who, "deployment.start", f"{project}/{name}", detail, project_id=row.project_id)
+                audit.record(session, who, "deployment.start", f"{project}/{name}", detail, project_id=row.project_id)
         self._wake()
 
     def remove(self, who: Principal, project: str, name: str) -> None:
@@ -138,8 +138,8 @@ class DeploymentChanges:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             if not row.removed:
                 row.removed = True
-                _want(row, 0, "stopping")
-                audit.note(session, who, "deployment.remove", f"{project}/{name}", project_id=row.project_id)
+                _set_desired(row, 0, "stopping")
+                audit.record(session, who, "deployment.remove", f"{project}/{name}", project_id=row.project_id)
         self._wake()
 
     def _planned(
@@ -227,7 +227,7 @@ class DeploymentChanges:
             row.canaries = {**row.canaries, **begun}
             detail = {"revision": row.latest, "changes": list(plan.changes), "note": note}
             action = "deployment.create" if plan.is_new else "deployment.change"
-            audit.note(session, who, action, f"{project}/{spec.name}", detail, project_id=project_id)
+            audit.record(session, who, action, f"{project}/{spec.name}", detail, project_id=project_id)
         self._wake()
         return replace(plan, revision=row.latest)
 
@@ -237,9 +237,9 @@ class DeploymentChanges:
         if latest is None or latest.state != "failed":
             return
         latest.state, latest.reason = "pending", ""
-        _want(row, row.latest, "updating" if row.serving else "starting")
+        _set_desired(row, row.latest, "updating" if row.serving else "starting")
         detail = {"revision": row.latest}
-        audit.note(session, who, "deployment.retry", f"{project}/{row.name}", detail, project_id=row.project_id)
+        audit.record(session, who, "deployment.retry", f"{project}/{row.name}", detail, project_id=row.project_id)
         self._wake()
 
 
@@ -274,10 +274,10 @@ def _add_revision(session: Session, row: DeploymentRow, plan: ChangePlan, note: 
             created=now(),
         )
     )
-    _want(row, row.latest, "updating" if row.serving else "starting")
+    _set_desired(row, row.latest, "updating" if row.serving else "starting")
 
 
-def _want(row: DeploymentRow, revision: int, state: str) -> None:
+def _set_desired(row: DeploymentRow, revision: int, state: str) -> None:
     """Set the wanted revision, 0 for none."""
     row.wanted, row.state, row.reason = revision, state, ""
     row.generation += 1

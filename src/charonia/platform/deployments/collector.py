@@ -69,7 +69,7 @@ class FigureHistory:
                     old = (HistoryRow.step == step_s) & (HistoryRow.created < now_s - kept_s)
                     session.execute(delete(HistoryRow).where(old))
 
-    def forget(self, deployment_id: int) -> None:
+    def discard(self, deployment_id: int) -> None:
         self._waiting.pop(deployment_id, None)
 
     def was_busy(self, deployment_id: int) -> bool:
@@ -200,7 +200,7 @@ class Collector:
         with self._lock:
             for gone in self._series.keys() - pages.keys():
                 del self._series[gone]
-                self.history.forget(gone)
+                self.history.discard(gone)
             due = []
             for key, found in pages.items():
                 series = self._series.setdefault(key, _Series())
@@ -209,11 +209,11 @@ class Collector:
                     is_watched = monotonic_s - series.asked_s < WATCHED_FOR_S
                     series.next_s = monotonic_s + (WATCHED_S if is_watched else OTHERS_S)
                     due.append((key, series))
-        for _ in self._pool.map(lambda each: self._look(*each), due):
+        for _ in self._pool.map(lambda each: self._collect(*each), due):
             pass
         self.history.keep(now(), may_write=self._may_write())
 
-    def _look(self, key: int, series: _Series) -> None:
+    def _collect(self, key: int, series: _Series) -> None:
         samples: dict[str, Sample] = {}
         for page in series.pages:
             with contextlib.suppress(*NO_ANSWER):  # the other pages count

@@ -34,7 +34,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WantedState:
+class DesiredState:
     """The stored state of a deployment. Times are seconds of the same clock as `now_s`.
 
     Attributes:
@@ -70,11 +70,11 @@ class NextStep:
     step: Step
     state: str
     reason: str
-    wanted: WantedState
+    wanted: DesiredState
     outcomes: Mapping[int, str] = field(default_factory=dict)
 
 
-def decide(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
+def decide(wanted: DesiredState, seen: Observed, now_s: float) -> NextStep:
     """Return the next step."""
     applying = seen.applying if seen.phase is RevisionPhase.STARTING else 0
     if wanted.is_removed or not wanted.revision:
@@ -94,21 +94,21 @@ def decide(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     return _applies(wanted, seen, now_s)
 
 
-def refused(wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
+def refused(wanted: DesiredState, seen: Observed, reason: str, now_s: float) -> NextStep:
     """Return the state to store if a revision cannot be applied at all."""
     return _failed(Step.NONE, wanted, seen, reason, now_s)
 
 
-def _end(wanted: WantedState, seen: Observed) -> NextStep:
+def _end(wanted: DesiredState, seen: Observed) -> NextStep:
     rest = replace(wanted, begun_s=0.0, attempts=0, ready_s=0.0)
     if seen.phase is not RevisionPhase.ABSENT or seen.serving:
         return NextStep(Step.STOP, "stopping", "requests in flight are finished", rest)
     return NextStep(Step.REMOVE if wanted.is_removed else Step.NONE, "stopped", "", rest)
 
 
-def _serves(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
+def _serves(wanted: DesiredState, seen: Observed, now_s: float) -> NextStep:
     number = wanted.revision
-    problems = [f"{replica.name}: {replica.reason or 'it is not ready'}" for replica in _unwell(seen)]
+    problems = [f"{replica.name}: {replica.reason or 'it is not ready'}" for replica in _unhealthy(seen)]
     if problems:
         return NextStep(Step.NONE, "degraded", "; ".join(problems), replace(wanted, serving=number, ready_s=0.0))
     ready_s = wanted.ready_s or now_s
@@ -125,7 +125,7 @@ def _serves(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     return NextStep(Step.NONE, "ready", "", after, {number: ""} if is_new else {})
 
 
-def _waits(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
+def _waits(wanted: DesiredState, seen: Observed, now_s: float) -> NextStep:
     begun_s = wanted.begun_s or now_s
     waiting = replace(wanted, begun_s=begun_s, ready_s=0.0)
     if now_s - begun_s > wanted.ready_within_s:
@@ -134,7 +134,7 @@ def _waits(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     return NextStep(Step.NONE, _working(seen), seen.doing, waiting)
 
 
-def _applies(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
+def _applies(wanted: DesiredState, seen: Observed, now_s: float) -> NextStep:
     has_served = wanted.serving == wanted.revision
     if not has_served:
         begun_s = wanted.begun_s or now_s
@@ -149,7 +149,7 @@ def _applies(wanted: WantedState, seen: Observed, now_s: float) -> NextStep:
     return NextStep(Step.APPLY, _working(seen), "the server has ended; it is started again", after)
 
 
-def _failed(step: Step, wanted: WantedState, seen: Observed, reason: str, now_s: float) -> NextStep:
+def _failed(step: Step, wanted: DesiredState, seen: Observed, reason: str, now_s: float) -> NextStep:
     """A revision cannot be ready: the previous one becomes wanted again, or it is retried if it was ready before."""
     number = wanted.revision
     if wanted.serving == number:
@@ -167,7 +167,7 @@ def _working(seen: Observed) -> str:
     return "updating" if seen.serving else "starting"
 
 
-def _unwell(seen: Observed) -> list[Replica]:
+def _unhealthy(seen: Observed) -> list[Replica]:
     return [replica for replica in seen.replicas if not replica.doing and (replica.reason or not replica.is_ready)]
 
 

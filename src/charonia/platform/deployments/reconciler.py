@@ -12,7 +12,7 @@ from charonia.core.errors import Code, ServingError, internal, invalid
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import PlatformLease, RepeatedStep
 from charonia.platform.database.tables import DeploymentRow, ProjectRow, RevisionRow, copied
-from charonia.platform.deployments.reconcile import NextStep, Step, WantedState, decide, refused
+from charonia.platform.deployments.reconcile import DesiredState, NextStep, Step, decide, refused
 from charonia.platform.deployments.scaler import Scaler
 from charonia.platform.deployments.spec import Replicas, read_spec
 from charonia.platform.deployments.workloads import Workloads
@@ -39,7 +39,7 @@ _STEADY = ("ready", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _StoredDeployment:
     """The stored state of a deployment."""
 
     id: int
@@ -51,12 +51,12 @@ class _Written:
     state: str
     reason: str
     observed: Mapping[str, Any]
-    wanted: WantedState
+    wanted: DesiredState
     bounds: Replicas
 
 
 @dataclass(slots=True)
-class _Looks:
+class _Schedule:
     """When a deployment is observed next, and its wanted state at the last observation."""
 
     next_s: float = 0.0
@@ -78,7 +78,7 @@ class Reconciler:
         self._targets = targets
         self._workloads = workloads
         self._scaler = scaler
-        self._looks: dict[int, _Looks] = {}
+        self._schedules: dict[int, _Schedule] = {}
         self._orphans_s = 0.0
         self._pause_s_max = SHARED_S if lease.is_shared else STEADY_S
         self._loop = RepeatedStep("reconciler", self._next, 1.0, lease.is_held)
@@ -97,49 +97,49 @@ class Reconciler:
     def step(self, now_s: float) -> float:
         """Process the deployments that are due, and return the time of the next step."""
         rows = self._read()
-        for gone in self._looks.keys() - {row.id for row in rows}:
-            del self._looks[gone]
+        for gone in self._schedules.keys() - {row.id for row in rows}:
+            del self._schedules[gone]
         due = [row for row in rows if self._is_due(row, now_s)]
-        for row, pause_s in zip(due, self._pool.map(lambda row: self._look(row, now_s), due), strict=True):
-            self._looks[row.id] = _Looks(now_s + pause_s, row.generation)
+        for row, pause_s in zip(due, self._pool.map(lambda row: self._reconcile(row, now_s), due), strict=True):
+            self._schedules[row.id] = _Schedule(now_s + pause_s, row.generation)
         if now_s >= self._orphans_s:
             self._orphans_s = now_s + ORPHANS_S
             self._remove_orphans({(row.target, f"{row.project}/{row.name}") for row in rows})
-        next_s = min((looks.next_s for looks in self._looks.values()), default=now_s + STEADY_S)
+        next_s = min((schedule.next_s for schedule in self._schedules.values()), default=now_s + STEADY_S)
         return max(next_s, now_s + MOVING_S)  # deployments that are due soon are processed together
 
     def _next(self) -> float:
         return min(max(0.01, self.step(now()) - now()), self._pause_s_max)
 
-    def _is_due(self, row: _Written, now_s: float) -> bool:
-        looks = self._looks.get(row.id)
-        return looks is None or looks.next_s <= now_s or looks.generation != row.generation
+    def _is_due(self, row: _StoredDeployment, now_s: float) -> bool:
+        schedule = self._schedules.get(row.id)
+        return schedule is None or schedule.next_s <= now_s or schedule.generation != row.generation
 
-    def _look(self, row: _Written, now_s: float) -> float:
+    def _reconcile(self, row: _StoredDeployment, now_s: float) -> float:
         try:
-            seen = self._target(row).observe(_key(row))
-            decision = self._do(row, seen, decide(row.wanted, seen, now_s), now_s)
-            scaling = self._scale(row, seen, decision, now_s)
+            observation = self._target(row).observe(_key(row))
+            decision = self._execute(row, observation, decide(row.wanted, observation, now_s), now_s)
+            scaling = self._scale(row, observation, decision, now_s)
         except ServingError as error:
-            self._note(row, replace(_as_is(row), reason=str(error)))
+            self._record(row, replace(_as_is(row), reason=str(error)))
             return 1.0
         except Exception as error:  # of a target: other deployments are not affected
             _log.exception("deployment %s: its target has failed", _key(row))
-            self._note(row, replace(_as_is(row), reason=f"the target has failed: {error}"))
+            self._record(row, replace(_as_is(row), reason=f"the target has failed: {error}"))
             return STEADY_S
         if decision.step is Step.REMOVE:
             return MOVING_S
-        self._note(row, decision, _plain(seen, scaling))
-        is_steady = decision.state in _STEADY and not any(replica.doing for replica in seen.replicas)
+        self._record(row, decision, _plain(observation, scaling))
+        is_steady = decision.state in _STEADY and not any(replica.doing for replica in observation.replicas)
         return STEADY_S if decision.step is Step.NONE and is_steady else MOVING_S
 
-    def _scale(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> str:
+    def _scale(self, row: _StoredDeployment, observation: Observed, decision: NextStep, now_s: float) -> str:
         """Scale a running deployment; return why it has its number of servers."""
-        if decision.step is not Step.NONE or not decision.wanted.revision or seen.phase is RevisionPhase.ABSENT:
+        if decision.step is not Step.NONE or not decision.wanted.revision or observation.phase is RevisionPhase.ABSENT:
             return ""
-        return self._scaler.scale(row.id, _key(row), self._target(row), seen, row.bounds, now_s)
+        return self._scaler.scale(row.id, _key(row), self._target(row), observation, row.bounds, now_s)
 
-    def _do(self, row: _Written, seen: Observed, decision: NextStep, now_s: float) -> NextStep:
+    def _execute(self, row: _StoredDeployment, observation: Observed, decision: NextStep, now_s: float) -> NextStep:
         target, key = self._target(row), _key(row)
         match decision.step:
             case Step.APPLY:
@@ -147,7 +147,7 @@ class Reconciler:
                     self._apply(target, row, decision.wanted.revision)
                 except ServingError as error:
                     if error.code is not Code.UNAVAILABLE:
-                        return refused(decision.wanted, seen, str(error), now_s)
+                        return refused(decision.wanted, observation, str(error), now_s)
                     raise
             case Step.ABANDON:
                 target.abandon(key)
@@ -155,10 +155,10 @@ class Reconciler:
                 target.stop(key)
             case Step.REMOVE:
                 target.remove(key)
-                self._forget(row)
+                self._delete(row)
         return decision
 
-    def _apply(self, target: DeploymentTarget, row: _Written, number: int) -> None:
+    def _apply(self, target: DeploymentTarget, row: _StoredDeployment, number: int) -> None:
         with self._database.reading() as session:
             revision = session.scalar(
                 select(RevisionRow).where(RevisionRow.deployment_id == row.id, RevisionRow.number == number)
@@ -170,13 +170,13 @@ class Reconciler:
         self._workloads.place(workload)
         target.apply(workload)
 
-    def _target(self, row: _Written) -> DeploymentTarget:
+    def _target(self, row: _StoredDeployment) -> DeploymentTarget:
         target = self._targets.get(row.target)
         if target is None:
             raise invalid(f"target: expected one of {', '.join(self._targets)}, got '{row.target}'")
         return target
 
-    def _read(self) -> Sequence[_Written]:
+    def _read(self) -> Sequence[_StoredDeployment]:
         query = (
             select(DeploymentRow, ProjectRow.name, RevisionRow.spec)
             .join(ProjectRow, ProjectRow.id == DeploymentRow.project_id)
@@ -186,11 +186,11 @@ class Reconciler:
             )
         )
         with self._database.reading() as session:
-            return [_written(row, project, spec or {}) for row, project, spec in session.execute(query)]
+            return [_stored(row, project, spec or {}) for row, project, spec in session.execute(query)]
 
-    def _note(self, row: _Written, decision: NextStep, seen: Mapping[str, Any] | None = None) -> None:
+    def _record(self, row: _StoredDeployment, decision: NextStep, observation: Mapping[str, Any] | None = None) -> None:
         """Record the current state, unless it is unchanged, or the wanted state has changed in between."""
-        observed = row.observed if seen is None else seen
+        observed = row.observed if observation is None else observation
         before = (row.state, row.reason, row.wanted, row.observed)
         if before == (decision.state, decision.reason, decision.wanted, observed) and not decision.outcomes:
             return
@@ -225,7 +225,7 @@ class Reconciler:
                     .values(state="failed" if reason else "serving", reason=reason)
                 )
 
-    def _forget(self, row: _Written) -> None:
+    def _delete(self, row: _StoredDeployment) -> None:
         with self._database.transaction() as session:
             session.execute(delete(DeploymentRow).where(DeploymentRow.id == row.id, DeploymentRow.removed))
 
@@ -243,32 +243,32 @@ class Reconciler:
                 _log.error("target '%s': %s", name, error)
 
 
-def _key(row: _Written) -> str:
+def _key(row: _StoredDeployment) -> str:
     return f"{row.project}/{row.name}"
 
 
-def _as_is(row: _Written) -> NextStep:
+def _as_is(row: _StoredDeployment) -> NextStep:
     return NextStep(Step.NONE, row.state, row.reason, row.wanted)
 
 
-def _plain(seen: Observed, scaling: str) -> dict[str, Any]:
+def _plain(observation: Observed, scaling: str) -> dict[str, Any]:
     """Return the part of an observation that is stored: without constantly changing values."""
     return {
-        "http": seen.http,
-        "grpc": seen.grpc,
-        "metrics": seen.metrics,
-        "doing": seen.doing,
-        "replicas": [asdict(replica) for replica in seen.replicas],
+        "http": observation.http,
+        "grpc": observation.grpc,
+        "metrics": observation.metrics,
+        "doing": observation.doing,
+        "replicas": [asdict(replica) for replica in observation.replicas],
         "scaling": scaling,
     }
 
 
-def _written(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _Written:
+def _stored(row: DeploymentRow, project: str, spec: Mapping[str, Any]) -> _StoredDeployment:
     return copied(
-        _Written,
+        _StoredDeployment,
         row,
         project=project,
-        wanted=WantedState(
+        wanted=DesiredState(
             revision=row.wanted,
             serving=row.serving,
             is_removed=row.removed,

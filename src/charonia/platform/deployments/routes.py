@@ -19,7 +19,7 @@ from charonia.platform.deployments.reads import (
 )
 from charonia.platform.deployments.spec import DeploymentChange
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.state import Limit, Offset, PlatformDep
 from charonia.platform.values import Amount, JsonObject, Number, RequestBody, Text, Time
 
 
@@ -33,7 +33,7 @@ class _OfSpecification:
 Spec = Annotated[
     JsonObject, _OfSpecification(), Body(description="The specification, as in a file for `charonia apply`.")
 ]
-Seen = Annotated[
+ExpectedRevision = Annotated[
     Number | None,
     Query(
         description="Number of the latest revision that the caller has seen, 0 for none: if there is a newer one, the "
@@ -108,34 +108,34 @@ class LogTail(BaseModel):
 
 @router.get("")
 def list_deployments(
-    project: Text, here: Here, who: Caller, search: Text = "", limit: Limit = 50, offset: Offset = 0
+    project: Text, platform: PlatformDep, who: Caller, search: Text = "", limit: Limit = 50, offset: Offset = 0
 ) -> DeploymentList:
     """List the deployments of a project by name."""
-    found, total = here.deployments.reads.list(who, project, search=search, limit=limit, offset=offset)
+    found, total = platform.deployments.reads.list(who, project, search=search, limit=limit, offset=offset)
     return DeploymentList(deployments=found, total=total)
 
 
 @router.post("", status_code=201)
-def create_deployment(project: Text, here: Here, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
+def create_deployment(project: Text, platform: PlatformDep, who: Caller, spec: Spec, note: Note = "") -> ChangePlan:
     """Create a deployment."""
-    return here.deployments.changes.create(who, project, spec, note=note)
+    return platform.deployments.changes.create(who, project, spec, note=note)
 
 
 @router.get(NAMED)
-def get_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
+def get_deployment(project: Text, name: Text, platform: PlatformDep, who: Caller) -> DeploymentView:
     """Return a deployment with its latest figures."""
-    return here.deployments.reads.get(who, project, name)
+    return platform.deployments.reads.get(who, project, name)
 
 
 @router.put(NAMED)
 def put_deployment(
     project: Text,
     name: Text,
-    here: Here,
+    platform: PlatformDep,
     who: Caller,
     spec: Spec,
     dry_run: Annotated[bool, Query(description="Return the changes without applying them.")] = False,
-    revision: Seen = None,
+    revision: ExpectedRevision = None,
     note: Note = "",
 ) -> ChangePlan:
     """Create or update a deployment."""
@@ -143,51 +143,53 @@ def put_deployment(
     if value["name"] != name:
         value["name"] = f"{value['name']} at the address of {name}"
     if dry_run:
-        return here.deployments.changes.plan(who, project, value)
-    return here.deployments.changes.change(who, project, value, note=note, revision=revision)
+        return platform.deployments.changes.plan(who, project, value)
+    return platform.deployments.changes.change(who, project, value, note=note, revision=revision)
 
 
 @router.delete(NAMED, status_code=202)
-def delete_deployment(project: Text, name: Text, here: Here, who: Caller) -> Response:
+def delete_deployment(project: Text, name: Text, platform: PlatformDep, who: Caller) -> Response:
     """Stop a deployment and delete it; it remains visible until its servers have exited."""
-    here.deployments.changes.remove(who, project, name)
+    platform.deployments.changes.remove(who, project, name)
     return Response(status_code=202)
 
 
 @router.post(f"{NAMED}/rollback")
-def roll_back(project: Text, name: Text, here: Here, who: Caller, asked: RollbackRequest | None = None) -> ChangePlan:
+def roll_back(
+    project: Text, name: Text, platform: PlatformDep, who: Caller, asked: RollbackRequest | None = None
+) -> ChangePlan:
     """Create a new revision with the content of an earlier one."""
     asked = asked or RollbackRequest()
-    return here.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
+    return platform.deployments.changes.rollback(who, project, name, to=asked.to, revision=asked.revision)
 
 
 @router.post(f"{NAMED}/stop", status_code=202)
-def stop_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
+def stop_deployment(project: Text, name: Text, platform: PlatformDep, who: Caller) -> DeploymentView:
     """Stop the servers of a deployment; its revisions and its address stay."""
-    here.deployments.changes.stop(who, project, name)
-    return here.deployments.reads.get(who, project, name)
+    platform.deployments.changes.stop(who, project, name)
+    return platform.deployments.reads.get(who, project, name)
 
 
 @router.post(f"{NAMED}/start", status_code=202)
-def start_deployment(project: Text, name: Text, here: Here, who: Caller) -> DeploymentView:
+def start_deployment(project: Text, name: Text, platform: PlatformDep, who: Caller) -> DeploymentView:
     """Start a deployment that was stopped or has failed."""
-    here.deployments.changes.start(who, project, name)
-    return here.deployments.reads.get(who, project, name)
+    platform.deployments.changes.start(who, project, name)
+    return platform.deployments.reads.get(who, project, name)
 
 
 @router.get(f"{NAMED}/revisions")
 def list_revisions(
-    project: Text, name: Text, here: Here, who: Caller, limit: Limit = 50, offset: Offset = 0
+    project: Text, name: Text, platform: PlatformDep, who: Caller, limit: Limit = 50, offset: Offset = 0
 ) -> RevisionList:
     """List the revisions of a deployment, latest first."""
-    found, total = here.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
+    found, total = platform.deployments.reads.revisions(who, project, name, limit=limit, offset=offset)
     return RevisionList(revisions=found, total=total)
 
 
 @router.get(f"{NAMED}/revisions/{{number}}")
-def get_revision(project: Text, name: Text, number: Number, here: Here, who: Caller) -> RevisionView:
+def get_revision(project: Text, name: Text, number: Number, platform: PlatformDep, who: Caller) -> RevisionView:
     """Return a revision."""
-    return here.deployments.reads.revision(who, project, name, number)
+    return platform.deployments.reads.revision(who, project, name, number)
 
 
 @router.get(f"{NAMED}/revisions/{{number}}/diff")
@@ -195,33 +197,33 @@ def get_difference(
     project: Text,
     name: Text,
     number: Number,
-    here: Here,
+    platform: PlatformDep,
     who: Caller,
     to: Annotated[Number, Query(description="The other revision.")],
 ) -> RevisionDifference:
     """Return the differences of another revision."""
-    return RevisionDifference(changes=here.deployments.reads.difference(who, project, name, number, to))
+    return RevisionDifference(changes=platform.deployments.reads.difference(who, project, name, number, to))
 
 
 @router.get(f"{NAMED}/figures")
 def get_figures(
     project: Text,
     name: Text,
-    here: Here,
+    platform: PlatformDep,
     who: Caller,
     since: Annotated[
         Time, Query(description="Only figures after this time, in seconds since the epoch; 0 for the last hour.")
     ] = 0.0,
 ) -> PointList:
     """Return figures of up to 31 days; requests for them raise their frequency to one every 5 s."""
-    return PointList(points=here.deployments.reads.figures(who, project, name, since))
+    return PointList(points=platform.deployments.reads.figures(who, project, name, since))
 
 
 @router.get(f"{NAMED}/log")
 def get_log(
     project: Text,
     name: Text,
-    here: Here,
+    platform: PlatformDep,
     who: Caller,
     lines: Annotated[Number, Query(ge=1, le=5000)] = 200,
     search: Annotated[Text, Query(description="Only entries with this text, such as the id of a request.")] = "",
@@ -230,46 +232,48 @@ def get_log(
     ] = "",
 ) -> LogTail:
     """Return the last lines of the log of the servers; a search covers its last 5,000 lines."""
-    return LogTail(text=here.deployments.servers.log(who, project, name, lines=lines, search=search, level=level))
+    return LogTail(text=platform.deployments.servers.log(who, project, name, lines=lines, search=search, level=level))
 
 
 @router.get(f"{NAMED}/explain")
-def explain(project: Text, name: Text, model: Text, here: Here, who: Caller, version: Number = 0) -> dict[str, Any]:
+def explain(
+    project: Text, name: Text, model: Text, platform: PlatformDep, who: Caller, version: Number = 0
+) -> dict[str, Any]:
     """Return the scheduler's activity and bottleneck for a model, as the server reports them."""
-    document: dict[str, Any] = here.deployments.servers.explain(who, project, name, model, version)
+    document: dict[str, Any] = platform.deployments.servers.explain(who, project, name, model, version)
     return document
 
 
 @router.get(f"{NAMED}/traffic")
-def get_traffic(project: Text, name: Text, model: Text, here: Here, who: Caller) -> dict[str, Any]:
+def get_traffic(project: Text, name: Text, model: Text, platform: PlatformDep, who: Caller) -> dict[str, Any]:
     """Return the current traffic split of a model, as the server reports it."""
-    document: dict[str, Any] = here.deployments.servers.traffic(who, project, name, model)
+    document: dict[str, Any] = platform.deployments.servers.traffic(who, project, name, model)
     return document
 
 
 @router.post(f"{NAMED}/traffic")
-def set_traffic(project: Text, name: Text, asked: TrafficRequest, here: Here, who: Caller) -> dict[str, Any]:
+def set_traffic(project: Text, name: Text, asked: TrafficRequest, platform: PlatformDep, who: Caller) -> dict[str, Any]:
     """Change the traffic split of a model. Returns the plan of a new revision, or the answer of the server."""
     change = asked.model_dump(exclude_unset=True, exclude={"model"})
-    found = here.deployments.servers.set_traffic(who, project, name, asked.model, change)
+    found = platform.deployments.servers.set_traffic(who, project, name, asked.model, change)
     return asdict(found) if isinstance(found, ChangePlan) else dict(found or {})
 
 
 @router.get(f"{NAMED}/keys")
-def list_keys(project: Text, name: Text, here: Here, who: Caller) -> Sequence[ServerKeyView]:
+def list_keys(project: Text, name: Text, platform: PlatformDep, who: Caller) -> Sequence[ServerKeyView]:
     """List the API keys of the servers of a deployment."""
-    return here.deployments.keys.list(who, project, name)
+    return platform.deployments.keys.list(who, project, name)
 
 
 @router.post(f"{NAMED}/keys", status_code=201)
-def add_key(project: Text, name: Text, asked: ServerKeyRequest, here: Here, who: Caller) -> NewServerKey:
+def add_key(project: Text, name: Text, asked: ServerKeyRequest, platform: PlatformDep, who: Caller) -> NewServerKey:
     """Create an API key of the servers of a deployment; it works immediately."""
     limits = {"requests_per_minute": asked.requests_per_minute, "tokens_per_minute": asked.tokens_per_minute}
-    return here.deployments.keys.add(who, project, name, asked.name, asked.scopes, **limits)
+    return platform.deployments.keys.add(who, project, name, asked.name, asked.scopes, **limits)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)
-def remove_key(project: Text, name: Text, key: Text, here: Here, who: Caller) -> Response:
+def remove_key(project: Text, name: Text, key: Text, platform: PlatformDep, who: Caller) -> Response:
     """Delete an API key; it stops working immediately."""
-    here.deployments.keys.remove(who, project, name, key)
+    platform.deployments.keys.remove(who, project, name, key)
     return Response(status_code=204)

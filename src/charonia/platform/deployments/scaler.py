@@ -84,7 +84,7 @@ class ReplicaRule:
         """Record that the target has no room for more."""
         self._obstacle, self._last = reason, ""
 
-    def story(self, count: int) -> str:
+    def explanation(self, count: int) -> str:
         """Return the number of servers and its reason, in words."""
         text = f"{count} of {self.bounds.min} to {self.bounds.max} servers"
         if self._obstacle:
@@ -160,7 +160,7 @@ class Scaler:
         obstacle = target.scale(key, wanted)
         if obstacle:
             rule.refused(obstacle)
-        return rule.story(count if obstacle else wanted)
+        return rule.explanation(count if obstacle else wanted)
 
 
 def _is_settled(seen: Observed, count: int) -> bool:

@@ -114,7 +114,7 @@ class DeploymentServers:
                 if "canary" in change:
                     row.canaries = {**row.canaries, model: who.name}
                 detail = {"model": model, "change": dict(change)}
-                audit.note(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
+                audit.record(session, who, "deployment.traffic", f"{project}/{name}", detail, project_id=row.project_id)
             return merged_traffic(list(answers.values()))
         models = [
             {**deployed, "traffic": _with(deployed.get("traffic", {}), change)}
@@ -330,7 +330,7 @@ class ServerKeys:
                 )
             )
             detail = {"key": key_name, "scopes": sorted(set(scopes)), **limits}
-            audit.note(session, who, "deployment.key.add", f"{project}/{name}", detail, project_id=row.project_id)
+            audit.record(session, who, "deployment.key.add", f"{project}/{name}", detail, project_id=row.project_id)
         self._set_keys(row, project)
         return NewServerKey(key_name, sorted(set(scopes)), secret)
 
@@ -343,7 +343,7 @@ class ServerKeys:
             if found.first() is None:
                 raise not_found(f"deployment '{name}' has no key '{key_name}'")
             detail = {"key": key_name}
-            audit.note(session, who, "deployment.key.remove", f"{project}/{name}", detail, project_id=row.project_id)
+            audit.record(session, who, "deployment.key.remove", f"{project}/{name}", detail, project_id=row.project_id)
         self._set_keys(row, project)
 
     def _set_keys(self, row: DeploymentRow, project: str) -> None:

@@ -50,16 +50,16 @@ class Canaries:
     def step(self) -> None:
         for plan in self._plans():
             try:
-                self._look(plan)
+                self._check_rollout(plan)
             except ServingError as error:
                 if error.code is Code.NOT_FOUND:
-                    self._forget(plan)
+                    self._discard(plan)
                 elif error.code is not Code.UNAVAILABLE:
                     _log.error("canary of '%s' in '%s/%s': %s", plan.model, plan.project, plan.name, error)
                     if plan.waiting:
-                        self._forget(plan)
+                        self._discard(plan)
 
-    def _look(self, plan: _Plan) -> None:
+    def _check_rollout(self, plan: _Plan) -> None:
         if plan.waiting:
             with self._database.reading() as session:
                 who = keys.standing_deployer(session, plan.waiting.get("by", ""), plan.who, plan.project)
@@ -69,7 +69,7 @@ class Canaries:
                 begun = {"canary": plan.waiting["plan"]}
                 self._servers.set_traffic(who, plan.project, plan.name, plan.model, begun)
             elif view.wanted != revision:  # it has failed, or another one follows it
-                self._forget(plan)
+                self._discard(plan)
             return
         # The servers have carried it out: what is left is to record it.
         who = Principal.of(plan.who, [Grant(ProjectRole.DEPLOYER, plan.project, may_run_code=True)])
@@ -79,7 +79,7 @@ class Canaries:
             return
         if canary is not None:  # otherwise its server has exited, and the plan with it
             self._keep(who, plan, canary, traffic["weights"])
-        self._forget(plan)
+        self._discard(plan)
 
     def _keep(self, who: Principal, plan: _Plan, canary: Mapping[str, Any], weights: Mapping[str, float]) -> None:
         note = f"canary of version {canary['plan']['version']} of '{plan.model}': {canary['state']}: {canary['reason']}"
@@ -96,7 +96,7 @@ class Canaries:
                 for model, kept in canaries.items()
             ]
 
-    def _forget(self, plan: _Plan) -> None:
+    def _discard(self, plan: _Plan) -> None:
         with self._database.transaction() as session:
             row = session.get(DeploymentRow, plan.deployment_id)
             if row is not None:

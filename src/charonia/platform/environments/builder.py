@@ -15,7 +15,7 @@ from typing import Any
 from charonia import compiled
 from charonia.core.errors import invalid
 from charonia.platform.environments.requirements import OWN, Requirements
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, base_file, note_base
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess, base_file, note_base
 from charonia.platform.tasks.runner import TaskRun
 from charonia.platform.values import OLDER_PYTHONS
 
@@ -135,8 +135,8 @@ def _make(
     if run.run([uv, "venv", "--python", which, "--quiet", str(folder)], timeout_s=BUILD_S_MAX, folder=room.home):
         raise invalid(f"Python {python} was not found", hint="the log has the reason")
     note_base(folder, python_of(folder))
-    isolation.give_all(folder, run.project_id)
-    reach = Reach(
+    isolation.chown_tree(folder, run.project_id)
+    access = SandboxAccess(
         read=[Path(uv), Path(uv).resolve(), _TRIAL],
         write=[folder],
         python=python_of(folder),
@@ -145,7 +145,7 @@ def _make(
     inside: dict[str, Any] = {"environment": isolation.environment(room), "folder": room.home}
 
     def confined(*command: str) -> list[str]:
-        return isolation.command(command, room, reach)
+        return isolation.command(command, room, access)
 
     file = room.home / "requirements.txt"
     own = NEEDED_BY_WORKERS if python in OLDER_PYTHONS else own_requirement(wanted.extras, room.home)

@@ -128,7 +128,7 @@ def remove(session: Session, who: Principal, project: str, name: str) -> None:
             hint="stop or remove these deployments first",
         )
     session.delete(row)
-    audit.note(session, who, "environment.remove", f"{project}/{name}", project_id=row.project_id)
+    audit.record(session, who, "environment.remove", f"{project}/{name}", project_id=row.project_id)
 
 
 def sweep(session: Session, folder: Path) -> None:
@@ -202,5 +202,5 @@ def _build(
     if deployment is not None:
         arguments |= {"deployment": dict(deployment), "project": project.name, "who": who.name, "by": who.id}
     detail = {"for": deployment["name"]} if deployment else {}
-    audit.note(session, who, action, f"{project.name}/{row.name}", detail, project_id=project.id)
+    audit.record(session, who, action, f"{project.name}/{row.name}", detail, project_id=project.id)
     return queue.add(session, KIND, project.id, row.name, arguments, who.name)

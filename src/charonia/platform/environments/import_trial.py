@@ -19,8 +19,10 @@ def modules(package: str) -> "list[str]":
 
 def main() -> int:
     """Import everything and return the number of failures."""
-    given = json.loads(sys.argv[1])
-    names = dict.fromkeys([*given["modules"], *(name for package in given["packages"] for name in modules(package))])
+    arguments = json.loads(sys.argv[1])
+    names = dict.fromkeys(
+        [*arguments["modules"], *(name for package in arguments["packages"] for name in modules(package))]
+    )
     failed = 0
     for name in names:
         start = time.monotonic()

@@ -12,7 +12,7 @@ from charonia.platform.environments import builder, catalog
 from charonia.platform.environments.catalog import EnvironmentRequest
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.state import Limit, Offset, PlatformDep
 from charonia.platform.values import Text
 
 router = APIRouter(prefix="/api/v1", tags=["environments"])
@@ -54,7 +54,7 @@ def list_choices(who: Caller) -> ChoicesBody:
 
 @router.get("/projects/{project}/environments")
 def list_environments(
-    platform: Here, who: Caller, project: Text, limit: Limit = 100, offset: Offset = 0
+    platform: PlatformDep, who: Caller, project: Text, limit: Limit = 100, offset: Offset = 0
 ) -> list[EnvironmentBody]:
     """List the environments of a project, by name; `packages` and `task` only come with a single one."""
     with platform.database.reading() as session:
@@ -63,14 +63,14 @@ def list_environments(
 
 
 @router.post("/projects/{project}/environments", status_code=202)
-def create_environment(platform: Here, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
+def create_environment(platform: PlatformDep, who: Caller, project: Text, body: EnvironmentRequest) -> EnvironmentBody:
     """Build an environment. Its packages run code, so this needs the permission for code."""
     with platform.database.transaction() as session:
         return EnvironmentBody.of(*catalog.add(session, who, project, body))
 
 
 @router.get("/projects/{project}/environments/{name}")
-def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
+def get_environment(platform: PlatformDep, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Return an environment."""
     with platform.database.reading() as session:
         row = catalog.get(session, projects.find(session, who, project), name)
@@ -78,14 +78,14 @@ def get_environment(platform: Here, who: Caller, project: Text, name: Text) -> E
 
 
 @router.post("/projects/{project}/environments/{name}/rebuild", status_code=202)
-def rebuild_environment(platform: Here, who: Caller, project: Text, name: Text) -> EnvironmentBody:
+def rebuild_environment(platform: PlatformDep, who: Caller, project: Text, name: Text) -> EnvironmentBody:
     """Rebuild an environment that has failed, or was built by another release of the platform."""
     with platform.database.transaction() as session:
         return EnvironmentBody.of(*catalog.rebuild(session, who, project, name))
 
 
 @router.delete("/projects/{project}/environments/{name}", status_code=204)
-def remove_environment(platform: Here, who: Caller, project: Text, name: Text) -> None:
+def remove_environment(platform: PlatformDep, who: Caller, project: Text, name: Text) -> None:
     """Delete an environment that no deployment uses."""
     with platform.database.transaction() as session:
         catalog.remove(session, who, project, name)

@@ -68,7 +68,7 @@ class PrivateFolders:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class SandboxAccess:
     """Files, ports and sockets that a process needs besides its interpreter and its room.
 
     Attributes:
@@ -158,7 +158,7 @@ class Isolation:
         """Yield a room that is removed at the end."""
         self._rooms.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._rooms, ignore_cleanup_errors=True) as home:
-            room = self.furnish(Path(home), project)
+            room = self.prepare_room(Path(home), project)
             self._own |= {room.home, room.temporary}
             try:
                 yield room
@@ -176,7 +176,7 @@ class Isolation:
         for path in {*temporary, *(self._rooms.iterdir() if self._rooms.is_dir() else ())} - self._own - set(used):
             shutil.rmtree(path, ignore_errors=True)
 
-    def furnish(self, home: Path, project: int | None = 0) -> PrivateFolders:
+    def prepare_room(self, home: Path, project: int | None = 0) -> PrivateFolders:
         """Return a room with this home and a new temporary folder."""
         temporary = Path(tempfile.mkdtemp(prefix=self._prefix))
         (home / "cache").mkdir(parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ class Isolation:
         if self.layers.has_users and project is not None:
             os.chown(path, _user(project), _user(project), follow_symlinks=False)
 
-    def give_all(self, folder: Path, project: int) -> None:
+    def chown_tree(self, folder: Path, project: int) -> None:
         """Give a folder and its content to the user of a project."""
         for path in (folder, *folder.rglob("*")) if self.layers.has_users else ():
             self.give(path, project)
@@ -202,25 +202,25 @@ class Isolation:
     def environment(self, room: PrivateFolders, *, installs: bool = True) -> dict[str, str]:
         return environment(os.environ, str(room.home), str(room.temporary), installs=installs)
 
-    def command(self, command: Sequence[str], room: PrivateFolders, reach: Reach) -> list[str]:
+    def command(self, command: Sequence[str], room: PrivateFolders, access: SandboxAccess) -> list[str]:
         """Return a command that runs `command` confined, in the room as its working folder."""
         if self._mode == "off":
-            return with_parent_death_signal(command) if reach.ends_with_platform else list(command)
-        read = [*self._always_read(), *map(str, reach.read)]
-        read += [str(reach.python)] if reach.python is not None else []
-        read += self._environments(reach.project) if reach.project is not None else []
-        write = [*_devices(), str(room.home), str(room.temporary), *map(str, reach.write)]
+            return with_parent_death_signal(command) if access.ends_with_platform else list(command)
+        read = [*self._always_read(), *map(str, access.read)]
+        read += [str(access.python)] if access.python is not None else []
+        read += self._environments(access.project) if access.project is not None else []
+        write = [*_devices(), str(room.home), str(room.temporary), *map(str, access.write)]
         rules = Rules(
             read=tuple(dict.fromkeys(read)),
             write=tuple(dict.fromkeys(write)),
             hidden=self._hidden,
             folder=str(room.home),
-            bind=bind_ranges(self._reserved, self._refused, reach.ports),
+            bind=bind_ranges(self._reserved, self._refused, access.ports),
             connect=self._refused,
-            network=reach.network,
-            beside=reach.beside,
-            parent=os.getpid() if reach.ends_with_platform else 0,
-            user=_user(reach.project) if self.layers.has_users and reach.project is not None else 0,
+            network=access.network,
+            beside=access.beside,
+            parent=os.getpid() if access.ends_with_platform else 0,
+            user=_user(access.project) if self.layers.has_users and access.project is not None else 0,
             namespace=self.layers.namespace,
             landlock=self.layers.landlock,
         )

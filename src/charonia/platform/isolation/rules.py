@@ -5,21 +5,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/opt/rocm", "/proc", "/sys"),
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/opt/rocm", "/proc", "/sys",
     *(f"/etc/{name}" for name in ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ld.so.preload")),
     *(f"/etc/{name}" for name in ("localtime", "timezone", "os-release", "passwd", "group", "mime.types", "magic")),
     *(f"/etc/{name}" for name in ("hosts", "host.conf", "gai.conf", "nsswitch.conf", "resolv.conf", "services")),
     *(f"/etc/{name}" for name in ("ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/tls/cert.pem", "protocols")),
     *(f"/etc/{name}" for name in ("pki/ca-trust", "pki/tls/openssl.cnf", "ca-certificates", "crypto-policies")),
     *(f"/etc/{name}" for name in ("OpenCL", "vulkan", "nvidia", "fonts")),
-    *("/run/systemd/resolve", "/run/opengl-driver"),
-)
+    "/run/systemd/resolve", "/run/opengl-driver",
+)  # fmt: skip
 """Libraries, certificates and settings of the system: to read and to execute."""
 
 DEVICES = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm"),
-    *("/dev/dri", "/dev/kfd", "/dev/accel", "/dev/nvidia-caps", "/dev/infiniband"),
-)
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm",
+    "/dev/dri", "/dev/kfd", "/dev/accel", "/dev/nvidia-caps", "/dev/infiniband",
+)  # fmt: skip
 """Writable devices, except NVIDIA's GPUs (`NVIDIA_DEVICES`)."""
 
 NVIDIA_DEVICES = "nvidia*"
@@ -57,9 +57,9 @@ _NOT_PASSED_ON = frozenset(
 )
 
 FILE_VARIABLES = (
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "PIP_CONFIG_FILE"),
-    *("PIP_FIND_LINKS", "UV_FIND_LINKS", "UV_CONFIG_FILE"),
-)
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "PIP_CONFIG_FILE",
+    "PIP_FIND_LINKS", "UV_FIND_LINKS", "UV_CONFIG_FILE",
+)  # fmt: skip
 """Variables that name a file or folder to read."""
 
 

@@ -85,13 +85,13 @@ class PerfJob(RequestBody):
             url: The endpoint of the protocol: "http://127.0.0.1:9000".
         """
         return [
-            *("perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://")),
-            *("-i", self.protocol, "-b", str(self.batch_size)),
-            *("--concurrency-range", self.concurrency, "--no-progress", "-v"),
+            "perf", "-m", self.model, "-u", url.removeprefix("http://").removeprefix("grpc://"),
+            "-i", self.protocol, "-b", str(self.batch_size),
+            "--concurrency-range", self.concurrency, "--no-progress", "-v",
             *(("--request-count", str(self.requests)) if self.requests else ("--measurement-mode", "adaptive")),
-            *("--csv", f"{folder}/{CSV_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
+            "--csv", f"{folder}/{CSV_FILE}", "--html", f"{folder}/{REPORT_FILE}",
             *(["--llm"] if self.is_language_model else []),
-        ]
+        ]  # fmt: skip
 
 
 class TuneJob(RequestBody):
@@ -118,13 +118,13 @@ class TuneJob(RequestBody):
     def command(self, repository: str, folder: str) -> list[str]:
         """Return the arguments of `charonia` for the model of a repository; results go to a folder."""
         return [
-            *("tune", "-m", repository, "--profile-models", self.model),
-            *("--time-budget", f"{self.minutes * 60:.0f}s", "-v"),
+            "tune", "-m", repository, "--profile-models", self.model,
+            "--time-budget", f"{self.minutes * 60:.0f}s", "-v",
             *(["--latency-budget", f"{self.latency_budget_ms:g}"] if self.latency_budget_ms else []),
-            *("-e", f"{folder}/tables", "-s", f"{folder}/checkpoints"),
-            *("--output-model-repository-path", f"{folder}/variants", "--override-output-model-repository"),
-            *("--json", f"{folder}/{TUNE_FILE}", "--html", f"{folder}/{REPORT_FILE}"),
-        ]
+            "-e", f"{folder}/tables", "-s", f"{folder}/checkpoints",
+            "--output-model-repository-path", f"{folder}/variants", "--override-output-model-repository",
+            "--json", f"{folder}/{TUNE_FILE}", "--html", f"{folder}/{REPORT_FILE}",
+        ]  # fmt: skip
 
 
 def _bounds(found: re.Match[str]) -> tuple[int, int, int]:

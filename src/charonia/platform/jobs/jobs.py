@@ -16,7 +16,7 @@ from charonia.platform.database.tables import ProjectRow, RevisionRow, TaskRow
 from charonia.platform.deployments.reads import find
 from charonia.platform.deployments.spec import DeployedModel, DeploymentSpec
 from charonia.platform.deployments.workloads import Workloads, with_steps
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach, collect
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess, collect
 from charonia.platform.jobs.commands import (
     CSV_FILE,
     REPORT_FILE,
@@ -31,7 +31,7 @@ from charonia.platform.jobs.commands import (
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here
+from charonia.platform.state import PlatformDep
 from charonia.platform.targets.api import DeploymentTarget, make_model_folder
 from charonia.platform.tasks import queue
 from charonia.platform.tasks.routes import TaskBody
@@ -64,7 +64,7 @@ def start_perf(session: Session, who: Principal, project: str, job: PerfJob) -> 
     if job.model not in names:
         raise not_found(f"deployment '{deployment}' has no model '{job.model}'", hint=f"it has {', '.join(names)}")
     arguments = {"target": row.target, "job": job.model_dump()}
-    audit.note(session, who, "job.perf", f"{project}/{deployment}/{job.model}", project_id=row.project_id)
+    audit.record(session, who, "job.perf", f"{project}/{deployment}/{job.model}", project_id=row.project_id)
     return queue.add(session, PERF, row.project_id, f"{deployment}/{job.model}", arguments, who.name)
 
 
@@ -73,7 +73,7 @@ def start_tune(session: Session, who: Principal, project: str, workloads: Worklo
     found, subject = projects.find(session, who, project, ProjectRole.DEPLOYER), f"{job.model}/{job.version}"
     if workloads.workload(session, found.id, "tune", 0, _trial(session, found.id, job)).runs_code:
         who.demand_code(project)
-    audit.note(session, who, "job.tune", f"{project}/{subject}", project_id=found.id)
+    audit.record(session, who, "job.tune", f"{project}/{subject}", project_id=found.id)
     return queue.add(session, TUNE, found.id, subject, {"job": job.model_dump()}, who.name)
 
 
@@ -112,7 +112,7 @@ def perf_handler(targets: Mapping[str, DeploymentTarget], database: Database, is
             command = python_module("charonia", *job.command(address, str(room.home)))
             variables = isolation.environment(room, installs=False)
             status = run.run(
-                isolation.command(command, room, Reach(project=run.project_id)),
+                isolation.command(command, room, SandboxAccess(project=run.project_id)),
                 timeout_s=PERF_S_MAX,
                 environment={**variables, "CHARONIA_API_KEY": seen.key},  # command lines are visible to other users
                 folder=room.home,
@@ -148,11 +148,11 @@ def tune_handler(workloads: Workloads, database: Database, isolation: Isolation)
 
         repository = run.folder / "repository"
         with isolation.room(run.project_id) as room:
-            reach = Reach(read=[repository], python=workload.python, project=run.project_id)
+            access = SandboxAccess(read=[repository], python=workload.python, project=run.project_id)
             arguments = job.command(str(repository), str(room.home))
             command = python_module("charonia", *arguments, python=workload.python or sys.executable)
             status = run.run(
-                isolation.command(command, room, reach),
+                isolation.command(command, room, access),
                 timeout_s=job.minutes * 60 + SPARE_S,
                 environment=isolation.environment(room),
                 folder=room.home,
@@ -197,21 +197,21 @@ class FoundBody(BaseModel):
 
 
 @router.post("/projects/{project}/jobs/perf", status_code=202)
-def measure(platform: Here, who: Caller, project: Text, body: PerfJob) -> TaskBody:
+def measure(platform: PlatformDep, who: Caller, project: Text, body: PerfJob) -> TaskBody:
     """Measure a model of a deployment under load."""
     with platform.database.transaction() as session:
         return TaskBody.of(start_perf(session, who, project, body))
 
 
 @router.post("/projects/{project}/jobs/tune", status_code=202)
-def search(platform: Here, who: Caller, project: Text, body: TuneJob) -> TaskBody:
+def search(platform: PlatformDep, who: Caller, project: Text, body: TuneJob) -> TaskBody:
     """Search the best configuration of a version of a model, on a separate server on the platform's machine."""
     with platform.database.transaction() as session:
         return TaskBody.of(start_tune(session, who, project, platform.workloads, body))
 
 
 @router.get("/projects/{project}/models/{model}/found")
-def get_found(platform: Here, who: Caller, project: Text, model: Text, version: Number = 0) -> FoundBody:
+def get_found(platform: PlatformDep, who: Caller, project: Text, model: Text, version: Number = 0) -> FoundBody:
     """Return the result of the last search for a model, of one version or any."""
     with platform.database.reading() as session:
         owner = projects.find(session, who, project)

@@ -22,7 +22,7 @@ from charonia.config.pbtxt import parse
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.artifacts.manifest import Manifest
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess
 from charonia.platform.models.code import (
     START_BYTES,
     backend_of,
@@ -93,9 +93,9 @@ def charonia(
     if memory_bytes:
         command = ["/bin/sh", "-c", 'ulimit -d "$0" && exec "$@"', str(memory_bytes >> 10), *command]
     check.run.log(f"$ charonia {' '.join(arguments)}")
-    reach = Reach(read=[check.repository], python=check.python.path, project=check.run.project_id)
+    access = SandboxAccess(read=[check.repository], python=check.python.path, project=check.run.project_id)
     status = check.run.run(
-        check.isolation.command(command, check.room, reach),
+        check.isolation.command(command, check.room, access),
         timeout_s=timeout_s,
         environment=check.isolation.environment(check.room),
         folder=check.room.home,

@@ -21,11 +21,11 @@ from charonia.core.errors import RefusalKind, ServingError, invalid, not_found
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, named
-from charonia.platform.models import arrival, registry
-from charonia.platform.models.arrival import VersionTasks
+from charonia.platform.models import registry, version_import
 from charonia.platform.models.git import latest_commit, parse_git
 from charonia.platform.models.records import ADD, AddedVersion
 from charonia.platform.models.sources import ANY, AllowedHosts, VersionSource
+from charonia.platform.models.version_import import VersionTasks
 from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
@@ -101,7 +101,7 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
     )
     kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
     owner.follows = {"follow": kept, "by": who.id}
-    audit.note(session, who, "model.follow", f"{project}/{name}", kept, project_id=found.id)
+    audit.record(session, who, "model.follow", f"{project}/{name}", kept, project_id=found.id)
     return Follow(**kept)
 
 
@@ -123,7 +123,7 @@ def every(session: Session, who: Principal, project: str) -> Sequence[tuple[str,
 def remove(session: Session, who: Principal, project: str, name: str) -> None:
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     registry.find(session, found, name).follows = {}
-    audit.note(session, who, "model.unfollow", f"{project}/{name}", project_id=found.id)
+    audit.record(session, who, "model.unfollow", f"{project}/{name}", project_id=found.id)
 
 
 def is_signed(headers: Mapping[str, str], body: bytes, secret: str) -> bool:
@@ -200,7 +200,7 @@ def _add(
             return AddedVersion(owner.name, int(task.subject.rpartition("/")[2]), task.id)
     who = keys.standing_deployer(session, owner.follows.get("by", ""), follow.author, project.name)
     roll = {"deployment": follow.deployment, "strategy": follow.strategy} if follow.deployment else {}
-    added = arrival.add(session, uploads, who, project.name, owner.name, source, notes, roll)
+    added = version_import.add(session, uploads, who, project.name, owner.name, source, notes, roll)
     _record(owner, added=added.number, problem="", **seen)
     return added
 

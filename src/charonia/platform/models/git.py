@@ -31,7 +31,7 @@ from charonia.core.errors import ServingError, invalid, not_found, too_large, un
 from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.artifacts.blobs import demand_room
 from charonia.platform.artifacts.manifest import FILES_MAX, safe_path
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess
 from charonia.stores.location import parse_address
 from charonia.stores.remote import HttpFile, RemoteFile
 
@@ -205,10 +205,10 @@ _SETTINGS = {
 }
 
 _SSH = (
-    *("ssh", "-F", "none", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oGlobalKnownHostsFile=none"),
-    *("-oIdentitiesOnly=yes", "-oIdentityAgent=none", "-oUpdateHostKeys=no", "-oClearAllForwardings=yes"),
-    *("-oPermitLocalCommand=no", "-oConnectTimeout=30", "-oServerAliveInterval=15"),
-)
+    "ssh", "-F", "none", "-oBatchMode=yes", "-oStrictHostKeyChecking=yes", "-oGlobalKnownHostsFile=none",
+    "-oIdentitiesOnly=yes", "-oIdentityAgent=none", "-oUpdateHostKeys=no", "-oClearAllForwardings=yes",
+    "-oPermitLocalCommand=no", "-oConnectTimeout=30", "-oServerAliveInterval=15",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,12 +461,12 @@ class _Git:
         files, output, errors = scratch / "files", scratch / "output", scratch / "errors"
         files.mkdir(exist_ok=True)
         own = {"GIT_DIR": str(scratch / "git"), "GIT_WORK_TREE": str(files)}
-        reach = Reach(write=[scratch], project=None)
+        access = SandboxAccess(write=[scratch], project=None)
         with (
             output.open("wb") as out,
             errors.open("wb") as err,
             subprocess.Popen(
-                self.isolation.command(command, self.room, reach),
+                self.isolation.command(command, self.room, access),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

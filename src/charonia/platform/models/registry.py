@@ -257,7 +257,7 @@ def create(session: Session, who: Principal, project: str, name: str, details: D
     _apply(row, details)
     session.add(row)
     session.flush()
-    audit.note(session, who, "model.create", f"{project}/{name}", project_id=found.id)
+    audit.record(session, who, "model.create", f"{project}/{name}", project_id=found.id)
     return row
 
 
@@ -266,7 +266,7 @@ def change(session: Session, who: Principal, project: str, name: str, details: D
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     row = find(session, found, name)
     changed = {"changed": _apply(row, details)}
-    audit.note(session, who, "model.change", f"{project}/{name}", changed, project_id=found.id)
+    audit.record(session, who, "model.change", f"{project}/{name}", changed, project_id=found.id)
 
 
 def delete(session: Session, who: Principal, project: str, name: str) -> None:
@@ -279,14 +279,14 @@ def delete(session: Session, who: Principal, project: str, name: str) -> None:
     _demand_idle(session, row)
     session.delete(row)
     collect_later(session, found.id)
-    audit.note(session, who, "model.delete", f"{project}/{name}", project_id=found.id)
+    audit.record(session, who, "model.delete", f"{project}/{name}", project_id=found.id)
 
 
 def annotate(session: Session, who: Principal, project: str, name: str, number: int, notes: str) -> None:
     """Set the notes of a version."""
     owner, row = _own_version(session, who, project, name, number, ProjectRole.DEPLOYER)
     row.notes = notes
-    audit.note(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=owner.project_id)
+    audit.record(session, who, "version.annotate", f"{project}/{name}/{number}", project_id=owner.project_id)
 
 
 def delete_version(session: Session, who: Principal, project: str, name: str, number: int) -> None:
@@ -302,7 +302,7 @@ def delete_version(session: Session, who: Principal, project: str, name: str, nu
     _demand_idle(session, owner, number)
     session.delete(row)
     collect_later(session, owner.project_id)
-    audit.note(session, who, "version.delete", f"{project}/{name}/{number}", project_id=owner.project_id)
+    audit.record(session, who, "version.delete", f"{project}/{name}/{number}", project_id=owner.project_id)
 
 
 def check_again(session: Session, who: Principal, project: str, name: str, number: int) -> AddedVersion:
@@ -316,7 +316,7 @@ def check_again(session: Session, who: Principal, project: str, name: str, numbe
     row.state, row.reason = CHECKING, ""
     arguments = {"version": row.id, "may_run_code": permits(who.demand_code, project)}
     added = queue.add(session, CHECK, owner.project_id, f"{name}/{number}", arguments, who.name)
-    audit.note(session, who, "version.check", f"{project}/{name}/{number}", project_id=owner.project_id)
+    audit.record(session, who, "version.check", f"{project}/{name}/{number}", project_id=owner.project_id)
     return AddedVersion(name, number, added.id)
 
 
@@ -434,10 +434,10 @@ def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummar
 def _apply(row: ModelRow, details: DetailsBody) -> list[str]:
     """Change the given fields of a model, and return their names."""
     check_details(details.tags, details.links)
-    given = details.model_dump(include=set(DetailsBody.model_fields), exclude_none=True)
-    for name, value in given.items():
+    fields = details.model_dump(include=set(DetailsBody.model_fields), exclude_none=True)
+    for name, value in fields.items():
         setattr(row, name, sorted(set(value)) if name == "tags" else value)
-    return list(given)
+    return list(fields)
 
 
 def _demand_idle(session: Session, owner: ModelRow, number: int = 0) -> None:

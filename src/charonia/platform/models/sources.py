@@ -135,11 +135,11 @@ START_BYTES = 64
 LISTED_MAX = 10 * FILES_MAX
 """Most files of a source, including files of other versions."""
 
-Seen = Callable[[int], None]
+ProgressCallback = Callable[[int], None]
 """Receives the number of bytes that have arrived; an exception cancels the work."""
 
 
-class ArrivingFiles:
+class IncomingFiles:
     """The files of a future version, below an address of an object store.
 
     Args:
@@ -174,30 +174,30 @@ class ArrivingFiles:
         end = min(limit, file.size)
         return b"".join(map(bytes, self._store.read(file, 0, end))) if end else b""
 
-    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+    def keep(self, path: str, store: ArtifactStore, progress: ProgressCallback) -> Blob:
         """Put a file into the store.
 
         Raises:
             ServingError: UNAVAILABLE when it cannot be read or stored; INTERNAL for a damaged disk.
             StorageFullError: There is no room for it.
         """
-        return store.add(self._pieces(path, seen), what=f"file '{path}'")
+        return store.add(self._pieces(path, progress), what=f"file '{path}'")
 
-    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+    def local(self, path: str, store: ArtifactStore, progress: ProgressCallback) -> Path:
         """Return the path of a file on this machine, fetched as content that no version has yet. Raises as `keep`."""
-        return store.local.path(store.local.add(self._pieces(path, seen), what=f"file '{path}'").sha256)
+        return store.local.path(store.local.add(self._pieces(path, progress), what=f"file '{path}'").sha256)
 
-    def _pieces(self, path: str, seen: Seen) -> Iterator[bytes]:
+    def _pieces(self, path: str, progress: ProgressCallback) -> Iterator[bytes]:
         file, size = self._files[path], 0
         for piece in self._store.read(file, 0, file.size) if file.size else ():
             size += len(piece)
-            seen(len(piece))
+            progress(len(piece))
             yield bytes(piece)
         if size != file.size:
             raise unavailable(f"'{self._store.uri}': '{path}' came incomplete: {size} of {file.size} bytes")
 
 
-class LocalFiles(ArrivingFiles):
+class LocalFiles(IncomingFiles):
     """Files of this machine.
 
     Args:
@@ -216,27 +216,29 @@ class LocalFiles(ArrivingFiles):
         with disk_faults("import", self._paths[path]), self._paths[path].open("rb") as file:
             return file.read(limit)
 
-    def keep(self, path: str, store: ArtifactStore, seen: Seen) -> Blob:
+    def keep(self, path: str, store: ArtifactStore, progress: ProgressCallback) -> Blob:
         if self._is_own:
             blob = store.adopt(self._paths[path], what=f"file '{path}'")
-            seen(blob.size)
+            progress(blob.size)
             return blob
         with disk_faults("import", self._paths[path]), self._paths[path].open("rb") as file:
-            return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), seen), what=f"file '{path}'")
+            return store.add(_counted(iter(lambda: file.read(PIECE_BYTES), b""), progress), what=f"file '{path}'")
 
-    def local(self, path: str, store: ArtifactStore, seen: Seen) -> Path:
+    def local(self, path: str, store: ArtifactStore, progress: ProgressCallback) -> Path:
         return self._paths[path]
 
 
 @contextmanager
-def unpacked(files: ArrivingFiles, store: ArtifactStore, isolation: Isolation, seen: Seen) -> Iterator[ArrivingFiles]:
+def unpacked(
+    files: IncomingFiles, store: ArtifactStore, isolation: Isolation, progress: ProgressCallback
+) -> Iterator[IncomingFiles]:
     """Yield the files unchanged, or the content of a single archive."""
     paths = list(files.sizes())
     if len(paths) != 1 or not is_archive(paths[0]):
         yield files
         return
     with store.local.scratch() as folder:
-        unpack(files.local(paths[0], store, seen), paths[0], folder, isolation, lambda: seen(0))
+        unpack(files.local(paths[0], store, progress), paths[0], folder, isolation, lambda: progress(0))
         yield LocalFiles({path: folder / path for path in _below(folder)})
 
 
@@ -254,9 +256,9 @@ def _below(folder: Path) -> list[str]:
     return found
 
 
-def _counted(pieces: Iterator[bytes], seen: Seen) -> Iterator[bytes]:
+def _counted(pieces: Iterator[bytes], progress: ProgressCallback) -> Iterator[bytes]:
     for piece in pieces:
-        seen(len(piece))
+        progress(len(piece))
         yield piece
 
 
@@ -461,7 +463,7 @@ class SourceReader:
     uploads: UploadFolder
     store: ArtifactStore
     isolation: Isolation
-    seen: Seen
+    progress: ProgressCallback
     hosts: AllowedHosts
     may_read_folders: bool
     secret: str = field(default="", repr=False)
@@ -470,7 +472,7 @@ class SourceReader:
 @contextmanager
 def open_source(
     source: VersionSource, sent: Mapping[str, str], reader: SourceReader
-) -> Iterator[tuple[ArrivingFiles, str]]:
+) -> Iterator[tuple[IncomingFiles, str]]:
     """Yield the files, and their origin in words. Blocks.
 
     Args:
@@ -489,7 +491,7 @@ def open_source(
             hosts.check(address.url)
             with (
                 reader.store.local.scratch() as folder,
-                checkout(address, reader.secret, folder, reader.isolation, lambda: reader.seen(0), hosts.check) as (
+                checkout(address, reader.secret, folder, reader.isolation, lambda: reader.progress(0), hosts.check) as (
                     found,
                     commit,
                 ),
@@ -526,11 +528,11 @@ def _credentials_of(source: VersionSource, secret: str) -> Sections | None:
     return {scheme: {"": found}}
 
 
-def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hosts: AllowedHosts) -> ArrivingFiles:
+def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hosts: AllowedHosts) -> IncomingFiles:
     """Return the files at an address from MLflow; without `uploads`, none of this machine."""
     scheme = uri.partition(":")[0]
     if scheme == PROXIED:
-        return ArrivingFiles(ProxiedArtifacts(server, uri))
+        return IncomingFiles(ProxiedArtifacts(server, uri))
     if is_store(uri) and scheme != "file":
         return _at(uri, hosts)
     path = uri.removeprefix("file://") if scheme == "file" else uri
@@ -542,7 +544,7 @@ def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hos
     )
 
 
-def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
+def _folder(folder: Path, uploads: UploadFolder) -> IncomingFiles:
     data = uploads.folder.parent.resolve()
     if data.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(data):
         raise invalid(f"folder '{folder}': it contains the platform's own data", hint="name the folder of a model")
@@ -556,12 +558,12 @@ def _folder(folder: Path, uploads: UploadFolder) -> ArrivingFiles:
     return LocalFiles(files, is_own=False)
 
 
-def _at(address: str, hosts: AllowedHosts, sections: Sections | None = None) -> ArrivingFiles:
+def _at(address: str, hosts: AllowedHosts, sections: Sections | None = None) -> IncomingFiles:
     """Return the files below an address, or the one file at it."""
     place = parse_address(address)
     hosts.check_store(place, sections)
     store = open_store(place, sections=sections, check=hosts.check)
     if isinstance(store, ObjectStore) and place.prefix and next(iter(store.files()), None) is None:
-        around, found = store.around()
-        return ArrivingFiles(around, only=found)
-    return ArrivingFiles(store)
+        around, found = store.parent()
+        return IncomingFiles(around, only=found)
+    return IncomingFiles(store)

@@ -47,7 +47,7 @@ def begin(
         StorageFullError: There is no room for them.
     """
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
-    give_up(session, folder)
+    remove_abandoned(session, folder)
     earlier = list_batch(session, found, batch) if batch else []
     if not files or len(files) + len(earlier) > FILES_MAX:
         raise invalid(f"expected 1 to {FILES_MAX} files, got {len(files) + len(earlier)}", hint="send an archive")
@@ -149,7 +149,7 @@ def remove(session: Session, folder: UploadFolder, rows: Sequence[UploadRow]) ->
         folder.remove(row.key)
 
 
-def give_up(session: Session, folder: UploadFolder) -> int:
+def remove_abandoned(session: Session, folder: UploadFolder) -> int:
     """Remove uploads without progress for `UNUSED_S_MAX`, and orphaned files; return their number."""
     keys = folder.unused(UNUSED_S_MAX)
     taken = set(session.scalars(select(UploadRow.key).where(UploadRow.is_taken)))

@@ -11,7 +11,7 @@ from charonia.platform.database.tables import AuditRow, ProjectRow
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 
 
-def note(
+def record(
     session: Session,
     who: Principal,
     action: str,

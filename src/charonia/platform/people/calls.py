@@ -8,12 +8,12 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from charonia.core.errors import RefusalKind, ServingError
-from charonia.platform import repeats
+from charonia.platform import idempotency
 from charonia.platform.database.connection import now
 from charonia.platform.database.tables import KeyRow
 from charonia.platform.people import keys, users
 from charonia.platform.people.access import NotPermittedError, Principal
-from charonia.platform.state import Here, Platform
+from charonia.platform.state import Platform, PlatformDep
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf"
@@ -32,7 +32,7 @@ async def _sent_token(request: Request) -> str:
 
 def caller(
     request: Request,
-    platform: Here,
+    platform: PlatformDep,
     token: Annotated[str, Depends(_sent_token)],
     bearer: Annotated[
         HTTPAuthorizationCredentials | None,
@@ -55,7 +55,7 @@ def caller(
     request.state.csrf = ""
     if bearer is not None:
         principal = _by_key(platform, bearer.credentials, address)
-        repeats.demand_first(platform.database, principal.name)
+        idempotency.demand_first(platform.database, principal.name)
         return principal
     visitor = None
     if cookie:
@@ -70,7 +70,7 @@ def caller(
             RefusalKind.FORBIDDEN, f"expected the token of the session as {CSRF_HEADER}, got none or another"
         )
     request.state.csrf = visitor.csrf
-    repeats.demand_first(platform.database, visitor.principal.name)
+    idempotency.demand_first(platform.database, visitor.principal.name)
     return visitor.principal
 
 

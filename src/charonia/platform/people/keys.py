@@ -44,7 +44,7 @@ def create(
     )
     session.add(key)
     session.flush()
-    audit.note(session, who, "key.create", name, {"roles": [audit.role_text(grant) for grant in grants]})
+    audit.record(session, who, "key.create", name, {"roles": [audit.role_text(grant) for grant in grants]})
     return key, secret
 
 
@@ -60,12 +60,12 @@ def revoke(session: Session, who: Principal, name: str) -> None:
         raise not_found(f"key '{name}' does not exist")
     demand_all(who, kept(key.grants))
     session.delete(key)
-    audit.note(session, who, "key.revoke", name)
+    audit.record(session, who, "key.revoke", name)
 
 
 def holder(session: Session, secret: str, address: str) -> tuple[Principal, KeyRow] | None:
     """Return the owner of a key, None for one that is unknown or has expired."""
-    key = session.scalar(select(KeyRow).where(KeyRow.digest == digest_of(secret), _lives()))
+    key = session.scalar(select(KeyRow).where(KeyRow.digest == digest_of(secret), _is_valid()))
     return None if key is None else (principal(key, address), key)
 
 
@@ -78,7 +78,7 @@ def standing(session: Session, id: str) -> Principal | None:
     """Return a caller, by `Principal.id`, with the roles that it has now; None if the key or user is gone."""
     kind, _, own = id.partition(" ")
     if kind == "key":
-        key = session.scalar(select(KeyRow).where(KeyRow.digest == own, _lives()))
+        key = session.scalar(select(KeyRow).where(KeyRow.digest == own, _is_valid()))
         return None if key is None else principal(key)
     user = session.scalar(select(UserRow).where(UserRow.issuer + " " + UserRow.subject == own))
     return None if user is None else users.principal(user)
@@ -92,7 +92,7 @@ def standing_deployer(session: Session, id: str, name: str, project: str) -> Pri
     return who
 
 
-def _lives() -> Any:
+def _is_valid() -> Any:
     return or_(KeyRow.expires == 0, KeyRow.expires > now())
 
 

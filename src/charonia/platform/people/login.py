@@ -10,7 +10,7 @@ from charonia.platform.people import users
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.oidc import CALLBACK_PATH, SIGN_IN_S, Provider
 from charonia.platform.settings import PlatformSettings
-from charonia.platform.state import Here, Platform
+from charonia.platform.state import Platform, PlatformDep
 from charonia.platform.values import Text
 
 LOGIN_PAGE = "/login"
@@ -28,7 +28,7 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get(LINK_PATH)
-def use_link(request: Request, platform: Here, token: Text = "") -> Response:
+def use_link(request: Request, platform: PlatformDep, token: Text = "") -> Response:
     """Sign in with a link, which works one time."""
     with platform.database.transaction() as session:
         cookie = users.use_link(session, token, _address(request))
@@ -36,7 +36,7 @@ def use_link(request: Request, platform: Here, token: Text = "") -> Response:
 
 
 @router.get(SIGN_ON_PATH)
-def go_to_provider(request: Request, platform: Here, next: Text = "/") -> Response:
+def go_to_provider(request: Request, platform: PlatformDep, next: Text = "/") -> Response:
     """Send a browser to the provider of single sign-on."""
     try:
         address, cookie = _provider(platform).send(_address(request), local_path(next))
@@ -56,7 +56,7 @@ def go_to_provider(request: Request, platform: Here, next: Text = "/") -> Respon
 
 
 @router.get(CALLBACK_PATH)
-def come_back(request: Request, platform: Here, code: Text = "", state: Text = "") -> Response:
+def come_back(request: Request, platform: PlatformDep, code: Text = "", state: Text = "") -> Response:
     """Sign in a user who returns from the provider."""
     try:
         provider = _provider(platform)
@@ -76,7 +76,7 @@ def come_back(request: Request, platform: Here, code: Text = "", state: Text = "
 
 
 @router.post("/logout")
-def sign_out(request: Request, platform: Here, who: Caller) -> Response:
+def sign_out(request: Request, platform: PlatformDep, who: Caller) -> Response:
     """End the session of the browser."""
     with platform.database.transaction() as session:
         users.end_session(session, request.cookies.get(users.COOKIE, ""))

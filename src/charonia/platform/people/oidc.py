@@ -54,7 +54,7 @@ ADDRESSES_MAX = 100_000
 _SEAL = "HS256"
 
 
-class SentBrowser(NamedTuple):
+class PendingLogin(NamedTuple):
     """The values that must match when a browser returns from the provider.
 
     Attributes:
@@ -110,21 +110,21 @@ class Provider:
                 f"single sign-on: {address} starts more than {STARTS_MAX} sign-ins in {WINDOW_S:.0f} s",
                 hint="try again",
             )
-        sent = SentBrowser(new_secret(), new_secret(), new_secret(), next)
+        sent = PendingLogin(new_secret(), new_secret(), new_secret(), next)
         claims = {**sent._asdict(), "exp": int(now() + SIGN_IN_S)}
         return self._address(sent), jwt.encode({"alg": _SEAL}, claims, self._seal)
 
-    def returned(self, cookie: str, state: str) -> SentBrowser:
+    def returned(self, cookie: str, state: str) -> PendingLogin:
         """Return the values that a browser was sent with, from its cookie."""
         try:
             claims = jwt.decode(cookie, self._seal, [_SEAL]).claims
             if claims["exp"] > now() and hmac.compare_digest(claims["state"].encode(), state.encode()):
-                return SentBrowser(*(claims[name] for name in SentBrowser._fields))
+                return PendingLogin(*(claims[name] for name in PendingLogin._fields))
         except (JoseError, ValueError):
             pass
         raise invalid("single sign-on: this browser did not start this sign-in, or too long ago", hint="sign in again")
 
-    def _address(self, sent: SentBrowser) -> str:
+    def _address(self, sent: PendingLogin) -> str:
         metadata, _ = self._known()
         address: str = prepare_grant_uri(
             metadata["authorization_endpoint"],
@@ -139,7 +139,7 @@ class Provider:
         )
         return address
 
-    def identity(self, code: str, sent: SentBrowser) -> Identity:
+    def identity(self, code: str, sent: PendingLogin) -> Identity:
         """Return the identity of a user who has returned.
 
         Args:
@@ -159,7 +159,7 @@ class Provider:
         name = str(claims.get("name") or claims.get("preferred_username") or subject)
         return Identity(self._settings.issuer, subject, name if email else f"{name} ({subject})", email)
 
-    def _token(self, client: OAuth2Client, endpoint: str, code: str, sent: SentBrowser) -> Mapping[str, Any]:
+    def _token(self, client: OAuth2Client, endpoint: str, code: str, sent: PendingLogin) -> Mapping[str, Any]:
         """Exchange a code for tokens; afterwards the client has the access token."""
         try:
             token: Mapping[str, Any] = client.fetch_token(
@@ -175,7 +175,7 @@ class Provider:
             raise unavailable(f"single sign-on: the provider does not answer: {error}") from error
         return token
 
-    def _claims(self, token: Mapping[str, Any], keys: Mapping[str, Any], sent: SentBrowser) -> Mapping[str, Any]:
+    def _claims(self, token: Mapping[str, Any], keys: Mapping[str, Any], sent: PendingLogin) -> Mapping[str, Any]:
         """Return the claims of the ID token after checking it."""
         try:
             decoded = jwt.decode(

@@ -25,7 +25,7 @@ def create(session: Session, who: Principal, name: str) -> ProjectRow:
     project = ProjectRow(name=name, created=now())
     session.add(project)
     session.flush()
-    audit.note(session, who, "project.create", name, project_id=project.id)
+    audit.record(session, who, "project.create", name, project_id=project.id)
     return project
 
 

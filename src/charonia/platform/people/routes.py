@@ -10,7 +10,7 @@ from charonia.platform.people import audit, keys, login, projects, users
 from charonia.platform.people.access import Grant, Principal, ProjectRole
 from charonia.platform.people.calls import Caller
 from charonia.platform.people.projects import kept
-from charonia.platform.state import Here, Limit, Offset
+from charonia.platform.state import Limit, Offset, PlatformDep
 from charonia.platform.values import Number, RequestBody, Text, Time
 
 router = APIRouter(prefix="/api/v1", tags=["people"])
@@ -150,28 +150,28 @@ def me(who: Caller) -> CallerBody:
 
 
 @router.get("/projects")
-def list_projects(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[ProjectBody]:
+def list_projects(platform: PlatformDep, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[ProjectBody]:
     """List the projects in which the caller has a role."""
     with platform.database.reading() as session:
         return [ProjectBody(name=row.name) for row in projects.visible(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/projects", status_code=201)
-def create_project(platform: Here, who: Caller, body: ProjectBody) -> ProjectBody:
+def create_project(platform: PlatformDep, who: Caller, body: ProjectBody) -> ProjectBody:
     """Create a project."""
     with platform.database.transaction() as session:
         return ProjectBody(name=projects.create(session, who, body.name).name)
 
 
 @router.get("/keys")
-def list_keys(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[KeyBody]:
+def list_keys(platform: PlatformDep, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[KeyBody]:
     """List API keys: those with a role in a project that the caller administers."""
     with platform.database.reading() as session:
         return [KeyBody.of(key, who) for key in keys.visible(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/keys", status_code=201)
-def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
+def create_key(platform: PlatformDep, who: Caller, body: KeyRequest) -> NewKeyBody:
     """Create an API key."""
     grants = [role.grant() for role in body.roles]
     with platform.database.transaction() as session:
@@ -180,28 +180,28 @@ def create_key(platform: Here, who: Caller, body: KeyRequest) -> NewKeyBody:
 
 
 @router.delete("/keys/{name}", status_code=204)
-def revoke_key(platform: Here, who: Caller, name: Text) -> None:
+def revoke_key(platform: PlatformDep, who: Caller, name: Text) -> None:
     """Delete an API key; calls with it are refused from now on."""
     with platform.database.transaction() as session:
         keys.revoke(session, who, name)
 
 
 @router.get("/users")
-def list_users(platform: Here, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[UserBody]:
+def list_users(platform: PlatformDep, who: Caller, limit: Limit = 100, offset: Offset = 0) -> list[UserBody]:
     """List the users who can sign in."""
     with platform.database.reading() as session:
         return [UserBody.of(user, who) for user in users.known(session, who, offset=offset, limit=limit)]
 
 
 @router.post("/users", status_code=201)
-def create_user(platform: Here, who: Caller, body: UserRequest) -> UserBody:
+def create_user(platform: PlatformDep, who: Caller, body: UserRequest) -> UserBody:
     """Create a user who signs in with links."""
     with platform.database.transaction() as session:
         return UserBody.of(users.create(session, who, body.name, body.email), who)
 
 
 @router.post("/users/{id}/link", status_code=201)
-def make_link(platform: Here, who: Caller, id: Number) -> LinkBody:
+def make_link(platform: PlatformDep, who: Caller, id: Number) -> LinkBody:
     """Create a link that signs a user in, one time, within a day."""
     with platform.database.transaction() as session:
         secret = users.link(session, who, id)
@@ -209,7 +209,7 @@ def make_link(platform: Here, who: Caller, id: Number) -> LinkBody:
 
 
 @router.put("/users/{id}/role")
-def set_role(platform: Here, who: Caller, id: Number, body: UserRoleBody) -> UserBody:
+def set_role(platform: PlatformDep, who: Caller, id: Number, body: UserRoleBody) -> UserBody:
     """Set the role of a user in one project or in all."""
     grant = None if body.role == "none" else Grant(ProjectRole[body.role.upper()], body.project, body.may_run_code)
     with platform.database.transaction() as session:
@@ -217,28 +217,28 @@ def set_role(platform: Here, who: Caller, id: Number, body: UserRoleBody) -> Use
 
 
 @router.delete("/users/{id}", status_code=204)
-def remove_user(platform: Here, who: Caller, id: Number) -> None:
+def remove_user(platform: PlatformDep, who: Caller, id: Number) -> None:
     """Delete a user and end their sessions."""
     with platform.database.transaction() as session:
         users.remove(session, who, id)
 
 
 @router.get("/projects/{project}/secrets")
-def list_secrets(platform: Here, who: Caller, project: Text) -> list[SecretBody]:
+def list_secrets(platform: PlatformDep, who: Caller, project: Text) -> list[SecretBody]:
     """List the secrets of a project, without their values."""
     with platform.database.reading() as session:
         return [copied(SecretBody, row) for row in platform.workloads.secrets.list(session, who, project)]
 
 
 @router.put("/projects/{project}/secrets/{name}", status_code=204)
-def put_secret(platform: Here, who: Caller, project: Text, name: Text, body: SecretValue) -> None:
+def put_secret(platform: PlatformDep, who: Caller, project: Text, name: Text, body: SecretValue) -> None:
     """Create a secret, or replace its value. No call returns it."""
     with platform.database.transaction() as session:
         platform.workloads.secrets.put(session, who, project, name, body.value)
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
-def remove_secret(platform: Here, who: Caller, project: Text, name: Text) -> None:
+def remove_secret(platform: PlatformDep, who: Caller, project: Text, name: Text) -> None:
     """Delete a secret. Servers that run keep its value."""
     with platform.database.transaction() as session:
         platform.workloads.secrets.remove(session, who, project, name)
@@ -246,7 +246,7 @@ def remove_secret(platform: Here, who: Caller, project: Text, name: Text) -> Non
 
 @router.get("/audit")
 def list_changes(
-    platform: Here,
+    platform: PlatformDep,
     who: Caller,
     project: Text = "",
     before: Annotated[Number, Query(description="Only entries with a smaller id; 0 for the latest.")] = 0,

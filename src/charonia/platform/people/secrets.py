@@ -56,14 +56,14 @@ class ProjectSecrets:
             session.add(row)
         plain = {"of": [found.id, name], "value": value}  # a row that is copied elsewhere is not valid
         row.value, row.author, row.created = seal(plain, self._oct()), who.name, now()
-        audit.note(session, who, "secret.put", f"{project}/{name}", project_id=found.id)
+        audit.record(session, who, "secret.put", f"{project}/{name}", project_id=found.id)
 
     def remove(self, session: Session, who: Principal, project: str, name: str) -> None:
         found = projects.find(session, who, project, ProjectRole.DEPLOYER)
         of_name = (SecretRow.project_id == found.id) & (SecretRow.name == name)
         if session.execute(delete(SecretRow).where(of_name).returning(SecretRow.id)).first() is None:
             raise not_found(f"project '{project}' has no secret '{name}'")
-        audit.note(session, who, "secret.remove", f"{project}/{name}", project_id=found.id)
+        audit.record(session, who, "secret.remove", f"{project}/{name}", project_id=found.id)
 
     def list(self, session: Session, who: Principal, project: str) -> Sequence[SecretRow]:
         """Return the secrets of a project by name; only their names, authors and times are for display."""

@@ -47,7 +47,7 @@ def create(session: Session, who: Principal, name: str, email: str = "") -> User
     if len(email) > EMAIL_CHARS_MAX or not email.isprintable():
         raise invalid(f"email of a user: expected at most {EMAIL_CHARS_MAX} printable characters, got '{email[:80]}'")
     user = _new(session, LOCAL, new_secret(), name.strip(), email)
-    audit.note(session, who, "user.create", principal(user).name)
+    audit.record(session, who, "user.create", principal(user).name)
     return user
 
 
@@ -61,7 +61,7 @@ def link(session: Session, who: Principal, user_id: int) -> str:
     """Return the secret of a link that signs a user in, one time, within `LINK_S`."""
     who.demand(ProjectRole.ADMIN)
     user = _get(session, user_id)
-    audit.note(session, who, "user.link", principal(user).name)
+    audit.record(session, who, "user.link", principal(user).name)
     return new_link(session, user)
 
 
@@ -84,7 +84,7 @@ def set_role(session: Session, who: Principal, user_id: int, project: str, grant
     user.grants += new_rows(session, who, [grant] if grant else [])
     detail = {"project": project or "*", "role": audit.role_text(grant) if grant else "none"}
     project_id = session.scalar(select(ProjectRow.id).where(ProjectRow.name == project)) if project else None
-    audit.note(session, who, "user.role", principal(user).name, detail, project_id=project_id)
+    audit.record(session, who, "user.role", principal(user).name, detail, project_id=project_id)
     return user
 
 
@@ -92,7 +92,7 @@ def remove(session: Session, who: Principal, user_id: int) -> None:
     """Delete a user, with their sessions."""
     who.demand(ProjectRole.ADMIN)
     user = _get(session, user_id)
-    audit.note(session, who, "user.remove", principal(user).name)
+    audit.record(session, who, "user.remove", principal(user).name)
     session.delete(user)
 
 
@@ -154,7 +154,7 @@ def begin_session(session: Session, user: UserRow, address: str) -> str:
             digest=digest_of(secret), user_id=user.id, csrf=new_secret(), expires=now() + SESSION_S, created=now()
         )
     )
-    audit.note(session, principal(user, address), "session.begin", principal(user).name)
+    audit.record(session, principal(user, address), "session.begin", principal(user).name)
     return secret
 
 

@@ -40,12 +40,12 @@ from charonia.platform.targets.local_server import (
 )
 from charonia.platform.targets.rollout import (
     RUNNING,
-    ActKind,
+    ActionKind,
     ReplicaPhase,
     RolloutGoal,
     ServerState,
+    abandoned,
     answering,
-    given_up,
     judged,
     next_acts,
 )
@@ -147,7 +147,7 @@ class LocalTarget:
     def problems(self, workload: Workload) -> Sequence[str]:
         folder = self._folder(workload.deployment)
         running = len(folder.servers())
-        found = list(misfits(workload, self._machine(), self._promised(workload.deployment), running))
+        found = list(misfits(workload, self._machine(), self._reserved_resources(workload.deployment), running))
         pairs = max(0, workload.spec.replicas.min - running) + (not folder.read("address"))
         if len(self._ports.find_many(self._taken(), pairs)) < pairs:
             found.append(
@@ -159,7 +159,7 @@ class LocalTarget:
         name, number, spec = workload.deployment, workload.revision, workload.spec
         with self._held(name):
             folder = self._folder(name)
-            goal, servers = self._look(folder)
+            goal, servers = self._poll(folder)
             is_there = any(one.phase is not ReplicaPhase.GONE for one in servers)
             if is_there and goal.revision == number and not goal.failed:
                 return
@@ -172,8 +172,8 @@ class LocalTarget:
                 self._prepare(folder, workload)
             for one in servers:
                 if one.phase is ReplicaPhase.GONE or one.failure:
-                    folder.server(one.number).forget("applying")
-            folder.forget_stopping()
+                    folder.server(one.number).remove("applying")
+            folder.clear_stopping()
             count = min(max(goal.count, spec.replicas.min), spec.replicas.max)
             _write_goal(folder, RolloutGoal(number, count if is_there else spec.replicas.min, goal.revision * is_there))
             self._step(folder)
@@ -182,7 +182,7 @@ class LocalTarget:
         """Scale the servers, and take the next step of the rollout. See `DeploymentTarget`."""
         with self._held(deployment):
             folder = self._folder(deployment)
-            goal, servers = self._look(folder)
+            goal, servers = self._poll(folder)
             if not goal.revision or folder.stopping_since():
                 return ""
             least = int(folder.revision(goal.revision).read("serve").get("least", 1))
@@ -200,17 +200,17 @@ class LocalTarget:
     def abandon(self, deployment: str) -> None:
         with self._held(deployment):
             folder = self._folder(deployment)
-            goal, _ = self._look(folder)
+            goal, _ = self._poll(folder)
             if goal.is_reached or not goal.revision:
                 return
             if goal.before != goal.revision:
-                _write_goal(folder, given_up(goal, ""))
+                _write_goal(folder, abandoned(goal, ""))
             self._step(folder)
 
     def observe(self, deployment: str) -> Observed:
         with self._held(deployment):
             folder = self._folder(deployment)
-            goal, servers = self._look(folder)
+            goal, servers = self._poll(folder)
             living = [one for one in servers if one.phase is not ReplicaPhase.GONE]
             if not living and goal.failed:
                 return Observed(applying=goal.failed, phase=RevisionPhase.FAILED, reason=goal.reason)
@@ -223,8 +223,8 @@ class LocalTarget:
     def stop(self, deployment: str) -> None:
         with self._held(deployment):
             folder = self._folder(deployment)
-            folder.note_stopping()
-            folder.forget("goal")
+            folder.record_stopping()
+            folder.remove("goal")
             for number in folder.servers():
                 self._server(folder, number).end()
 
@@ -285,7 +285,7 @@ class LocalTarget:
         ]
         return {port for owner in owners for name in ("address", "ports") for port in owner.read(name).get("ports", ())}
 
-    def _promised(self, deployment: str) -> list[Needs]:
+    def _reserved_resources(self, deployment: str) -> list[Needs]:
         """Return the resources of all servers of the other deployments."""
         found = []
         for name in self.deployments():
@@ -305,7 +305,7 @@ class LocalTarget:
         own = [needs] * goal.count
         if len(self._ports.find_many(self._taken(), more)) < more:
             return "there are no free ports"
-        return obstacle(needs, more, self._machine(), [*self._promised(name), *own])
+        return obstacle(needs, more, self._machine(), [*self._reserved_resources(name), *own])
 
     def _prepare(self, folder: DeploymentFolder, workload: Workload) -> None:
         folder.served.mkdir(parents=True, exist_ok=True)
@@ -339,9 +339,9 @@ class LocalTarget:
             raise unavailable(f"there are no {PORTS} free ports in a row", hint="--ports gives the platform others")
         return found[0]
 
-    def _look(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
+    def _poll(self, folder: DeploymentFolder) -> tuple[RolloutGoal, list[ServerState]]:
         before = _read_goal(folder)
-        looked = [self._server(folder, number).look() for number in folder.servers()]
+        looked = [self._server(folder, number).poll() for number in folder.servers()]
         servers = [self._after_race(folder, before, one, looked) for one in looked]
         goal = judged(before, servers)
         if goal != before:
@@ -360,30 +360,30 @@ class LocalTarget:
         if not one.failure or one.applying != goal.revision or races >= PORT_RACES_MAX or not server.has_lost_port():
             return one
         server.folder.write("races", count=races + 1)
-        server.folder.forget("ports")
+        server.folder.remove("ports")
         if not folder.read("address").get("is_proven"):  # clients may know an address that has answered
             with self._lock:
                 folder.write("address", ports=self._free_ports())
         self._start(folder, server, goal.revision, next((each.number for each in servers if each.phase in RUNNING), 0))
-        return replace(server.look(), failure="")  # the next pass notices if it has lost again
+        return replace(server.poll(), failure="")  # the next pass notices if it has lost again
 
     def _step(self, folder: DeploymentFolder, looked: tuple[RolloutGoal, list[ServerState]] | None = None) -> None:
-        goal, servers = looked or self._look(folder)
+        goal, servers = looked or self._poll(folder)
         made = str(folder.revision(goal.revision).read("serve").get("made", "")) if goal.revision else ""
         for act in next_acts(goal, servers, made):
             server = self._server(folder, act.number)
             match act.kind:
-                case ActKind.START:
+                case ActionKind.START:
                     self._start(folder, server, goal.revision, act.beside)
-                case ActKind.UPGRADE:
+                case ActionKind.UPGRADE:
                     server.upgrade(goal.revision)
-                case ActKind.RETUNE:
+                case ActionKind.RETUNE:
                     self._retune(folder, server, goal)
-                case ActKind.CANCEL:
+                case ActionKind.CANCEL:
                     server.cancel()
-                case ActKind.END:
+                case ActionKind.END:
                     server.end()
-                case ActKind.FORGET:
+                case ActionKind.FORGET:
                     server.remove()
         for one in servers:  # kill servers that are overdue
             if one.phase is ReplicaPhase.ENDING:
@@ -405,7 +405,7 @@ class LocalTarget:
         except ServingError as error:
             if error.code is Code.UNAVAILABLE:
                 raise
-            _write_goal(folder, given_up(goal, str(error)))
+            _write_goal(folder, abandoned(goal, str(error)))
 
     def _seen(self, folder: DeploymentFolder, goal: RolloutGoal, servers: Sequence[ServerState]) -> Observed:
         serving, ports = answering(goal, servers), folder.read("address")["ports"]

@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from charonia.core.errors import unavailable
-from charonia.platform.isolation.isolation import Isolation, PrivateFolders, Reach
+from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess
 from charonia.platform.targets.api import Replica
 from charonia.platform.targets.rollout import LOST_STARTS_MAX, ReplicaPhase, ServerState
-from charonia.platform.targets.server_calls import change_traffic, forget_changes, server_is_ready, traffic_of
+from charonia.platform.targets.server_calls import change_traffic, reset_split, server_is_ready, traffic_of
 from charonia.python_command import python_module
 
 LOG_BYTES_MAX = 32 * 2**20
@@ -87,7 +87,7 @@ class NotesFolder:
     def write(self, name: str, **values: Any) -> None:
         write_whole(self.path / f"{name}.json", json.dumps(values))
 
-    def forget(self, *names: str) -> None:
+    def remove(self, *names: str) -> None:
         for name in names:
             (self.path / f"{name}.json").unlink(missing_ok=True)
 
@@ -98,11 +98,11 @@ class NotesFolder:
         except FileNotFoundError:
             return 0.0
 
-    def note_stopping(self) -> None:
+    def record_stopping(self) -> None:
         if self.path.exists():
             self._stopping.touch()
 
-    def forget_stopping(self) -> None:
+    def clear_stopping(self) -> None:
         self._stopping.unlink(missing_ok=True)
 
 
@@ -163,14 +163,14 @@ class ServerFolder(NotesFolder):
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the server, which survives this process."""
         with _held(self.path / "lock") as lock, self.log.open("ab") as log:
-            self.forget_pid()
-            self.forget_stopping()
+            self.remove_pid()
+            self.clear_stopping()
             # The process writes its id itself: nothing is lost if this process dies right here.
             script = 'echo $$ > "$0.new" && mv "$0.new" "$0" && exec "$@"'
             command = ["/bin/sh", "-c", script, str(self._pid), *command]
             _start(command, self.path, log, environment, pass_fds=[lock.fileno()])
 
-    def forget_pid(self) -> None:
+    def remove_pid(self) -> None:
         self._pid.unlink(missing_ok=True)
 
     def log_size(self) -> int:
@@ -204,13 +204,13 @@ class Steps:
             script = '"$@"; echo $? > "$0.new"; mv "$0.new" "$0"'
             _start(["/bin/sh", "-c", script, str(self._exit), *command], self._exit.parent, output, environment)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the results of the previous command."""
         self._exit.unlink(missing_ok=True)
         self._output.unlink(missing_ok=True)
 
     def is_begun(self) -> bool:
-        """Return whether a command was started since the last `forget`."""
+        """Return whether a command was started since the last `remove`."""
         return self._output.exists()
 
     def text(self) -> str:
@@ -337,7 +337,7 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def last_said(log: str) -> str:
+def last_log_line(log: str) -> str:
     """Return the text of the last line of a log, without time and source."""
     line = last_line(log)
     found = _SAID.fullmatch(line)
@@ -384,7 +384,7 @@ class DeployedServer:
     def metrics(self) -> str:
         return f"http://{HOST}:{self._ports[1]}/metrics"
 
-    def look(self) -> ServerState:
+    def poll(self) -> ServerState:
         """Return its state, and record the outcome of its steps."""
         applying, serving = self.folder.read("applying"), self.folder.read("serving")
         starts = self.folder.read("starts")
@@ -434,23 +434,23 @@ class DeployedServer:
         applying = self.folder.read("applying")
         if applying.get("is_upgrade"):
             return last_line(Steps(self.folder.path).text())
-        return last_said(tail(self.folder.log, 1))
+        return last_log_line(tail(self.folder.log, 1))
 
     def start(self, revision: int, beside: "DeployedServer | None") -> None:
         """Start it with a revision."""
         starts, how = int(self.folder.read("starts").get("count", 0)), self._how(revision)
         self.folder.write("starts", count=starts + 1, time=time.time())
-        self.folder.forget("serving")
-        self.folder.forget_pid()  # without a process id it was never started
+        self.folder.remove("serving")
+        self.folder.remove_pid()  # without a process id it was never started
         self.folder.write(
             "applying", revision=revision, is_upgrade=False, made=how["made"], log_from=self.folder.log_size()
         )
         extra = [f"--beside={beside.folder.pid()}"] if beside is not None else []
         command = python_module("charonia", "serve", *self._arguments(revision), *extra, python=self._python(revision))
         self._leave_room()
-        room = self._isolation.furnish(self.folder.path / "home", how["project"])
+        room = self._isolation.prepare_room(self.folder.path / "home", how["project"])
         self.folder.write("room", temporary=str(room.temporary))
-        reach = Reach(
+        access = SandboxAccess(
             read=[self._deployment.served],
             python=Path(how["python"]) if how["python"] else None,
             ports=[*self._deployment.read("address")["ports"], *self._ports],
@@ -458,12 +458,12 @@ class DeployedServer:
             project=how["project"],
             ends_with_platform=False,
         )
-        self.folder.start(self._isolation.command(command, room, reach), self._isolation.environment(room))
+        self.folder.start(self._isolation.command(command, room, access), self._isolation.environment(room))
 
     def upgrade(self, revision: int) -> None:
         """Upgrade it in place to a revision."""
         steps = Steps(self.folder.path)
-        steps.forget()  # an upgrade that never started is started again
+        steps.remove()  # an upgrade that never started is started again
         self.folder.write("applying", revision=revision, is_upgrade=True, made=self._how(revision)["made"])
         command = python_module("charonia", "upgrade", str(self.folder.pid()))
         command += ["--python", self._python(revision), "--", *self._arguments(revision)]
@@ -489,17 +489,17 @@ class DeployedServer:
                     environment = self._control_environment()
                     subprocess.run(command, timeout=60, check=False, capture_output=True, env=environment)
             else:
-                self.folder.forget("applying")
+                self.folder.remove("applying")
                 self.folder.signal(signal.SIGKILL)
 
     def end(self) -> None:
         """Send SIGTERM, or SIGKILL if it is overdue."""
         since = self.folder.stopping_since()
         if not self.folder.is_running():
-            self.folder.forget("applying", "serving", "starts")
+            self.folder.remove("applying", "serving", "starts")
         elif not since:
-            self.folder.note_stopping()
-            self.folder.forget("applying", "serving", "starts")
+            self.folder.record_stopping()
+            self.folder.remove("applying", "serving", "starts")
             self.folder.signal(signal.SIGTERM)
         elif time.time() - since > KILL_S:
             self.folder.signal(signal.SIGKILL)
@@ -588,14 +588,14 @@ class DeployedServer:
             if self.folder.read("serving").get("revision") != number:
                 key = self._deployment.platform_key.read_text()
                 for model in self._repository(number).iterdir():
-                    forget_changes(self.http, key, model.name)
-                self._note_serving(applying)
+                    reset_split(self.http, key, model.name)
+                self._record_serving(applying)
 
     def _serves(self, applying: Mapping[str, Any]) -> None:
         """Record that a revision has been applied."""
-        self._note_serving(applying)
-        self.folder.forget("applying", "races")
+        self._record_serving(applying)
+        self.folder.remove("applying", "races")
 
-    def _note_serving(self, applying: Mapping[str, Any]) -> None:
+    def _record_serving(self, applying: Mapping[str, Any]) -> None:
         number = int(applying["revision"])
         self.folder.write("serving", revision=number, base=number, made=applying["made"])

@@ -85,7 +85,7 @@ class ServerState:
     since_start_s: float = 0.0
 
 
-class ActKind(Enum):
+class ActionKind(Enum):
     """Kinds of actions on a server."""
 
     START = "start"
@@ -104,7 +104,7 @@ class ActKind(Enum):
 class ServerAct(NamedTuple):
     """An action on a server; `beside` is the one that it is started beside, 0 for none."""
 
-    kind: ActKind
+    kind: ActionKind
     number: int
     beside: int = 0
 
@@ -115,14 +115,14 @@ def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
         return goal
     failures = [one for one in servers if one.failure and one.applying == goal.revision]
     if failures and goal.before != goal.revision:
-        return given_up(goal, failures[0].failure)
+        return abandoned(goal, failures[0].failure)
     there = [one for one in servers if one.phase in RUNNING and one.revision == goal.revision and one.is_ready]
     others = [one for one in servers if _strays(one, goal)]
     others += [one for one in servers if one.phase in RUNNING and one.revision != goal.revision]
     return replace(goal, is_reached=True) if len(there) >= goal.count and not others else goal
 
 
-def given_up(goal: RolloutGoal, reason: str) -> RolloutGoal:
+def abandoned(goal: RolloutGoal, reason: str) -> RolloutGoal:
     """Return the goal after its revision has failed for a reason, or was cancelled ("")."""
     failed = goal.revision if reason else 0
     return RolloutGoal(goal.before, goal.count if goal.before else 0, goal.before, failed=failed, reason=reason)
@@ -137,14 +137,14 @@ def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> l
         made: Digest of the content of the goal's revision.
     """
     kept, surplus = _chosen(goal, servers)
-    acts: list[ServerAct] = [ServerAct(ActKind.CANCEL, one.number) for one in servers if _strays(one, goal)]
+    acts: list[ServerAct] = [ServerAct(ActionKind.CANCEL, one.number) for one in servers if _strays(one, goal)]
     for one in surplus:
         if _strays(one, goal):
             continue
         if one.phase is ReplicaPhase.GONE:
-            acts.append(ServerAct(ActKind.FORGET, one.number))
+            acts.append(ServerAct(ActionKind.FORGET, one.number))
         elif one.phase is not ReplicaPhase.ENDING:
-            acts.append(ServerAct(ActKind.END, one.number))
+            acts.append(ServerAct(ActionKind.END, one.number))
     return acts + (_upgrades(goal, kept, made) or _starts(goal, kept, servers))
 
 
@@ -184,9 +184,11 @@ def _upgrades(goal: RolloutGoal, kept: Sequence[ServerState], made: str) -> list
     for one in others:
         if one.is_ready and not (one.failure and one.applying == goal.revision):
             return [
-                ServerAct(ActKind.RETUNE, one.number) if one.made == made else ServerAct(ActKind.UPGRADE, one.number)
+                ServerAct(ActionKind.RETUNE, one.number)
+                if one.made == made
+                else ServerAct(ActionKind.UPGRADE, one.number)
             ]
-    return [ServerAct(ActKind.END, one.number) for one in others if one.unwell_s >= UNWELL_S_MAX or one.failure]
+    return [ServerAct(ActionKind.END, one.number) for one in others if one.unwell_s >= UNWELL_S_MAX or one.failure]
 
 
 def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[ServerState]) -> list[ServerAct]:
@@ -202,6 +204,6 @@ def _starts(goal: RolloutGoal, kept: Sequence[ServerState], servers: Sequence[Se
             return []
         if gone and gone[0].since_start_s < back_off_s(gone[0].starts):
             return []
-        return [ServerAct(ActKind.START, gone[0].number if gone else free[0])]
+        return [ServerAct(ActionKind.START, gone[0].number if gone else free[0])]
     due = [one.number for one in gone if one.since_start_s >= back_off_s(one.starts)]
-    return [ServerAct(ActKind.START, number, up[0]) for number in (*due, *free[:missing])]
+    return [ServerAct(ActionKind.START, number, up[0]) for number in (*due, *free[:missing])]

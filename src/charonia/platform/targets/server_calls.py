@@ -84,7 +84,7 @@ def without_traffic(config: str) -> str:
     return pbtxt.render(replace(parsed, parameters=rest))
 
 
-def forget_changes(address: str, key: str, model: str) -> None:
+def reset_split(address: str, key: str, model: str) -> None:
     """Reset the traffic split of a model to its configuration, discarding earlier calls."""
     try:
         ask(address, model_path(model, "traffic"), key=key, method="DELETE")

@@ -83,5 +83,5 @@ def cancel(session: Session, who: Principal, number: int) -> TaskRow:
     if task.state == "waiting":
         task.state, task.ended, task.reason = "cancelled", now(), "it was cancelled"
     task.is_cancelled = True
-    audit.note(session, who, "task.cancel", f"{task.project.name}/{task.subject}", project_id=task.project_id)
+    audit.record(session, who, "task.cancel", f"{task.project.name}/{task.subject}", project_id=task.project_id)
     return task

@@ -12,7 +12,7 @@ from charonia.core.errors import not_found
 from charonia.platform.database.tables import TaskRow, copied
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
-from charonia.platform.state import Here, Limit, Platform
+from charonia.platform.state import Limit, Platform, PlatformDep
 from charonia.platform.tasks import queue
 from charonia.platform.values import Number, Size, Text
 
@@ -52,7 +52,7 @@ class TaskBody(BaseModel):
 
 @router.get("/projects/{project}/tasks")
 def list_tasks(
-    platform: Here,
+    platform: PlatformDep,
     who: Caller,
     project: Text,
     kind: Annotated[Text, Query(description="Only tasks of this kind.")] = "",
@@ -66,7 +66,7 @@ def list_tasks(
 
 
 @router.get("/tasks/{number}")
-def get_task(platform: Here, who: Caller, number: Number) -> TaskBody:
+def get_task(platform: PlatformDep, who: Caller, number: Number) -> TaskBody:
     """Return a task."""
     with platform.database.reading() as session:
         row = queue.find(session, who, number)
@@ -75,7 +75,7 @@ def get_task(platform: Here, who: Caller, number: Number) -> TaskBody:
 
 @router.get("/tasks/{number}/log")
 def get_log(
-    platform: Here,
+    platform: PlatformDep,
     who: Caller,
     number: Number,
     offset: Annotated[Size, Query(description="Bytes that the caller has already.")] = 0,
@@ -89,14 +89,14 @@ def get_log(
 
 
 @router.post("/tasks/{number}/cancel")
-def cancel_task(platform: Here, who: Caller, number: Number) -> TaskBody:
+def cancel_task(platform: PlatformDep, who: Caller, number: Number) -> TaskBody:
     """Cancel a task: immediately if it waits, as soon as it notices if it runs."""
     with platform.database.transaction() as session:
         return TaskBody.of(queue.cancel(session, who, number))
 
 
 @router.get("/tasks/{number}/files/{name}")
-def get_file(platform: Here, who: Caller, number: Number, name: Text) -> FileResponse:
+def get_file(platform: PlatformDep, who: Caller, number: Number, name: Text) -> FileResponse:
     """Return a result file of a task, such as a report."""
     with platform.database.reading() as session:
         queue.find(session, who, number)

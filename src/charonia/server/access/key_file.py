@@ -43,7 +43,7 @@ class KeyFile:
         self._path = Path(path)
         self._is_failing = False
         try:
-            self._signature = self._look()
+            self._signature = self._stat()
             lines = self._read()
         except OSError as error:
             raise invalid(f"--api-keys: cannot read '{path}': {error.strerror}") from error
@@ -55,7 +55,7 @@ class KeyFile:
     def refresh(self) -> bool:
         """Reload the file if it has changed, and return whether it has."""
         try:
-            signature = self._look()
+            signature = self._stat()
             if signature == self._signature:
                 return False
             lines = self._read()
@@ -84,7 +84,7 @@ class KeyFile:
         else:
             _log.error("API keys: there is none in '%s', so every call that needs one is refused", self._path)
 
-    def _look(self) -> Signature:
+    def _stat(self) -> Signature:
         status = os.stat(self._path)
         return status.st_mtime_ns, status.st_size, status.st_ino
 

@@ -210,13 +210,13 @@ class KeyRing:
         scope = operation.scope
         if scope is None or (scope in self.open_to and operation.api is not Api.SHARED_MEMORY):
             return None
-        given = _given_key(header)
-        if not given:
+        sent_key = _given_key(header)
+        if not sent_key:
             return Refusal(
                 RefusalKind.UNAUTHENTICATED,
                 "This server needs an API key: 'authorization: Bearer KEY' or 'x-api-key: KEY'",
             )
-        key = self._find(given)
+        key = self._find(sent_key)
         if key is None:
             return Refusal(RefusalKind.UNAUTHENTICATED, "The API key is not known to this server")
         if scope in key.scopes or Scope.ADMIN in key.scopes:
@@ -228,14 +228,14 @@ class KeyRing:
 
     def flow(self, header: Header) -> Flow | None:
         """Return the flow of a call, None where it has no valid key."""
-        given = _given_key(header)
-        key = self._find(given) if given else None
+        sent_key = _given_key(header)
+        key = self._find(sent_key) if sent_key else None
         if key is None:
             return None
         return Flow(key.name, key.weight, key.name, key.requests_per_minute, key.tokens_per_minute)
 
-    def _find(self, given: bytes) -> ApiKey | None:
-        return self._keys.get(self._blinded(hashlib.sha256(given).digest()))
+    def _find(self, key: bytes) -> ApiKey | None:
+        return self._keys.get(self._blinded(hashlib.sha256(key).digest()))
 
     def _blinded(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")
@@ -262,9 +262,13 @@ class Gate:
         self._keys = keys
         self._what = what
         self._by_api = {
-            api: (prefix + given.header, (prefix + given.header).lower().encode(), given.value.encode())
-            for given in restrictions
-            for api in given.apis
+            api: (
+                prefix + restriction.header,
+                (prefix + restriction.header).lower().encode(),
+                restriction.value.encode(),
+            )
+            for restriction in restrictions
+            for api in restriction.apis
         }
         self.singular: Set[bytes] = frozenset(key for _, key, _ in self._by_api.values()) | (
             KEY_HEADERS if keys is not None else frozenset()
@@ -388,8 +392,8 @@ _TABLE = (
         Api.INFERENCE,
         Scope.INFER,
         (
-            *(f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream"),
-            *("/v2/results/{result}", "/invocations"),
+            f"{_MODEL}/infer", f"{_MODEL}/generate", f"{_MODEL}/generate_stream",
+            "/v2/results/{result}", "/invocations",
         ),
         ("ModelInfer", "ModelStreamInfer"),
     ),
@@ -443,7 +447,7 @@ _TABLE = (
     ),
     _Group(Api.TRACE, Scope.ADMIN, ("/v2/trace/setting", f"{_MODEL}/trace/setting"), ("TraceSetting",)),
     _Group(Api.LOGGING, Scope.ADMIN, ("/v2/logging",), ("LogSettings",)),
-)
+)  # fmt: skip
 
 ROUTES: dict[str, Operation] = {path: Operation(g.api, g.scope) for g in _TABLE for path in g.routes}
 """Operation by route, without a version."""

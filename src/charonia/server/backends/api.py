@@ -143,7 +143,7 @@ class AsyncInstance(Protocol):
 
 
 @runtime_checkable
-class Revivable(Protocol):
+class Restartable(Protocol):
     """An `AsyncInstance` whose worker is restarted when it ends."""
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:

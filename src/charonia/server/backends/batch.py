@@ -121,15 +121,15 @@ class ModelShapes:
         shapes = ModelShapes(config)
         return shapes if shapes._inputs or shapes._outputs else None
 
-    def given(self, request: InferRequest) -> InferRequest:
+    def in_model_shapes(self, request: InferRequest) -> InferRequest:
         """Return a request with its inputs in the model's shapes."""
-        twin = copy.copy(request)  # the front end still uses the request itself
-        twin.inputs = dict(request.inputs)
+        copied = copy.copy(request)  # the front end still uses the request itself
+        copied.inputs = dict(request.inputs)
         for name, plan in self._inputs.items():
-            if name in twin.inputs:
-                tensor = twin.inputs[name]
-                twin.inputs[name] = Tensor(name, tensor.datatype, plan.reshape(tensor.array, self._is_batched))
-        return twin
+            if name in copied.inputs:
+                tensor = copied.inputs[name]
+                copied.inputs[name] = Tensor(name, tensor.datatype, plan.reshape(tensor.array, self._is_batched))
+        return copied
 
     def answered(self, result: Result) -> Result:
         """Return an answer in the shapes of the configuration."""

@@ -88,7 +88,7 @@ class BlockPool:
                 account.used_bytes -= wanted
         return block
 
-    def give_back(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Take back a block that is no longer in use."""
         with self._lock:
             self.account.used_bytes -= block.size

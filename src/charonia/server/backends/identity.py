@@ -69,7 +69,7 @@ class IdentityInstance:
                 [Tensor(names[t.name], t.datatype, t.array) for t in request.inputs.values() if t.name in names],
                 dict(parameters) if parameters else None,
             )
-            for request in (requests if shapes is None else map(shapes.given, requests))
+            for request in (requests if shapes is None else map(shapes.in_model_shapes, requests))
         ]
         if shapes is not None:
             results = list(map(shapes.answered, results))

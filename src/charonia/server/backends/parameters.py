@@ -108,11 +108,11 @@ class Values:
     """The values of a model's parameters, and their problems.
 
     Attributes:
-        given: Path and text of each parameter that is set.
+        entries: Path and text of each parameter that is set.
     """
 
-    def __init__(self, parameters: Iterable[Param], given: Mapping[str, tuple[str, str]]) -> None:
-        self.given = given
+    def __init__(self, parameters: Iterable[Param], entries: Mapping[str, tuple[str, str]]) -> None:
+        self.entries = entries
         self.problems: list[Problem] = []
         self._found = {each.name: self._read(each) for each in parameters}
 
@@ -120,10 +120,10 @@ class Values:
         return self._found[name]
 
     def __contains__(self, name: str) -> bool:
-        return name in self.given
+        return name in self.entries
 
     def fail(self, name: str, message: str) -> None:
-        self.problems.append(Problem(self.given[name][0] if name in self else f"parameters['{name}']", message))
+        self.problems.append(Problem(self.entries[name][0] if name in self else f"parameters['{name}']", message))
 
     def into(self, options: type[Options], **others: Any) -> Options:
         """Return options: the values of the parameters that their fields are, and others."""
@@ -132,13 +132,13 @@ class Values:
         return options(**{**own, **others})
 
     def _read(self, parameter: Param) -> Any:
-        name = next((name for name in parameter.names if name in self.given), None)
+        name = next((name for name in parameter.names if name in self.entries), None)
         if name is None:
             return parameter.default
         try:
-            return parameter.read(self.given[name][1])
+            return parameter.read(self.entries[name][1])
         except ValueError as error:
-            self.fail(name, f"expected {error}, got '{short(self.given[name][1])}'")
+            self.fail(name, f"expected {error}, got '{short(self.entries[name][1])}'")
             return parameter.default
 
 
@@ -180,15 +180,15 @@ class Params:
             settings: Settings of the backend (`--backend-config`); undeclared settings are ignored.
             overriding: Path and text of values from another source, which override both.
         """
-        given: dict[str, tuple[str, str]] = {}
+        entries: dict[str, tuple[str, str]] = {}
         for each in self.declared:
             for name in each.names:
                 is_setting = each.is_setting_only or self._settings is None or name in self._settings
                 if not each.is_setting_only and name in config.parameters:
-                    given[name] = (f"parameters['{name}']", config.parameters[name])
+                    entries[name] = (f"parameters['{name}']", config.parameters[name])
                 elif is_setting and settings is not None and name in settings:
-                    given[name] = (f"--backend-config {self._backend},{name}", settings[name])
-        return Values(self.declared, {**given, **(overriding or {})})
+                    entries[name] = (f"--backend-config {self._backend},{name}", settings[name])
+        return Values(self.declared, {**entries, **(overriding or {})})
 
     def checked(self, config: ModelConfig) -> Values:
         """Return the values of a model. Raises ServingError for their problems."""
@@ -199,9 +199,9 @@ class Params:
     def unknown(self, config: ModelConfig, others: Collection[str] = ()) -> Iterator[tuple[str, str]]:
         """Yield each unknown parameter of a model, and the closest known name, "" for none."""
         for key in sorted(config.parameters.keys() - SERVER_PARAMETERS - {*self.names, *others}):
-            yield key, self.near(key, others)
+            yield key, self.closest(key, others)
 
-    def near(self, key: str, others: Collection[str] = ()) -> str:
+    def closest(self, key: str, others: Collection[str] = ()) -> str:
         """Return the closest known name, "" for none."""
         names = {name.lower(): name for name in (*self.names, *others)}
         return next((names[each] for each in difflib.get_close_matches(key.lower(), names, n=1)), "")

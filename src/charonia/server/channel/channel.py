@@ -89,7 +89,7 @@ class Outgoing:
         if size <= INLINE_BYTES_MAX:
             return self._place_inline(data)
         found = addresses.find(data)
-        if found is not None and self.pool.is_theirs(found[0]):
+        if found is not None and self.pool.is_remote(found[0]):
             return (-found[0].id, KNOWN, size, found[1])
         if len(self.fds) >= FDS_MAX:
             return self._place_inline(data)

@@ -124,7 +124,7 @@ class _Handles:
                 own = self._own[handle] = _Memory(found, found.uuid(allocation.device), handle, allocation)
             return own
 
-    def let_go(self, memory: _Memory, waits: bool, then: Callable[[], None]) -> None:
+    def release(self, memory: _Memory, waits: bool, then: Callable[[], None]) -> None:
         """Remove a user of memory. May be called by finalizers.
 
         Args:
@@ -226,7 +226,7 @@ class ImportedMemory:
         self.size = size
         self.address = address
         self.exporter = exporter
-        self._state = _Use()
+        self._state = _MemoryReference()
         weakref.finalize(self, _end, self._state, release).atexit = False
 
     @property
@@ -241,7 +241,7 @@ class ImportedMemory:
             if state.memory is None:
                 memory = _handles.open(self.address)
                 if self.address.offset + self.size > memory.size:
-                    _handles.let_go(memory, False, _nothing)
+                    _handles.release(memory, False, _nothing)
                     raise CudaError(f"{self.size} bytes at {self.address.offset} are not within {memory.size} bytes")
                 state.memory = memory
             return state.memory
@@ -261,7 +261,7 @@ class ImportedMemory:
         return memoryview(data)
 
 
-class _Use:
+class _MemoryReference:
     """The reference that imported elements hold on opened memory."""
 
     __slots__ = ("lock", "memory", "waits")
@@ -272,11 +272,11 @@ class _Use:
         self.waits = False
 
 
-def _end(state: _Use, release: Callable[[], None]) -> None:
+def _end(state: _MemoryReference, release: Callable[[], None]) -> None:
     if state.memory is None:
         release()
     else:
-        _handles.let_go(state.memory, state.waits, release)
+        _handles.release(state.memory, state.waits, release)
 
 
 def _nothing() -> None:

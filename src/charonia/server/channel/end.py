@@ -125,7 +125,7 @@ class ChannelEnd:
         if self._is_closed:
             return
         self._is_closed = True
-        self._forget()
+        self._discard()
         self._loop.remove_reader(self._receiving.fileno())
         self._loop.remove_writer(self._sending.fileno())
         self._sending.close()
@@ -146,12 +146,12 @@ class ChannelEnd:
         except BlockingIOError:
             self._loop.add_writer(self._sending.fileno(), self._writable)
         except (BrokenPipeError, ConnectionResetError):  # the other end has gone; reading finds out why
-            self._forget()
+            self._discard()
         except OSError as error:
-            self._forget()
+            self._discard()
             self._on_broken(f"a message cannot be sent to it: {error}")
 
-    def _forget(self) -> None:
+    def _discard(self) -> None:
         self.unsent.clear()
         self.unsent_bytes = 0
 
@@ -217,7 +217,7 @@ class TensorLink:
         """Drop the reference to a region of the other end. Thread-safe."""
         self._released.append(region)
 
-    def note(self, released: list[int], freed: list[int]) -> None:
+    def handle_lists(self, released: list[int], freed: list[int]) -> None:
         """Handle the lists in a message: dropped references to our regions, and regions that the other end has freed.
 
         Call this after the message's own tensors have been decoded.

@@ -218,7 +218,7 @@ class RegionPool:
         self.exports_gpu = False
         self.is_closed = False
 
-    def is_theirs(self, mapped: Mapped) -> bool:
+    def is_remote(self, mapped: Mapped) -> bool:
         """Whether a message may name this region as one of the other end's."""
         return self._theirs is not None and self._theirs.may_name(mapped)
 

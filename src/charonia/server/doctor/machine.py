@@ -123,7 +123,7 @@ def is_optimised(prefix: str = sys.base_prefix, arguments: str | None = None) ->
     return not arguments or _OPTION in arguments or prefix == DISTRIBUTION_PREFIX
 
 
-def look() -> list[Section]:
+def check_machine() -> list[Section]:
     """Return the checks of this machine. Takes seconds where PyTorch is installed."""
     return [
         Section("Machine", tuple(_machine())),

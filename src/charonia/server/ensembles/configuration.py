@@ -91,9 +91,9 @@ def _graph_problems(config: ModelConfig, scheduling: EnsembleScheduling) -> Iter
                 yield Problem(path, f"{message}; an input of the ensemble counts as written")
             elif tensor not in read and tensor not in outputs:
                 yield Problem(path, f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
-    for index, given in enumerate(config.input):
-        if given.name not in read:
-            yield Problem(f"input[{index}]", f"ensemble input '{given.name}' for ensemble '{name}' is not used")
+    for index, model_input in enumerate(config.input):
+        if model_input.name not in read:
+            yield Problem(f"input[{index}]", f"ensemble input '{model_input.name}' for ensemble '{name}' is not used")
     reached = _reached(inputs, scheduling)
     writers = {tensor: step for step in scheduling.step for tensor in step.output_map.values()}
     for index, wanted in enumerate(config.output):
@@ -210,10 +210,10 @@ def _map_problems(
 
 
 def _unmapped(name: str, mapping: Mapping[str, str], model: ModelConfig, path: str) -> Iterator[Problem]:
-    for given in model.input:
-        if given.name not in mapping and not given.optional:
+    for tensor in model.input:
+        if tensor.name not in mapping and not tensor.optional:
             message = (
-                f"in ensemble {name}, input {given.name} in model {model.name} is not mapped to any ensemble tensors"
+                f"in ensemble {name}, input {tensor.name} in model {model.name} is not mapped to any ensemble tensors"
             )
             yield Problem(path, message)
 
@@ -222,8 +222,10 @@ def _link_problems(config: ModelConfig, models: Sequence[ModelConfig | None]) ->
     """Compare every end of each ensemble tensor with the first: its writer, if that is known."""
     name, batches = config.name, config.max_batch_size > 0
     ends: dict[str, list[_End]] = {}
-    for index, given in enumerate(config.input):
-        ends.setdefault(given.name, []).append(_End(name, given, given.inner_dims, batches, f"input[{index}]"))
+    for index, model_input in enumerate(config.input):
+        ends.setdefault(model_input.name, []).append(
+            _End(name, model_input, model_input.inner_dims, batches, f"input[{index}]")
+        )
     steps = scheduling_of(config).step
     for field in ("output_map", "input_map"):
         for index, (step, model) in enumerate(zip(steps, models, strict=True)):

@@ -184,13 +184,13 @@ class EnsembleGraph:
         known = [self.origins.of_tensor[tensor] for tensor in outputs if tensor in self.origins.of_tensor]
         return _deepest(known) is None
 
-    def plan(self, given: Collection[str], wanted: Sequence[str]) -> Plan:
+    def plan(self, inputs: Collection[str], wanted: Sequence[str]) -> Plan:
         """Return the plan for a request.
 
         Raises:
             ServingError: INVALID_ARG: an output cannot be computed from these inputs, or not together with the others.
         """
-        absent = set(self.inputs) - set(given)
+        absent = set(self.inputs) - set(inputs)
         reads: dict[int, tuple[str, ...]] = {}
         for index in self.order:
             step = self.steps[index]
@@ -326,7 +326,7 @@ class DataFlow(Generic[V]):
         self._root: Branch[V] = Branch(plan.levels[None], None, ())
         self._commands: list[Command] = []
         self._line: deque[Branch[V]] = deque()  # open branches that will respond, in order
-        self._held: dict[int, _Held[V]] = {}
+        self._held: dict[int, _PendingBranches[V]] = {}
         self._due: deque[tuple[Branch[V], int, Mapping[str, V]]] = deque()  # held responses whose turn has come
         self._is_over = False
 
@@ -383,7 +383,7 @@ class DataFlow(Generic[V]):
         """A decoupled step has responded."""
         around.open += 1
         if self._branches_max:
-            held = self._held.setdefault(step, _Held())
+            held = self._held.setdefault(step, _PendingBranches())
             if held.open >= self._branches_max:
                 if len(held.waiting) >= HELD_RESPONSES_MAX:
                     self._end(Overflow(step))
@@ -466,7 +466,7 @@ class DataFlow(Generic[V]):
         self._commands.append(command)
 
 
-class _Held(Generic[V]):
+class _PendingBranches(Generic[V]):
     """Branches of one decoupled step.
 
     Attributes:

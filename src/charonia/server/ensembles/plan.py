@@ -155,8 +155,8 @@ class EnsemblePlan:
             self._usual = route
         return route
 
-    def _make(self, given: frozenset[str], wanted: tuple[str, ...]) -> TensorRoute:
-        plan = self.graph.plan(given, wanted)
+    def _make(self, inputs: frozenset[str], wanted: tuple[str, ...]) -> TensorRoute:
+        plan = self.graph.plan(inputs, wanted)
         steps = {index: self._step(index, plan) for index in plan.steps}
         dims = {output.name: output.inner_dims for output in self.config.output}
         outputs = tuple(self._mapped(name, name, self.batches, dims[name], self._wanted.get(name)) for name in wanted)
@@ -209,7 +209,7 @@ def key_of(step: EnsembleStep) -> str:
 
 
 def _flow_step(step: EnsembleStep, model: ModelConfig) -> FlowStep:
-    optional = {given.name for given in model.input if given.optional}
+    optional = {model_input.name for model_input in model.input if model_input.optional}
     needs = {tensor for key, tensor in step.input_map.items() if key not in optional}
     takes = {tensor for key, tensor in step.input_map.items() if key in optional} - needs
     return FlowStep(

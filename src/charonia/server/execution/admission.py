@@ -128,11 +128,11 @@ class Admission:
             self._refuse_names(request)
 
     def _refuse_names(self, request: InferRequest) -> NoReturn:
-        given = request.inputs.keys()
+        names = request.inputs.keys()
         required = sum(not s.optional for s in self._inputs)
         hint = f"its inputs are {[s.name for s in self._inputs]}"
-        unexpected = next((name for name in given if name not in self._by_name), None)
-        if unexpected is not None and required <= len(given) <= len(self._inputs):
+        unexpected = next((name for name in names if name not in self._by_name), None)
+        if unexpected is not None and required <= len(names) <= len(self._inputs):
             raise invalid(f"unexpected inference input '{unexpected}' for model '{self._model}'", hint=hint)
         missing = [s.name for s in self._inputs if not s.optional and s.name not in request.inputs]
         expected = (
@@ -142,8 +142,8 @@ class Admission:
         )
         _refuse(
             request,
-            f"expected {expected} but got {len(given)} inputs for model '{self._model}'. "
-            f"Got input(s) {_listed(given)}, but missing required input(s) {_listed(missing)}. "
+            f"expected {expected} but got {len(names)} inputs for model '{self._model}'. "
+            f"Got input(s) {_listed(names)}, but missing required input(s) {_listed(missing)}. "
             "Please provide all required input(s).",
             hint=hint if unexpected is not None else "",
         )

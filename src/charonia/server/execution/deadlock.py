@@ -4,7 +4,7 @@ A model that makes a request holds its own instance until it has the response. I
 directly or through other models, for requests that wait for an instance of this model, there is a deadlock.
 `DeadlockDetector` rejects the request that would close such a cycle, so that the others can continue.
 
-Its events: a batch begins to make requests (`occupy`) and is over (`vacate`); a request of a model is submitted
+Its events: a batch begins to make requests (`occupy`) and is over (`batch_ended`); a request of a model is submitted
 (`submit`), sent to an instance (`run`), left open by its batch (`leave`) and over (`end`). Batches without requests and
 requests of clients are not in the graph.
 
@@ -95,7 +95,7 @@ class DeadlockDetector:
         caller = CallingBatch(pool, instance)
         self._callers[frame] = pool.busy[instance] = caller
 
-    def vacate(self, frame: CallFrame) -> None:
+    def batch_ended(self, frame: CallFrame) -> None:
         """The batch is over and its instance free. Requests that it made may continue; no batch waits for them."""
         caller = self._callers.pop(frame)
         del caller.pool.busy[caller.instance]

@@ -19,7 +19,7 @@ from charonia.clock import now_ns
 from charonia.core.errors import ServingError, internal
 from charonia.core.native import mypyc_attr
 from charonia.core.request import InferRequest
-from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Revivable
+from charonia.server.backends.api import AsyncInstance, BatchSink, BlockingInstance, Execution, Placement, Restartable
 from charonia.server.closing import close_safely
 from charonia.server.machine.cores import bind_thread
 from charonia.server.scheduling.in_place import HELD_UP_NS, InPlaceRule, ShortRequests
@@ -263,12 +263,12 @@ class AsyncExecutor(SharedExecutor):
 
     def keep_warm(self, batches: Sequence[Sequence[InferRequest]]) -> None:
         """Forward to the instance, if it can be restarted."""
-        if isinstance(self._instance, Revivable):
+        if isinstance(self._instance, Restartable):
             self._instance.keep_warm(batches)
 
     def when_lost(self, lost: Callable[[], None]) -> None:
         """Forward to the instance, if it can be restarted."""
-        if isinstance(self._instance, Revivable):
+        if isinstance(self._instance, Restartable):
             self._instance.when_lost(lost)
 
     async def _end(self) -> None:

@@ -182,7 +182,7 @@ class ModelRunner:
         self._pool.instances.add(number)
         self._follow(self._slots.add(number))
 
-    def give_up_instance(self) -> Executor | None:
+    def remove_instance(self) -> Executor | None:
         """Give no more batches to the free instance with the highest number, and return it; None where none is free."""
         free = self.free_instances()
         if not free or self.pending:
@@ -403,7 +403,7 @@ class ModelRunner:
 
     def batch_ended(self, slot: int, compute_ns: int, frame: CallFrame | None) -> None:
         if frame is not None and frame.instance:
-            self._deadlocks.vacate(frame)
+            self._deadlocks.batch_ended(frame)
         self._follow(self._slots.end(slot, compute_ns))
         if self._in_flight.idle is not None:
             self._in_flight.idle.set()

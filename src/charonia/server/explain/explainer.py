@@ -12,7 +12,7 @@ from charonia.server.ensembles.configuration import scheduling_of
 from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.explain.rules import Activity, Facts, Finding, History, ModelSetup, explain
-from charonia.server.lifecycle.in_front import WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement
 from charonia.server.lifecycle.loader import LoadedVersion, placements
 from charonia.server.machine.gauges import CpuTimes
 from charonia.server.metrics.model_metrics import ModelMetrics
@@ -169,7 +169,7 @@ class Explainer:
         find: Callable[[str, str], Runner],
         cores: int,
         processes: Callable[[], tuple[ProcessRecord, ...]] = tuple,
-        where: Callable[[Runner], WhereRun | None] = lambda _: None,
+        where: Callable[[Runner], ExecutionPlacement | None] = lambda _: None,
         traffic: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> None:
         self._loaded = loaded
@@ -225,7 +225,7 @@ class Explainer:
         scaling = next((each.scaling for each in self._loaded() if each.runner is runner), None)
         if scaling is not None:
             rule = scaling.rule
-            setup = replace(setup, instances=scaling.count, bounds=rule.bounds, scaling=rule.story(now_ns()))
+            setup = replace(setup, instances=scaling.count, bounds=rule.bounds, scaling=rule.explanation(now_ns()))
         facts = Facts(
             setup,
             activity,
@@ -241,7 +241,7 @@ class Explainer:
             return None
 
 
-def setup_of(config: ModelConfig, version: str, cores: int, where: WhereRun | None = None) -> ModelSetup:
+def setup_of(config: ModelConfig, version: str, cores: int, where: ExecutionPlacement | None = None) -> ModelSetup:
     """Return the part of a complete configuration that rules use."""
     steps = _steps(config)
     placed = [] if steps else placements(config, cores)

@@ -62,7 +62,7 @@ class EngineLoad:
         self._rates = LoadRates()
         self._latest: Load = {}
 
-    def want(self) -> None:
+    def request_report(self) -> None:
         """Do nothing: a report is made immediately."""
 
     def latest(self) -> Load:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from charonia.config.parameters import INSTANCES_MAX, InstanceBounds
-from charonia.server.lifecycle.in_front import WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement
 from charonia.server.metrics.model_metrics import FailureReason, ModelMetrics
 from charonia.server.rate_limiter.limiter import NO_SHORTAGE, Shortage
 from charonia.server.scheduling.api import CloseReason
@@ -57,7 +57,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CounterSnapshot:
     """A snapshot.
 
     Attributes:
@@ -145,7 +145,7 @@ class History:
     """The latest marks of a model version."""
 
     def __init__(self) -> None:
-        self._marks: deque[Mark] = deque(maxlen=MARKS_MAX)
+        self._marks: deque[CounterSnapshot] = deque(maxlen=MARKS_MAX)
         self._seen: tuple[int, int, int] | None = None
         self._wait_bounds_ns: tuple[int, ...] = ()
 
@@ -168,7 +168,7 @@ class History:
         counts = self._marks[-1].counts if seen == self._seen else counts_of(metrics)
         self._seen = seen
         self._wait_bounds_ns = metrics.queue_ns.bounds
-        self._marks.append(Mark(at_ns, counts, queued, idle_cores, shortage, taken_cores))
+        self._marks.append(CounterSnapshot(at_ns, counts, queued, idle_cores, shortage, taken_cores))
 
     def activity(self) -> Activity:
         """Return what happened since the oldest mark."""
@@ -195,7 +195,7 @@ class History:
         )
 
 
-def _active_ns(pairs: Sequence[tuple[Mark, Mark]], is_active: Sequence[bool]) -> float:
+def _active_ns(pairs: Sequence[tuple[CounterSnapshot, CounterSnapshot]], is_active: Sequence[bool]) -> float:
     """Return the time with work, given pairs of neighbouring marks and whether there was work between them."""
     ended = [after.counts.ended - before.counts.ended for before, after in pairs]
     padded = [False, *is_active, False]
@@ -305,7 +305,7 @@ class ModelSetup:
     delay_us: int = 0
     preferred: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
-    where: WhereRun | None = None
+    where: ExecutionPlacement | None = None
     bounds: InstanceBounds | None = None
     scaling: str = ""
 

@@ -90,7 +90,7 @@ class FileOptions:
             yield "--predictor: --predictor_host HOST says which server runs it"
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def explicit(self) -> tuple[str, ...]:
         """The options that are set."""
         every = (
             ("--name", self.name),

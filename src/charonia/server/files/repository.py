@@ -22,8 +22,8 @@ from charonia.core.errors import ServingError, invalid, not_found
 from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.python.backend import SERVICE_PATH, describe
 from charonia.server.backends.sklearn.options import EXAMPLE_ROWS
-from charonia.server.files.given import CONFIG, GivenFiles, sort
 from charonia.server.files.options import FileOptions, Mount
+from charonia.server.files.served_files import CONFIG, ServedFiles, sort
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ Describe = Callable[[Path, ModelConfig], Awaitable[Mapping[str, ModelConfig]]]
 
 
 def file_repository(
-    given: GivenFiles, options: FileOptions, folder: Path, backends: Mapping[str, Mapping[str, str]]
+    files: ServedFiles, options: FileOptions, folder: Path, backends: Mapping[str, Mapping[str, str]]
 ) -> "FileRepository":
     """Return the repository that serves files, whose Python files run as the settings of their backend say.
 
@@ -53,7 +53,7 @@ def file_repository(
         backends: Settings of `--backend-config`, by backend.
     """
     settings = BackendSettings({**backends.get("", {}), **backends.get(PYTHON, {})})
-    return FileRepository(given, options, folder, partial(describe, settings=settings))
+    return FileRepository(files, options, folder, partial(describe, settings=settings))
 
 
 async def with_files(
@@ -69,11 +69,11 @@ async def with_files(
     Raises:
         ServingError: A path cannot be served.
     """
-    given = await asyncio.to_thread(sort, paths)
-    if not given.needs_repository:
-        return given.repositories, ()
-    names = await file_repository(given, FileOptions(), folder, backends).make()
-    return (*given.repositories, str(folder)), names
+    files = await asyncio.to_thread(sort, paths)
+    if not files.needs_repository:
+        return files.repositories, ()
+    names = await file_repository(files, FileOptions(), folder, backends).make()
+    return (*files.repositories, str(folder)), names
 
 
 class FileRepository:
@@ -83,8 +83,8 @@ class FileRepository:
         folder: The repository's folder, which is empty.
     """
 
-    def __init__(self, given: GivenFiles, options: FileOptions, folder: Path, describe: Describe) -> None:
-        self._given = given
+    def __init__(self, files: ServedFiles, options: FileOptions, folder: Path, describe: Describe) -> None:
+        self._given = files
         self._options = options
         self._folder = folder
         self._describe = describe
@@ -298,10 +298,10 @@ def _add(config: ModelConfig, folder: Path) -> Path:
 def _gguf_parameters(options: FileOptions) -> dict[str, str]:
     """Return the parameters of the model in a GGUF file; a chat template may be in a file. Blocks on the disk."""
     parameters = dict(options.gguf.values())
-    given = options.chat_template
-    if given and "{" not in given:
+    template = options.chat_template
+    if template and "{" not in template:
         try:
-            with Path(given).open(encoding="utf-8") as file:
+            with Path(template).open(encoding="utf-8") as file:
                 parameters["chat_template"] = file.read(TEMPLATE_BYTES_MAX)
         except (OSError, UnicodeDecodeError) as error:
             raise invalid(f"--chat-template: expected a template or a file with one: {error}") from None

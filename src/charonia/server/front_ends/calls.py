@@ -1,7 +1,7 @@
 """The calls of front ends to the engine: its interface, and what each call changes.
 
 A call is a method of a service. Its type hints say how arguments and the result travel, so that neither end needs code
-for it: `asked` makes the method of the front end, `Call.read` and `Call.plain` convert for the engine.
+for it: `remote_call` makes the method of the front end, `Call.read` and `Call.plain` convert for the engine.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -17,7 +17,7 @@ from charonia.server.directory import Directory, ModelRequests, Target
 from charonia.server.execution.version_runner import Runner
 from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.messages import plain, record
-from charonia.server.lifecycle.in_front import Offer
+from charonia.server.lifecycle.front_end_placement import Offer
 from charonia.server.metrics.key_usage import Usage
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.shared_memory.registry import RegionRegistry
@@ -43,7 +43,7 @@ class Offering(Protocol):
         """Add the counts of a front end for an offer."""
 
 
-class KeptTraffic(TrafficControl, Protocol):
+class TransferredTraffic(TrafficControl, Protocol):
     """Traffic that the next engine continues."""
 
     def restore(self, key: str, text: str) -> None:
@@ -77,11 +77,11 @@ class ServedEngine(Engine, Protocol):
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call a function whenever readiness, or what `directory` returns, may have changed."""
 
-    def keep_changes(self, keeper: ModelRequests) -> None:
+    def keep_changes(self, engine_changes: ModelRequests) -> None:
         """Report the changes that requests make from now on, before they are answered."""
 
     @property
-    def traffic(self) -> KeptTraffic | None:
+    def traffic(self) -> TransferredTraffic | None:
         """The traffic that the next engine continues."""
 
 
@@ -191,38 +191,38 @@ OFFERED = ("tracing", "demand", "rate_limits", "sequences", "explain", "folders"
 """The services that front ends have if the engine has them."""
 
 
-class Asked(Protocol):
+class EngineRpc(Protocol):
     """What answers questions: the engine in another process."""
 
     async def ask(self, question: str, *arguments: object, blobs: Sequence[bytes] = ()) -> Any:
         """Ask it. Raises as `Link.ask`."""
 
 
-async def ask(engine: Asked, call: Call, *values: object) -> Any:
+async def ask(engine: EngineRpc, call: Call, *values: object) -> Any:
     """Let an engine make a call, and return the result. Raises ServingError."""
     arguments, blobs = call.plain(values)
     return record(call.result, await engine.ask(call.question, *arguments, blobs=blobs))
 
 
-def asked(
+def remote_call(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return a method with the signature of a service's, which asks the attribute `engine` of its object."""
     call, form = CALLS[method.__qualname__], signature(method)
 
-    async def asking(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
-        given = form.bind(self, *arguments, **named)
-        given.apply_defaults()
-        return await ask(self.engine, call, *list(given.arguments.values())[1:])  # type: ignore[no-any-return]
+    async def call_engine(self: Any, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        bound = form.bind(self, *arguments, **keywords)
+        bound.apply_defaults()
+        return await ask(self.engine, call, *list(bound.arguments.values())[1:])  # type: ignore[no-any-return]
 
-    return asking
+    return call_engine
 
 
-def service(engine: Asked, name: str) -> Callable[..., Awaitable[Any]]:
+def service(engine: EngineRpc, name: str) -> Callable[..., Awaitable[Any]]:
     """Return a function of `Services` that asks an engine."""
     call = CALLS[f"{Services.__name__}.{name}"]
 
-    async def asking(*arguments: object) -> Any:
+    async def call_engine(*arguments: object) -> Any:
         return await ask(engine, call, *arguments)
 
-    return asking
+    return call_engine

@@ -258,7 +258,7 @@ def write_report(folder: Path, name: str, report: ProcessReport) -> None:
     (folder / f"{name}.report").write_bytes(marshal.dumps(plain(report), 2))  # type: ignore[arg-type] # plain values
 
 
-def forget_report(folder: Path, name: str) -> None:
+def remove_report(folder: Path, name: str) -> None:
     """Remove the report of the process that ran before under this name."""
     (folder / f"{name}.report").unlink(missing_ok=True)
 

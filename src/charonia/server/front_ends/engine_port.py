@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from charonia.busy_poll import Neighbours
+from charonia.busy_poll import SiblingProcesses
 from charonia.core.errors import ServingError, internal, unavailable, unsupported
 from charonia.core.request import InferRequest
 from charonia.core.response import InferResponse, Outcome, Reply, Ticket
@@ -29,8 +29,8 @@ from charonia.server.facade import Engine, LoadReports, LogControl, Services, Tr
 from charonia.server.front_ends.bursts import RequestReader, ResponseWriter
 from charonia.server.front_ends.calls import CALLS, LOG_CHANGE, OFFERED, Call, Effect, ServedEngine
 from charonia.server.front_ends.children import ENGINE, ErrorRecord, ProcessReport, number_of, read_order
+from charonia.server.front_ends.engine_changes import EngineChanges, read_changes
 from charonia.server.front_ends.hand_over import SOCKET_NAME, HandOver, Listener
-from charonia.server.front_ends.keeper import Keeper, read_changes
 from charonia.server.front_ends.link import Link, LoadSender
 from charonia.server.front_ends.local_models import software_of
 from charonia.server.front_ends.messages import (
@@ -43,9 +43,9 @@ from charonia.server.front_ends.messages import (
     plain,
     record,
 )
-from charonia.server.lifecycle.in_front import Offer, WhereRun
+from charonia.server.lifecycle.front_end_placement import ExecutionPlacement, Offer
 from charonia.server.machine.cores import usable_cores
-from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, trim_idle_memory
 from charonia.server.metrics.model_metrics import Increase
 from charonia.server.metrics.processes import Traffic
 from charonia.server.options import ServerOptions
@@ -86,7 +86,7 @@ class EnginePort:
     def __init__(self, folder: Path, name: str = SOCKET_NAME, *, is_strict: bool = False, software: str = "") -> None:
         self._folder = folder
         self._software = software
-        self._keeper = Keeper(folder, is_strict=is_strict)
+        self._engine_changes = EngineChanges(folder, is_strict=is_strict)
         self._is_due_to_catch_up = name != SOCKET_NAME
         self._listener = Listener(folder / name, self.connect)
         self._loop = asyncio.get_running_loop()
@@ -98,7 +98,9 @@ class EnginePort:
         self._changing = asyncio.Lock()  # one change at a time, so that all front ends see the same order
         self.engine: ServedEngine
         self.services: Services
-        self.hand_over = HandOver(folder, self._listener, self._keeper, self._changing, self._tell_all, self.spawn)
+        self.hand_over = HandOver(
+            folder, self._listener, self._engine_changes, self._changing, self._tell_all, self.spawn
+        )
         self.failed: asyncio.Future[ServingError] = self._loop.create_future()
 
     async def check(self) -> None:
@@ -113,12 +115,12 @@ class EnginePort:
         """
         self.engine, self.services = engine, services
         if self._is_due_to_catch_up:
-            await self._keeper.replay_models(engine)
+            await self._engine_changes.replay_models(engine)
         else:
-            await self._keeper.take_over(engine, services, has_ended=True)
+            await self._engine_changes.take_over(engine, services, has_ended=True)
         engine.on_change(self._changed)
         self._listener.open()
-        self.spawn(self._keep_up())
+        self.spawn(self._follow_counters())
 
     def connect(self, sock: socket.socket) -> None:
         self._peers.add(_Peer(self, sock))
@@ -143,11 +145,11 @@ class EnginePort:
         found = await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_welcome))
         return sorted((each for traffic in found for each in traffic), key=lambda each: each.process)
 
-    def where(self, runner: Runner) -> WhereRun:
+    def where(self, runner: Runner) -> ExecutionPlacement:
         """Return where the requests of a version run."""
         offers = self.engine.offers
         number = offers.number_of(runner)
-        return WhereRun(sum(number in peer.loaded for peer in self._peers), offers.reason(runner))
+        return ExecutionPlacement(sum(number in peer.loaded for peer in self._peers), offers.reason(runner))
 
     async def close(self) -> None:
         """Leave all front ends."""
@@ -185,7 +187,7 @@ class EnginePort:
 
     async def _answer(self, peer: "_Peer", question: str, arguments: list[Any], blobs: list[bytes]) -> object:
         if question == "hello":
-            return await self._welcome(peer)
+            return await self._accept_peer(peer)
         if question == "collect":
             await self.collect()
             return None
@@ -213,15 +215,15 @@ class EnginePort:
             async with self._changing:
                 await self._everywhere(call, method, values)
                 if call.owner is LogControl:
-                    self._keeper.log_changed(*values)
+                    self._engine_changes.log_changed(*values)
                 else:
-                    self._keeper.regions_changed(services)
+                    self._engine_changes.regions_changed(services)
             return None
         try:
             work = method(*values)
             result = plain(await work) if work is not None else None
             if call.owner is Tracing and call.effect is Effect.ENGINE:
-                self._keeper.trace_changed(*values)
+                self._engine_changes.trace_changed(*values)
             return result
         finally:
             if call.effect is Effect.ENGINE:  # front ends know of a change before the answer, even if it has failed
@@ -240,7 +242,7 @@ class EnginePort:
                 await self._everywhere(call.undo, undo, [values[0].name])
             raise
 
-    async def _welcome(self, peer: "_Peer") -> object:
+    async def _accept_peer(self, peer: "_Peer") -> object:
         services = self.services
         async with self._changing:
             self.hand_over.check()
@@ -262,7 +264,7 @@ class EnginePort:
         if self.failed.done():
             raise self.failed.result()
         try:
-            await self._keeper.take_over(self.engine, self.services, has_ended=False)
+            await self._engine_changes.take_over(self.engine, self.services, has_ended=False)
         except ServingError as error:
             self.failed.set_result(error)
             raise
@@ -276,7 +278,7 @@ class EnginePort:
         sticky = self.services.traffic.sticky if self.services.traffic is not None else {}
         return EngineState(readiness, engine.directory(), dict(engine.offers.now()), sticky)
 
-    async def _keep_up(self) -> None:
+    async def _follow_counters(self) -> None:
         """Collect the counters of front ends, and follow the measurements of the engine."""
         while True:
             await asyncio.sleep(COLLECT_S)
@@ -423,8 +425,8 @@ class _Peer:
         open_ = self._open
         open_[number] = None
         reply: Reply = partial(self._reply, number)
-        if request.correlation_id and self._port.hand_over.staying is not None:
-            reply = self._port.hand_over.told_before(request, reply)
+        if request.correlation_id and self._port.hand_over.draining is not None:
+            reply = self._port.hand_over.announce_then_reply(request, reply)
         ticket = self._port.engine.infer(request, reply)
         if number in open_:
             open_[number] = ticket
@@ -503,8 +505,8 @@ async def serve_engine(
         left_out = read_changes(folder).models
         is_strict = is_new and options.exit_on_error
         port = EnginePort(folder, socket_name, is_strict=is_strict, software=software_of(options))
-        neighbours = Neighbours(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
-        server = InferenceServer(options, log=log, front_ends=port, neighbours=neighbours, left_out=left_out)
+        siblings = SiblingProcesses(folder, number_of(ENGINE), options.front_ends + 1, usable_cores())
+        server = InferenceServer(options, log=log, front_ends=port, siblings=siblings, left_out=left_out)
     except ServingError as error:
         report(ProcessReport(ErrorRecord(*encode_error(error))))
         return 1
@@ -527,7 +529,7 @@ async def serve_engine(
         directory = server.engine.directory()
         configs = {name: config for (name, version), config in directory.configs.items() if not version}
         report(ProcessReport(models=tuple(server.models()), configs=configs, version=__version__))
-        giving_back = asyncio.create_task(give_back_idle_memory())
+        giving_back = asyncio.create_task(trim_idle_memory())
         handing = asyncio.create_task(_hand_over(server, port, folder, handing_over, handed_over))
         ends: set[asyncio.Future[Any]] = {stopping, handing, port.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -2,8 +2,8 @@
 
 The engine of a front end can be replaced while requests continue.
 
-`meet` connects the next engine, `move` sends it everything new. The previous engine keeps its requests in flight, its
-streams, and all requests of its open sequences, until it leaves.
+`connect_next` connects the next engine, `move` sends it everything new. The previous engine keeps its requests in
+flight, its streams, and all requests of its open sequences, until it leaves.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from charonia.busy_poll import Neighbours, make_busy_poll
+from charonia.busy_poll import SiblingProcesses, make_busy_poll
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.metadata import ServerMetadata
 from charonia.core.request import InferRequest
@@ -38,7 +38,7 @@ from charonia.server.guard.restarts import FINISH_NS
 from charonia.server.lifecycle.backends import Backends
 from charonia.server.listening import GRACE_S
 from charonia.server.machine.cores import usable_cores
-from charonia.server.machine.memory import collect_less_often, give_back_idle_memory
+from charonia.server.machine.memory import collect_less_often, trim_idle_memory
 from charonia.server.options import ServerOptions
 from charonia.wire.orca import Load
 
@@ -61,7 +61,7 @@ class Engines(RemoteCalls):
         self._ended = ended
         self._next: RemoteEngine | None = None
         self._former: RemoteEngine | None = None
-        self._staying: set[int | str] = set()  # ids of sequences of the previous engine
+        self._draining: set[int | str] = set()  # ids of sequences of the previous engine
         self.current = self._new()
 
     @property
@@ -101,7 +101,7 @@ class Engines(RemoteCalls):
         """Meet the engine. See `RemoteEngine.connect`."""
         return await self.current.connect(sock)
 
-    async def meet(self, sock: socket.socket) -> None:
+    async def connect_next(self, sock: socket.socket) -> None:
         """Meet the engine that comes next. Raises as `connect`."""
         engine = self._next = self._new()
         try:
@@ -110,11 +110,11 @@ class Engines(RemoteCalls):
             self._next = None
             raise
 
-    def move(self, staying: Collection[int | str]) -> None:
+    def move(self, draining: Collection[int | str]) -> None:
         """Send new requests to the next engine.
 
         Args:
-            staying: The ids of sequences whose requests stay with the present one.
+            draining: The ids of sequences whose requests stay with the present one.
 
         Raises:
             ServingError: UNAVAILABLE when the next engine has gone.
@@ -122,7 +122,7 @@ class Engines(RemoteCalls):
         if self._next is None:
             raise unavailable("the next engine has gone")
         self._former, self.current, self._next = self.current, self._next, None
-        self._staying = set(staying)
+        self._draining = set(draining)
 
     def pause(self) -> None:
         """Hold new requests until `connect`; requests in flight continue. Open sequences are lost."""
@@ -131,14 +131,14 @@ class Engines(RemoteCalls):
 
     def sequence(self, id: int | str, is_there: bool) -> None:
         if is_there:
-            self._staying.add(id)
+            self._draining.add(id)
         else:
-            self._staying.discard(id)
+            self._draining.discard(id)
 
     def part(self, lost: Collection[Sequence]) -> None:
         """Send no more requests to the previous engine."""
-        self._staying = set()
-        self.current.sequences.lose(lost)
+        self._draining = set()
+        self.current.sequences.mark_lost(lost)
 
     def close(self) -> None:
         """Leave all engines: they cancel the requests in flight."""
@@ -146,7 +146,7 @@ class Engines(RemoteCalls):
             engine.close()
 
     def infer(self, request: InferRequest, reply: Reply) -> Ticket:
-        if self._staying and self._former is not None and request.correlation_id in self._staying:
+        if self._draining and self._former is not None and request.correlation_id in self._draining:
             return self._former.infer(request, reply)
         return self.current.infer(request, reply)
 
@@ -170,7 +170,7 @@ class Engines(RemoteCalls):
         if engine is self._next:
             self._next = None
         elif engine is self._former:
-            self._former, self._staying = None, set()
+            self._former, self._draining = None, set()
         else:
             self._ended(reason)
 
@@ -225,7 +225,7 @@ class FrontEnd:
             ServingError: The engine is gone, or an endpoint cannot be opened.
         """
         sock = await engine_socket(self._folder)
-        self._neighbours = Neighbours(self._folder, self._number, self._options.front_ends + 1, usable_cores())
+        self._neighbours = SiblingProcesses(self._folder, self._number, self._options.front_ends + 1, usable_cores())
         engine = self._engine = Engines(self._make_engine, self._engine_gone)
         self._local = self._local_models(engine)
         if self._options.client_shm:
@@ -258,7 +258,7 @@ class FrontEnd:
 
     def _make_engine(self, ended: Callable[[str], None]) -> RemoteEngine:
         engine = RemoteEngine(take=self._take, ended=ended)
-        engine.neighbours = self._neighbours
+        engine.siblings = self._neighbours
         return engine
 
     def _run_models_of(self, engine: RemoteEngine) -> None:
@@ -266,7 +266,7 @@ class FrontEnd:
         local, is_alike = self._local, engine.software == self._software
         if local is None or (is_alike and engine.local is not None):
             return
-        local.begin_anew()
+        local.reset()
         engine.local = local if is_alike else None
         if is_alike:
             local.follow(engine.state.offers, engine.state.directory.configs)
@@ -284,12 +284,12 @@ class FrontEnd:
 
     async def _leave(self, finish_s: float) -> None:
         if finish_s:
-            self.endpoints.leave_sockets()
+            self.endpoints.release_sockets()
             self._tell_leaving()
-            await self.endpoints.hand_on(finish_s)
+            await self.endpoints.drain_gradually(finish_s)
         elif self._options.exit_delay_secs and self._engine is not None:
             self._engine.begin_exit(refuses=False)
-            await self.endpoints.let_go(self._options.exit_delay_secs)
+            await self.endpoints.ask_to_reconnect(self._options.exit_delay_secs)
         self._stop()
         is_taken = await self._drain(self._options.exit_timeout_secs)
         if self._engine is not None:
@@ -342,7 +342,7 @@ class FrontEnd:
                 sock = connected(self._folder / str(arguments[0]))
                 if sock is None:
                     raise unavailable("the next engine has gone")
-                await engine.meet(sock)
+                await engine.connect_next(sock)
             case "move":
                 former = engine.current
                 engine.move(*arguments)
@@ -350,7 +350,7 @@ class FrontEnd:
                 self._run_models_of(engine.current)
             case "pause":
                 engine.pause()
-                self._meet_again()
+                self._start_reconnecting()
             case "sequence":
                 engine.sequence(*arguments)
             case _:
@@ -363,13 +363,13 @@ class FrontEnd:
                 self.ended.set_result(self._is_taken)
             return
         _log.error("the engine has gone: %s", reason)
-        self._meet_again()
+        self._start_reconnecting()
 
-    def _meet_again(self) -> None:
+    def _start_reconnecting(self) -> None:
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        while self._engine is not None and self._engine.current.held.is_away:
+        while self._engine is not None and self._engine.current.held.is_disconnected:
             sock = await engine_socket(self._folder)
             with suppress(ServingError):  # it has gone again
                 await self._engine.connect(sock)
@@ -433,7 +433,7 @@ async def serve_front_end(
             with suppress(NotImplementedError):  # an event loop on Windows
                 loop.add_signal_handler(each, leave)
         collect_less_often()
-        giving_back = asyncio.create_task(give_back_idle_memory())
+        giving_back = asyncio.create_task(trim_idle_memory())
         ready()
         status = 0 if await front_end.ended else 1
         giving_back.cancel()

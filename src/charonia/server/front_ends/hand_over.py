@@ -1,7 +1,7 @@
 """How an engine hands its front ends over to the next one without losing a request or a change.
 
 1. Changes wait, such as registrations of memory or loads of models; changes in progress are finished. Then this engine
-   makes no more changes (`Keeper.close`).
+   makes no more changes (`EngineChanges.close`).
 2. Every front end connects to the next engine, which makes the changes of this one before it answers.
 3. The socket of the next engine takes the name of this one's. Every front end sends new requests to the next engine,
    and the requests of open sequences here.
@@ -27,7 +27,7 @@ from pathlib import Path
 from charonia.core.errors import ServingError, unavailable
 from charonia.core.request import SEQUENCE_END, InferRequest
 from charonia.core.response import Outcome, Reply
-from charonia.server.front_ends.keeper import LOOK_S, Keeper
+from charonia.server.front_ends.engine_changes import LOOK_S, EngineChanges
 from charonia.server.front_ends.messages import MOVED
 from charonia.server.front_ends.reconnect import Sequence
 
@@ -39,7 +39,7 @@ BACKLOG = 64
 """Front ends that may wait to be accepted."""
 
 
-class StayingSequences:
+class DrainingSequences:
     """The sequences of an engine that has handed over, as its front ends know them."""
 
     def __init__(self, sequences: Iterable[Sequence]) -> None:
@@ -52,12 +52,12 @@ class StayingSequences:
         """Their ids: several models may have sequences of one id, which all stay."""
         return {key for _, key in self._known}
 
-    def came(self, sequence: Sequence) -> int:
+    def record_request(self, sequence: Sequence) -> int:
         """Note a request of a sequence, and return its number."""
         number = self._latest[sequence] = next(self._numbers)
         return number
 
-    def answered(
+    def record_response(
         self, sequence: Sequence, number: int, *, ends: bool, is_refused: bool
     ) -> tuple[int | str, bool] | None:
         """Note the answer of a request.
@@ -143,13 +143,13 @@ class HandOver:
     Args:
         folder: Private folder of the server.
         listener: Where front ends connect to this engine.
-        keeper: Keeps the changes of this engine.
+        engine_changes: Keeps the changes of this engine.
         changing: Held while a message goes to all front ends.
         tell_all: Sends all front ends a message, and returns when all have confirmed it; raises the first refusal.
         spawn: Runs something beside the event loop's other work.
 
     Attributes:
-        staying: The sequences that stay here; None before front ends send new requests to the next engine.
+        draining: The sequences that stay here; None before front ends send new requests to the next engine.
         is_done: Whether front ends send no new requests here.
     """
 
@@ -157,16 +157,16 @@ class HandOver:
         self,
         folder: Path,
         listener: Listener,
-        keeper: Keeper,
+        engine_changes: EngineChanges,
         changing: asyncio.Lock,
         tell_all: Callable[..., Awaitable[None]],
         spawn: Callable[[Coroutine[object, object, object]], object],
     ) -> None:
-        self.staying: StayingSequences | None = None
+        self.draining: DrainingSequences | None = None
         self.is_done = False
         self._folder = folder
         self._listener = listener
-        self._keeper = keeper
+        self._engine_changes = engine_changes
         self._changing = changing
         self._tell_all = tell_all
         self._spawn = spawn
@@ -182,7 +182,7 @@ class HandOver:
     async def change(self) -> AsyncIterator[None]:
         """Make a change, except while front ends move. Raises as `check`."""
         await self._may_change.wait()
-        with self._keeper.under_way():
+        with self._engine_changes.under_way():
             yield
 
     async def run(self, next_name: str, open_sequences: Callable[[], set[Sequence]]) -> None:
@@ -197,7 +197,7 @@ class HandOver:
         """
         self._may_change.clear()
         try:
-            await self._keeper.close()
+            await self._engine_changes.close()
             async with self._changing:
                 if next_name:
                     await self._tell_all("meet", next_name)
@@ -208,7 +208,7 @@ class HandOver:
                 self.is_done = True
         finally:
             if not self.is_done:
-                self._keeper.reopen()
+                self._engine_changes.reopen()
             self._may_change.set()
 
     async def finish(
@@ -223,28 +223,28 @@ class HandOver:
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
-        while loop.time() < end_s and (is_busy() or (self.staying is not None and open_sequences())):
+        while loop.time() < end_s and (is_busy() or (self.draining is not None and open_sequences())):
             await asyncio.sleep(LOOK_S)
         await self._tell_all("part", [list(sequence) for sequence in open_sequences()])
 
-    def told_before(self, request: InferRequest, reply: Reply) -> Reply:
+    def announce_then_reply(self, request: InferRequest, reply: Reply) -> Reply:
         """Return a reply for a request of a sequence: front ends know where the next one goes before it is answered."""
-        staying = self.staying
-        assert staying is not None
+        draining = self.draining
+        assert draining is not None
         sequence, ends = (request.model_name, request.correlation_id), bool(request.flags & SEQUENCE_END)
-        number = staying.came(sequence)
+        number = draining.record_request(sequence)
 
-        def told(outcome: Outcome, final: bool) -> None:
+        def announce(outcome: Outcome, final: bool) -> None:
             is_refused = isinstance(outcome, ServingError)
-            news = staying.answered(sequence, number, ends=ends, is_refused=is_refused) if final else None
+            news = draining.record_response(sequence, number, ends=ends, is_refused=is_refused) if final else None
             if news is None:
                 reply(outcome, final)
             else:
-                self._spawn(self._tell_then_reply(news, partial(reply, outcome, final)))
+                self._spawn(self._announce_then_reply(news, partial(reply, outcome, final)))
 
-        return told
+        return announce
 
-    async def _tell_then_reply(self, news: tuple[int | str, bool], reply: Callable[[], None]) -> None:
+    async def _announce_then_reply(self, news: tuple[int | str, bool], reply: Callable[[], None]) -> None:
         with suppress(ServingError):
             await self._tell_all("sequence", *news)
         reply()
@@ -253,9 +253,9 @@ class HandOver:
         self._listener.close()
         try:
             (self._folder / next_name).replace(self._folder / SOCKET_NAME)
-            self.staying = StayingSequences(sequences)
-            await self._tell_all("move", list(self.staying.ids))
+            self.draining = DrainingSequences(sequences)
+            await self._tell_all("move", list(self.draining.ids))
         except (ServingError, OSError) as error:
-            self.staying = None
+            self.draining = None
             self._listener.open()
             raise unavailable(f"the next engine has gone: {error}") from error

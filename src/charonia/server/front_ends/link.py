@@ -230,7 +230,7 @@ class Link(Generic[Writer]):
                 self._take(message)
         released, freed = header[-2:]
         if released or freed:
-            self._tensors.note(released, freed)
+            self._tensors.handle_lists(released, freed)
         if self.is_open:
             self._tensors.flush()
 

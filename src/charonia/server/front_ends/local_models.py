@@ -28,7 +28,7 @@ from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.front_ends.messages import plain
 from charonia.server.lifecycle.backends import Backends
-from charonia.server.lifecycle.in_front import Offer, for_front_end
+from charonia.server.lifecycle.front_end_placement import Offer, for_front_end
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.repository.scan import CONFIG_FILE, ModelFolder, version_fingerprint
 from charonia.server.metrics.key_usage import Usage
@@ -158,7 +158,7 @@ class LocalModels:
                 self._loads[number] = asyncio.create_task(self._load(offer, configs[target]))
         self._route()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Drop all copies and counters: the engine that offered the models is gone."""
         self.follow({}, {})
         self._counters = []

@@ -24,7 +24,7 @@ from charonia.core.trace import RemoteParent, TraceTree
 from charonia.server.channel.channel import Incoming, Outgoing
 from charonia.server.channel.tensors import found, placed
 from charonia.server.directory import Directory, ModelView, Target
-from charonia.server.lifecycle.in_front import Offer
+from charonia.server.lifecycle.front_end_placement import Offer
 
 PROTOCOL = 14
 """Version of the messages between front ends and engines, with the records in them: raise it with every

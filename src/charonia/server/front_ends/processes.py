@@ -68,13 +68,13 @@ from charonia.server.front_ends.children import (
 from charonia.server.front_ends.hand_over import SOCKET_NAME
 from charonia.server.front_ends.messages import PROTOCOL
 from charonia.server.guard import notify
-from charonia.server.guard.control import Message, offer_sockets, serve_control, sockets_beside
+from charonia.server.guard.control import Message, copied_sockets, offer_sockets, serve_control
 from charonia.server.guard.notify import Notifier
-from charonia.server.guard.restarts import FINISH_NS, ProcessRole, ReportUpgrade, Stage
+from charonia.server.guard.restarts import FINISH_NS, ProcessRole, ReportUpgrade, UpgradeStage
 from charonia.server.guard.supervisor import ProcessSpec, Supervisor
-from charonia.server.lifecycle.foreseen import largest_bytes, reason_to_stay
+from charonia.server.lifecycle.placement_forecast import largest_bytes, reason_to_stay
 from charonia.server.listening import cannot_listen, check_address, every
-from charonia.server.machine.cores import cores_beside, usable_cores
+from charonia.server.machine.cores import cores_for_models, usable_cores
 from charonia.server.machine.gpus import visible_gpus
 from charonia.server.machine.memory import available_memory, tree_bytes
 from charonia.server.machine.private_folder import PrivateFolder
@@ -87,7 +87,7 @@ the previous front ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class UpgradeRequest:
     """A requested upgrade.
 
     Attributes:
@@ -131,13 +131,13 @@ class Upgrades:
         self._is_cancelled = False
         self._count = 1
         self._name = ""
-        self._wanted = Wanted()
+        self._wanted = UpgradeRequest()
         self._reports: asyncio.Queue[ReportUpgrade] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
         """Upgrade with the same arguments; the log has the result."""
-        self._start(Wanted(), lambda _: None)
+        self._start(UpgradeRequest(), lambda _: None)
 
     async def answer(self, asked: Message) -> AsyncIterator[Message]:
         """Answer a command: yield its steps, then the result. The upgrade continues even if the command is gone."""
@@ -146,7 +146,7 @@ class Upgrades:
             yield self._cancel()
             return
         arguments = asked.get("arguments")
-        wanted = Wanted(
+        wanted = UpgradeRequest(
             ServeCommand(tuple(map(str, arguments)), str(asked.get("folder", "")))
             if isinstance(arguments, list)
             else None,
@@ -168,8 +168,10 @@ class Upgrades:
 
     def reported(self, report: ReportUpgrade) -> None:
         """Take note of a stage of the upgrade. See `Supervisor`."""
-        if report.stage in ((Stage.LOADED,) if self._wanted.stops_first else (Stage.MOVED, Stage.ENDED)):
-            self._take_place()
+        if report.stage in (
+            (UpgradeStage.LOADED,) if self._wanted.stops_first else (UpgradeStage.MOVED, UpgradeStage.ENDED)
+        ):
+            self._replace_engine()
         self._reports.put_nowait(report)
 
     def close(self) -> None:
@@ -187,12 +189,12 @@ class Upgrades:
             "hint": "none is in progress, or its engine has loaded its models, or the previous one has already stopped",
         }
 
-    def _start(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
+    def _start(self, wanted: UpgradeRequest, tell: Callable[[Message], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._run_and_tell(wanted, tell))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run_and_tell(self, wanted: Wanted, tell: Callable[[Message], None]) -> None:
+    async def _run_and_tell(self, wanted: UpgradeRequest, tell: Callable[[Message], None]) -> None:
         def step(text: str) -> None:
             _log.info("upgrade: %s", text)
             tell({"step": text})
@@ -213,7 +215,7 @@ class Upgrades:
             _log.exception("upgrade: it cannot continue")
             tell({"error": f"it cannot continue: {error}", "hint": "the log of the server has the details"})
 
-    async def _run(self, wanted: Wanted, step: Callable[[str], None]) -> None:
+    async def _run(self, wanted: UpgradeRequest, step: Callable[[str], None]) -> None:
         """Upgrade."""
         if not self.guard.may_upgrade:
             raise unavailable(
@@ -244,7 +246,7 @@ class Upgrades:
             raise
         self._notifier.send(notify.READY, notify.status(f"serving; upgraded to release {self._version()}"))
 
-    async def _follow(self, wanted: Wanted, step: Callable[[str], None]) -> None:
+    async def _follow(self, wanted: UpgradeRequest, step: Callable[[str], None]) -> None:
         """Report the steps until the previous engine has stopped."""
         began_s = time.monotonic()
         while True:
@@ -253,15 +255,15 @@ class Upgrades:
             after = f" ({now_s - began_s:.1f} s)"
             began_s = now_s
             match report.stage:
-                case Stage.LOADED:
+                case UpgradeStage.LOADED:
                     step(f"the new engine (release {self._version()}, pid {report.pid}) has loaded its models{after}")
-                case Stage.MOVED if wanted.stops_first:
+                case UpgradeStage.MOVED if wanted.stops_first:
                     step("new requests wait")
-                case Stage.MOVED:
+                case UpgradeStage.MOVED:
                     step(f"new requests go to it{after}; the previous engine completes its requests")
-                case Stage.ENDED if wanted.stops_first:
+                case UpgradeStage.ENDED if wanted.stops_first:
                     return
-                case Stage.ENDED:
+                case UpgradeStage.ENDED:
                     step(f"the previous engine has stopped{after}")
                     return
                 case _:
@@ -276,20 +278,20 @@ class Upgrades:
             after = f" ({now_s - began_s:.1f} s)"
             began_s = now_s
             match report.stage:
-                case Stage.RENEWED:
+                case UpgradeStage.RENEWED:
                     name = f"front end {number_of(report.name)}"
                     step(f"{name} is renewed (pid {report.pid}){after}; the previous one completes its requests")
-                case Stage.SETTLED:
+                case UpgradeStage.SETTLED:
                     step(f"the previous front ends have stopped{after}")
                     return
-                case Stage.NOT_RENEWED:
+                case UpgradeStage.NOT_RENEWED:
                     error = error_of(self._folder, report.name)
                     raise invalid(
                         f"front end {number_of(report.name)} cannot be renewed: {error or report.reason}",
                         hint="the new engine serves through the previous front ends; the server's log has the details",
                     )
 
-    def _failure(self, wanted: Wanted, report: ReportUpgrade) -> ServingError:
+    def _failure(self, wanted: UpgradeRequest, report: ReportUpgrade) -> ServingError:
         """Return why the new engine has failed."""
         folder, name = self._folder, self._name
         for path in (new_engine_path(folder, name), options_path(folder, name), folder / _socket_of(name)):
@@ -314,7 +316,7 @@ class Upgrades:
             front_ends=self._options.front_ends,
         )
 
-    def _take_place(self) -> None:
+    def _replace_engine(self) -> None:
         order = new_engine_path(self._folder, self._name)
         if order.exists():
             order.unlink()
@@ -432,27 +434,27 @@ def _bound(address: Address, port: int) -> socket.socket:
     return sock
 
 
-class Chosen(NamedTuple):
+class FrontEndCount(NamedTuple):
     """A number of front ends, 0 for one process, and why it was chosen."""
 
     number: int
     reason: str
 
 
-def how_many(cores: int, stays: str, largest_bytes: int = 0) -> Chosen:
+def choose_front_ends(cores: int, stays: str, largest_bytes: int = 0) -> FrontEndCount:
     """Return the number of front ends for a machine and its models."""
     have = f"{cores} core{'s' if cores > 1 else ''}"
     if cores == 1:
-        return Chosen(0, have)
+        return FrontEndCount(0, have)
     if not stays:
-        return Chosen(min(cores, FRONT_ENDS_MAX), f"{have}, and every model may run in front ends")
+        return FrontEndCount(min(cores, FRONT_ENDS_MAX), f"{have}, and every model may run in front ends")
     if cores <= FEW_CORES:
-        return Chosen(0, f"{have}, and {stays}")
+        return FrontEndCount(0, f"{have}, and {stays}")
     if largest_bytes >= LARGE_BYTES:
         number, stays = cores // CORES_BESIDE_LARGE, f"{stays}, and one of {largest_bytes >> 20} MiB needs the cores"
     else:
         number = cores.bit_length()
-    return Chosen(min(number, FED_BY_ENGINE), f"{have}; {stays}")
+    return FrontEndCount(min(number, FED_BY_ENGINE), f"{have}; {stays}")
 
 
 def with_number(options: ServerOptions) -> ServerOptions:
@@ -460,12 +462,14 @@ def with_number(options: ServerOptions) -> ServerOptions:
     if options.front_ends != FRONT_ENDS_AUTO:
         return options
     if sys.platform == "win32":
-        chosen = Chosen(0, "this system cannot share a port among processes")
+        chosen = FrontEndCount(0, "this system cannot share a port among processes")
     else:
         models = options.models
         gpus = visible_gpus()
         stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
-        chosen = how_many(usable_cores(options.cpu_cores), stays, 0 if gpus else largest_bytes(models.repositories))
+        chosen = choose_front_ends(
+            usable_cores(options.cpu_cores), stays, 0 if gpus else largest_bytes(models.repositories)
+        )
     _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
     return replace(options, front_ends=chosen.number)
 
@@ -514,7 +518,7 @@ class ServerProcesses:
         self._folder = folder = self._cleanup.enter_context(PrivateFolder()).path
         options = self._options
         engine, front_ends, shared = await self._bind(options)
-        options = replace(options, cpu_cores=options.cpu_cores or cores_beside(usable_cores(), options.front_ends))
+        options = replace(options, cpu_cores=options.cpu_cores or cores_for_models(usable_cores(), options.front_ends))
         write_options(folder, options)
         specs = process_specs(folder, engine, front_ends, shared)
         specs[0] = replace(specs[0], memory_bytes_max=options.memory_limit_mib * 2**20)
@@ -605,7 +609,7 @@ class ServerProcesses:
         return engine, [{"http": each} for each in own], shared
 
     def _take_beside(self, options: ServerOptions) -> list[Sockets]:
-        found = sockets_beside(options.beside)
+        found = copied_sockets(options.beside)
         for sock in (sock for each in found for sockets in each.values() for sock in sockets):
             self._cleanup.enter_context(sock)
         if len(found) != options.front_ends:

@@ -94,7 +94,7 @@ class Reconnect:
         self._held_bytes = 0
 
     @property
-    def is_away(self) -> bool:
+    def is_disconnected(self) -> bool:
         return self._away_ns is not None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
@@ -181,7 +181,7 @@ class OpenSequences:
                 del self._open[next(iter(self._open))]
         return None
 
-    def lose(self, sequences: Iterable[Sequence]) -> None:
+    def mark_lost(self, sequences: Iterable[Sequence]) -> None:
         self._lost |= dict.fromkeys(sequences)
 
     def engine_ended(self) -> None:

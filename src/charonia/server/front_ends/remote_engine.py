@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from charonia.busy_poll import Neighbours
+from charonia.busy_poll import SiblingProcesses
 from charonia.clock import now_ns
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, internal, unavailable
@@ -27,7 +27,7 @@ from charonia.server.channel.regions import ChannelError
 from charonia.server.directory import models_at
 from charonia.server.facade import Engine, LoadReports, LogControl, Services, TrafficControl
 from charonia.server.front_ends.bursts import BurstReader, RequestWriter
-from charonia.server.front_ends.calls import CALLS, Asked, asked, service
+from charonia.server.front_ends.calls import CALLS, EngineRpc, remote_call, service
 from charonia.server.front_ends.link import LOAD_AGE_NS, Blobs, Link
 from charonia.server.front_ends.local_models import LocalModels
 from charonia.server.front_ends.messages import (
@@ -78,7 +78,7 @@ class RemoteCalls:
 
     @property
     def engine(self) -> "RemoteCalls":
-        """What `asked` asks."""
+        """What `remote_call` asks."""
         return self
 
     async def ask(self, question: str, *arguments: object, blobs: Blobs = ()) -> Any:
@@ -106,24 +106,24 @@ class RemoteCalls:
     def models_at(self, path: str) -> Mapping[bytes, str]:
         return models_at(path, self.state.directory.configs.items())
 
-    model_ready = asked(Engine.model_ready)
-    model_statistics = asked(Engine.model_statistics)
-    repository_index = asked(Engine.repository_index)
-    load_model = asked(Engine.load_model)
-    unload_model = asked(Engine.unload_model)
+    model_ready = remote_call(Engine.model_ready)
+    model_statistics = remote_call(Engine.model_statistics)
+    repository_index = remote_call(Engine.repository_index)
+    load_model = remote_call(Engine.load_model)
+    unload_model = remote_call(Engine.unload_model)
 
 
 class SharedRegions(RegionRegistry):
     """The regions of all front ends, mapped in this one. A registration is in force in all of them, or in none."""
 
-    def __init__(self, bytes_max: int, engine: Asked) -> None:
+    def __init__(self, bytes_max: int, engine: EngineRpc) -> None:
         super().__init__(bytes_max)
         self.engine = engine
 
-    register_system = asked(RegionRegistry.register_system)
-    register_cuda = asked(RegionRegistry.register_cuda)
-    unregister_system = asked(RegionRegistry.unregister_system)
-    unregister_cuda = asked(RegionRegistry.unregister_cuda)
+    register_system = remote_call(RegionRegistry.register_system)
+    register_cuda = remote_call(RegionRegistry.register_cuda)
+    unregister_system = remote_call(RegionRegistry.unregister_system)
+    unregister_cuda = remote_call(RegionRegistry.unregister_cuda)
 
     async def take(self, change: str, arguments: list[Any]) -> None:
         """Apply a change here that the engine applies in every process."""
@@ -161,7 +161,7 @@ class SharedLog:
         own: The log of this process.
     """
 
-    def __init__(self, own: LogControl, engine: Asked) -> None:
+    def __init__(self, own: LogControl, engine: EngineRpc) -> None:
         self.own = own
         self.engine = engine
 
@@ -169,7 +169,7 @@ class SharedLog:
     def options(self) -> LogOptions:
         return self.own.options
 
-    change = asked(LogControl.change)
+    change = remote_call(LogControl.change)
 
 
 class _NoIds:
@@ -198,8 +198,8 @@ class RemoteTracing:
     def sample(self, model: str, remote: RemoteParent | None = None) -> TraceTree:
         return TraceTree(TraceLevel.TIMESTAMPS, self._ids, _dropped, remote)
 
-    settings = asked(Tracing.settings)
-    change = asked(Tracing.change)
+    settings = remote_call(Tracing.settings)
+    change = remote_call(Tracing.change)
 
 
 class RemoteTraffic:
@@ -212,9 +212,9 @@ class RemoteTraffic:
     def sticky(self) -> Mapping[str, tuple[bytes, ...]]:
         return self.engine.state.sticky
 
-    show = asked(TrafficControl.show)
-    change = asked(TrafficControl.change)
-    reset = asked(TrafficControl.reset)
+    show = remote_call(TrafficControl.show)
+    change = remote_call(TrafficControl.change)
+    reset = remote_call(TrafficControl.reset)
 
 
 class RemoteLoad:
@@ -224,7 +224,7 @@ class RemoteLoad:
         self.engine = engine
         self._wanted_ns = 0
 
-    def want(self) -> None:
+    def request_report(self) -> None:
         now_ns = time.monotonic_ns()
         if now_ns - self._wanted_ns >= LOAD_AGE_NS:
             self._wanted_ns = now_ns
@@ -233,7 +233,7 @@ class RemoteLoad:
     def latest(self) -> Load:
         return self.engine.load
 
-    report = asked(LoadReports.report)
+    report = remote_call(LoadReports.report)
 
 
 def _dropped(tree: TraceTree) -> None:
@@ -252,7 +252,7 @@ def services_of(
     """
     load = service(engine, "demand")
 
-    async def result_elsewhere(method: str, id: str, owner: str) -> list[Any] | None:
+    async def relay_result(method: str, id: str, owner: str) -> list[Any] | None:
         return cast(list[Any] | None, await engine.ask("result", method, id, owner))
 
     def demand(name: str, version: str) -> Awaitable[None] | None:
@@ -263,7 +263,7 @@ def services_of(
         return service(engine, name) if name in offers else None
 
     return Services(
-        result_elsewhere=result_elsewhere,
+        relay_result=relay_result,
         regions=regions,
         tracing=RemoteTracing(engine, can_trace="tracer" in offers) if "tracing" in offers else None,
         log=log,
@@ -283,11 +283,11 @@ class HeldRequests:
     """Requests that wait for the engine.
 
     Attributes:
-        is_away: Whether the engine is being started again.
+        is_disconnected: Whether the engine is being started again.
     """
 
     def __init__(self, send: Callable[[int, InferRequest, Reply], None]) -> None:
-        self.is_away = False
+        self.is_disconnected = False
         self._send = send
         self._reconnect = Reconnect()
         self._held: dict[int, tuple[InferRequest, Reply]] = {}
@@ -317,7 +317,7 @@ class HeldRequests:
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
         commands = self._reconnect.handle(event, now_ns)
-        self.is_away = self._reconnect.is_away
+        self.is_disconnected = self._reconnect.is_disconnected
         for command in commands:
             request, reply = self._held.pop(command.id)
             if isinstance(command, Send):
@@ -364,7 +364,7 @@ class RemoteEngine(RemoteCalls):
         sequences: Its open sequences, and the lost ones.
         software: The software that a process needs to run its models; see `software_of`. Set by `connect`.
         local: The models that this process runs itself, None for none.
-        neighbours: The other processes of the server, None where they do not matter.
+        siblings: The other processes of the server, None where they do not matter.
         load: The engine's latest report of its load, empty until `want_load`.
     """
 
@@ -373,7 +373,7 @@ class RemoteEngine(RemoteCalls):
         self.held = HeldRequests(self._send)
         self.software = ""
         self.local: LocalModels | None = None
-        self.neighbours: Neighbours | None = None
+        self.siblings: SiblingProcesses | None = None
         self.load: Load = {}
         self._take = take
         self._ended = ended
@@ -433,7 +433,7 @@ class RemoteEngine(RemoteCalls):
         if refusal := self._refusal(request):
             reply(refusal, True)
             return ANSWERED
-        if self.held.is_away:
+        if self.held.is_disconnected:
             self.held.hold(number, request, reply)
         else:
             self._send(number, request, reply)
@@ -452,8 +452,8 @@ class RemoteEngine(RemoteCalls):
                 outgoing.withdraw()
                 reply(internal(f"the request cannot be handed to the engine: {error}"), True)
                 return
-        if is_first and self.neighbours is not None:
-            self.neighbours.note(now_ns())
+        if is_first and self.siblings is not None:
+            self.siblings.record_request(now_ns())
         if not self._replies:
             self._is_idle.clear()
         self._replies[number] = reply if trace is None else traced(link, number, trace.tree, reply)
@@ -466,7 +466,7 @@ class RemoteEngine(RemoteCalls):
             self.held.cancel(number)
 
     def is_ready(self) -> bool:
-        return not self.held.is_away and self.state.readiness.is_ready and not self._is_leaving
+        return not self.held.is_disconnected and self.state.readiness.is_ready and not self._is_leaving
 
     def is_exiting(self) -> bool:
         return self._is_exiting or self.state.readiness.is_exiting
@@ -538,7 +538,7 @@ class RemoteEngine(RemoteCalls):
             state.apply(arguments[0])
             if self.local is not None:
                 if not self._has_news:
-                    self.local.begin_anew()
+                    self.local.reset()
                 self.local.follow(state.offers, state.directory.configs)
             self.state, self._has_news = state, True
             return None
@@ -550,7 +550,7 @@ class RemoteEngine(RemoteCalls):
 
     def _lost(self, reason: str) -> None:
         self.load = {}
-        was_away = self.held.is_away
+        was_away = self.held.is_disconnected
         self.held.engine_lost()
         self.sequences.engine_ended()
         self._fail_all(interrupted())

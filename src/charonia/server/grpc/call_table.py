@@ -205,11 +205,11 @@ class CallTable:
             self._refuse(stream_id, headers, end, other.headers, other.status)
             return
         if head.load_format and self.service.services.load is not None:
-            self.service.services.load.want()
+            self.service.services.load.request_report()
         call: GrpcCall
         if method.run is None:
-            assert method.converse is not None
-            call = StreamCall(self, stream_id, method.name, head, method.converse)
+            assert method.make_handler is not None
+            call = StreamCall(self, stream_id, method.name, head, method.make_handler)
         elif http2.waiting_bytes() > self._back_pressure.unsent_bytes_max and self._back_pressure.applies():
             call = self._back_pressure.defer(DeferredCall(self, stream_id, method.name, head, method.run))
         else:
@@ -234,7 +234,7 @@ class CallTable:
         """Abandon the call of a closed stream, if it is still open."""
         call = self._calls.get(stream_id)
         if call is not None:
-            call.give_up()
+            call.abandon()
             self._remove(call)
 
     def resume(self) -> None:
@@ -293,7 +293,7 @@ class CallTable:
         for call in calls:
             try:
                 if error is None:
-                    call.give_up()
+                    call.abandon()
                 else:
                     call.fail(error)
             except Exception:  # the other calls must end, too

@@ -1,6 +1,6 @@
 """Calls: each handles the data of one stream.
 
-A call ends exactly once: it is answered, failed (`fail`) or abandoned because its caller has gone (`give_up`).
+A call ends exactly once: it is answered, failed (`fail`) or abandoned because its caller has gone (`abandon`).
 """
 
 import asyncio
@@ -147,7 +147,7 @@ class GrpcCall:
             self.drop()
             self.table.reject(self, error)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """End the call without an answer: the caller has gone."""
         if not self.is_over:
             self._close()
@@ -265,10 +265,10 @@ class UnaryCall(GrpcCall):
             self._log_access(error.status.name, 0, None)
         super().fail(error)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         if not self.is_over:
             self._log_access(Status.CANCELLED.name, 0, None)
-        super().give_up()
+        super().abandon()
 
     def _begin(self, message: Buffer) -> None:
         if self.table.service.access_log is not None:

@@ -4,7 +4,7 @@ Output of calls is collected and written in one piece: after received data has b
 after the loop has run all callbacks that are ready.
 
 Clients share the event loop fairly: of a read with many events, a connection handles a few in each round of the loop
-(`Intake`), and reads no more until it has handled all.
+(`FrameReader`), and reads no more until it has handled all.
 
 An exception in a callback of the event loop is a bug of the server. The connection then ends its calls with an error
 and closes, so that no client waits for an answer that never comes.
@@ -47,7 +47,7 @@ from charonia.server.grpc.http2 import (
     StreamReset,
     TrailersReceived,
 )
-from charonia.server.grpc.limits import AbuseLimits, GrpcLimits, Offenders
+from charonia.server.grpc.limits import AbuseLimits, AbusiveAddresses, GrpcLimits
 from charonia.server.grpc.methods import Method
 from charonia.server.listening import unsent_bytes
 
@@ -145,7 +145,7 @@ class Timers:
         left = unsent_bytes(transport)
         self._arm("end", self._limits.keepalive_timeout_s, lambda: self._check_end(transport, left))
 
-    def excuse(self) -> None:
+    def restart_timeout(self) -> None:
         """Begin again with the time for unfinished messages: the server does not read."""
         self._unfinished = {}
 
@@ -216,7 +216,7 @@ _OF_HEADERS = (b"\x01", b"\x09")
 """Types of frames: HEADERS and CONTINUATION."""
 
 
-class Intake:
+class FrameReader:
     """Turns the bytes of a connection into events, a few at a time.
 
     Attributes:
@@ -300,10 +300,10 @@ class Owner(Protocol):
     """The front end, which keeps the set of connections.
 
     Attributes:
-        offenders: Addresses whose connections were closed for abuse.
+        abusers: Addresses whose connections were closed for abuse.
     """
 
-    offenders: Offenders
+    abusers: AbusiveAddresses
 
     def opened(self, connection: "GrpcConnection") -> None:
         """A connection has been accepted."""
@@ -325,7 +325,7 @@ class GrpcConnection(asyncio.Protocol):
         limits = service.limits
         self._loop = service.loop
         self._owner = owner
-        self._abuse_limits = AbuseLimits(limits, owner.offenders)
+        self._abuse_limits = AbuseLimits(limits, owner.abusers)
         self._http2 = ServerConnection(limits.http2)
         self._timers = Timers(service.loop, limits, self)
         self._calls = self._timers.calls = CallTable(
@@ -336,7 +336,7 @@ class GrpcConnection(asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._write_buffer_bytes = limits.write_buffer_bytes
-        self._offender_wait_s = limits.offender_wait_s
+        self._abuser_wait_s = limits.abuser_wait_s
         self._handshake_timeout_s = limits.handshake_timeout_s
         self._phase = _Phase.OPEN
         self._read_s = 0.0
@@ -345,7 +345,7 @@ class GrpcConnection(asyncio.Protocol):
         self._is_flush_due = False
         self._is_paused = False
         self._late_reads = 0
-        self._intake = Intake(self._http2)
+        self._reader = FrameReader(self._http2)
         self._held_until_s = 0.0
         self._is_reading_paused = False
         self._is_turn_due = False
@@ -364,14 +364,14 @@ class GrpcConnection(asyncio.Protocol):
         self._calls.flow = flow_of_peer(peer)
         address = peer[0] if isinstance(peer, tuple) else ""
         if self._abuse_limits.begin(address, time.monotonic_ns()):
-            self._held_until_s = self._loop.time() + self._offender_wait_s
+            self._held_until_s = self._loop.time() + self._abuser_wait_s
             self._loop.call_at(self._held_until_s + TIMER_RESOLUTION_S, self._pace)
             self._loop.call_soon(self._pace)  # uvloop begins to read behind this call
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abandon every call."""
         self._phase = _Phase.CLOSING
-        self._intake.clear()
+        self._reader.clear()
         self._timers.stop()
         self._owner.closed(self)
         self._calls.close()
@@ -393,8 +393,8 @@ class GrpcConnection(asyncio.Protocol):
             self._late_reads += 1
             return
         self._timers.active = True
-        is_behind = self._intake.has_more  # TLS may have more, though reading is paused
-        self._intake.add(data)
+        is_behind = self._reader.has_more  # TLS may have more, though reading is paused
+        self._reader.add(data)
         if not is_behind:
             self._work(EVENTS_AT_ONCE)
 
@@ -407,10 +407,10 @@ class GrpcConnection(asyncio.Protocol):
     def _work(self, room: int) -> None:
         """Handle up to `room` events of the input, and write the answers that are ready."""
         self._is_flush_due = True  # at the end of this
-        calls, intake = self._calls, self._intake
+        calls, reader = self._calls, self._reader
         try:
-            while room > 0 and intake.has_more:
-                events, room = intake.next_events(room, self._cancelled)
+            while room > 0 and reader.has_more:
+                events, room = reader.next_events(room, self._cancelled)
                 for event in events:
                     if type(event) is DataReceived:
                         calls.receive(event.stream_id, event.data, event.end_stream)
@@ -420,14 +420,14 @@ class GrpcConnection(asyncio.Protocol):
                         self._control(event)
         except Http2Error as error:
             if error.is_abuse:
-                self._abuse_limits.offend(time.monotonic_ns())
+                self._abuse_limits.record_abuse(time.monotonic_ns())
             self._transport.write(error.last_words)
             self._close()
         except Exception:
             self._fail()
         else:
             self._flush()
-        if intake.has_more or self._is_reading_paused:
+        if reader.has_more or self._is_reading_paused:
             self._pace()
 
     # Called by timers and the front end.
@@ -437,9 +437,9 @@ class GrpcConnection(asyncio.Protocol):
         if self._phase is _Phase.CLOSING:
             return
         if self._is_reading_paused:
-            self._timers.excuse()
+            self._timers.restart_timeout()
         elif self._abuse_limits.has_settings:
-            self._timers.check(now_s, self._http2.last_stream_id, is_cut=self._intake.is_cut)
+            self._timers.check(now_s, self._http2.last_stream_id, is_cut=self._reader.is_cut)
         elif now_s - self._opened_s > self._handshake_timeout_s:
             self.abort()
 
@@ -502,7 +502,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _pace(self) -> None:
         """Read while nothing that was read waits, and have a turn where something does."""
-        is_behind = self._intake.has_more
+        is_behind = self._reader.has_more
         if is_behind and not (self._is_paused or self._is_turn_due or self._phase is _Phase.CLOSING):
             self._is_turn_due = True
             self._loop.call_soon(self._take_turn)
@@ -569,7 +569,7 @@ class GrpcConnection(asyncio.Protocol):
                 if not self._is_paused:  # window updates, since more of their requests has been read
                     self._transport.write(http2.output())
             if self._phase is _Phase.REFUSING and not (
-                calls or self._intake.has_more or self._is_paused or http2.waiting_bytes()
+                calls or self._reader.has_more or self._is_paused or http2.waiting_bytes()
             ):
                 self._terminate(ErrorCode.NO_ERROR, client_first=True)
         except Exception:
@@ -579,14 +579,14 @@ class GrpcConnection(asyncio.Protocol):
         """Second step of retiring: refuse new streams; the connection ends after the open ones."""
         if self._phase is _Phase.DRAINING:
             self._phase = _Phase.REFUSING
-            self._http2.last_stream_id = max(self._http2.last_stream_id, self._intake.newest_stream())
+            self._http2.last_stream_id = max(self._http2.last_stream_id, self._reader.newest_stream())
             self._http2.refuse_streams()
             self._flush()
 
     def _terminate(self, code: int, reason: bytes = b"", *, client_first: bool = False) -> None:
         """End the HTTP/2 connection with a code and its reason, and close. See `_close`."""
         if code == ErrorCode.ENHANCE_YOUR_CALM:
-            self._abuse_limits.offend(time.monotonic_ns())
+            self._abuse_limits.record_abuse(time.monotonic_ns())
         self._http2.terminate(code, reason)
         self._transport.write(self._http2.output())
         self._close(client_first=client_first)
@@ -606,7 +606,7 @@ class GrpcConnection(asyncio.Protocol):
         """Close after the output that has been written."""
         if self._phase is not _Phase.CLOSING:
             self._phase = _Phase.CLOSING
-            self._intake.clear()
+            self._reader.clear()
             if client_first and self._transport.can_write_eof():
                 self._transport.write_eof()
             else:

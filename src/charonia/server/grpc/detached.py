@@ -58,8 +58,8 @@ class DetachedCall:
         head.wants_grpc_errors = head.header(b"triton_grpc_error") == b"true"
         self._call: GrpcCall
         if method.run is None:
-            assert method.converse is not None
-            self._call = StreamCall(self, 0, method.name, head, method.converse)
+            assert method.make_handler is not None
+            self._call = StreamCall(self, 0, method.name, head, method.make_handler)
         else:
             self._call = UnaryCall(self, 0, method.name, head, method.run)
         service.request_count += 1
@@ -81,7 +81,7 @@ class DetachedCall:
         self._receive(b"", True)
 
     def abandon(self) -> None:
-        self._call.give_up()
+        self._call.abandon()
 
     def _receive(self, data: bytes, end: bool) -> None:
         if self._call.is_over:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from charonia.server.access_log import AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.grpc.connection import GrpcConnection
-from charonia.server.grpc.limits import GrpcLimits, Offenders
+from charonia.server.grpc.limits import AbusiveAddresses, GrpcLimits
 from charonia.server.grpc.methods import method_table
-from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
+from charonia.server.listening import QUIET_S, drain, drain_gradually, listen, port_of
 
 __all__ = ["GrpcFrontend", "GrpcLimits"]
 
@@ -41,7 +41,7 @@ class GrpcFrontend:
         services: Services besides the engine.
         tracer: Traces requests, None where tracing is off.
         loop: The event loop.
-        offenders: Addresses whose connections were closed for abuse.
+        abusers: Addresses whose connections were closed for abuse.
         port: Listening port, once started.
         accepted_count: Connections accepted.
         request_count: Calls received, and messages of streams.
@@ -62,7 +62,7 @@ class GrpcFrontend:
         self.services = services
         self.tracer = services.tracer
         self.loop = asyncio.get_running_loop()
-        self.offenders = Offenders(self.limits.offence_kept_s)
+        self.abusers = AbusiveAddresses(self.limits.abuser_kept_s)
         self.port = 0
         self.accepted_count = 0
         self.request_count = 0
@@ -92,20 +92,20 @@ class GrpcFrontend:
 
     def stop_accepting(self) -> None:
         """Accept no new connections, and ask clients of the open ones to reconnect."""
-        self.leave_sockets()
+        self.release_sockets()
         for connection in list(self._connections):
             connection.wind_down()
 
-    async def hand_on(self, timeout_s: float) -> None:
-        """Leave the listening sockets to others, and serve the connections. See `listening.hand_on`."""
-        self.leave_sockets()
-        await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s)
+    async def drain_gradually(self, timeout_s: float) -> None:
+        """Leave the listening sockets to others, and serve the connections. See `listening.drain_gradually`."""
+        self.release_sockets()
+        await drain_gradually(self._connections, _ask_to_close, QUIET_STREAM_S, timeout_s)
 
-    async def let_go(self, timeout_s: float) -> None:
+    async def ask_to_reconnect(self, timeout_s: float) -> None:
         """Serve as before for a while, and ask clients to reconnect."""
-        await hand_on(self._connections, _let_go, QUIET_STREAM_S, timeout_s, least_s=timeout_s)
+        await drain_gradually(self._connections, _ask_to_close, QUIET_STREAM_S, timeout_s, least_s=timeout_s)
 
-    def leave_sockets(self) -> None:
+    def release_sockets(self) -> None:
         while self._servers:
             self._servers.pop().close()
 
@@ -155,6 +155,6 @@ class GrpcFrontend:
                 connection.abort()
 
 
-def _let_go(connection: GrpcConnection) -> int | None:
+def _ask_to_close(connection: GrpcConnection) -> int | None:
     """Retire a connection, unless its first call may be on the way. It then ends with its last call."""
     return connection.retire(0.0, notice_s=UNREAD_NOTICE_S, read_s=QUIET_S, first_call_s=FIRST_CALL_S)

@@ -1,8 +1,8 @@
 """The limits of the gRPC front end, and its protection from abuse: floods of pings and of cancelled calls.
 
-A connection that exceeds them is closed. Its address is remembered for a while (`Offenders`): the next connections from
-there wait before they are read, and may cancel fewer calls in a burst. So a client gains nothing by reconnecting, and
-others behind the same address only connect later.
+A connection that exceeds them is closed. Its address is remembered for a while (`AbusiveAddresses`): the next
+connections from there wait before they are read, and may cancel fewer calls in a burst. So a client gains nothing by
+reconnecting, and others behind the same address only connect later.
 
 Pure: the time is an argument. Sources: gRPC's keepalive guide for pings ("ping strikes"), CVE-2023-44487 for resets.
 """
@@ -51,8 +51,8 @@ class GrpcLimits:
         write_buffer_bytes: Bytes in the transport's buffer at which a connection stops reading.
         resets_burst: Calls that a client may cancel in a burst on one connection.
         resets_per_s: Rate at which this allowance is refilled.
-        offence_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
-        offender_wait_s: Time that a connection from such an address waits before it is read.
+        abuser_kept_s: Time for which the address of a connection that was closed for abuse is remembered.
+        abuser_wait_s: Time that a connection from such an address waits before it is read.
         connections_max: Most connections; another one is closed.
         handshake_timeout_s: Time from the connection to the client's preface and first settings.
         header_timeout_s: Time for the rest of a frame, or of headers, that a client without an open call has begun.
@@ -83,8 +83,8 @@ class GrpcLimits:
     write_buffer_bytes: int = 4 * MIB
     resets_burst: int = 4096
     resets_per_s: int = 512
-    offence_kept_s: float = 10.0
-    offender_wait_s: float = 1.0
+    abuser_kept_s: float = 10.0
+    abuser_wait_s: float = 1.0
     connections_max: int = 16_384
     handshake_timeout_s: float = 20.0
     header_timeout_s: float = 30.0
@@ -130,14 +130,14 @@ class GrpcLimits:
         )
 
 
-class Offenders:
+class AbusiveAddresses:
     """The addresses whose connections were closed for abuse a short time ago."""
 
     def __init__(self, kept_s: float) -> None:
         self._kept_ns = int(kept_s * 1e9)
         self._until_ns: dict[str, int] = {}
 
-    def note(self, address: str, now_ns: int) -> None:
+    def add(self, address: str, now_ns: int) -> None:
         """Remember an address: a connection from there is closed for abuse."""
         self._until_ns.pop(address, None)
         if len(self._until_ns) >= OFFENDERS_MAX:
@@ -155,9 +155,9 @@ class AbuseLimits:
         has_settings: Whether the client has sent its first settings.
     """
 
-    def __init__(self, limits: GrpcLimits, offenders: Offenders) -> None:
+    def __init__(self, limits: GrpcLimits, abusers: AbusiveAddresses) -> None:
         self._limits = limits
-        self._offenders = offenders
+        self._abusers = abusers
         self._address = ""
         self._strikes = 0
         self._sends = 0
@@ -172,14 +172,14 @@ class AbuseLimits:
         An offender has a smaller burst of cancelled calls: the allowance of a second.
         """
         self._address = address
-        is_offender = self._offenders.has(address, now_ns)
+        is_offender = self._abusers.has(address, now_ns)
         if is_offender:
             self._burst = self._resets = float(min(self._limits.resets_per_s, self._limits.resets_burst))
         return is_offender
 
-    def offend(self, now_ns: int) -> None:
+    def record_abuse(self, now_ns: int) -> None:
         if self._address:
-            self._offenders.note(self._address, now_ns)
+            self._abusers.add(self._address, now_ns)
 
     def may_ping(self, now_ns: int, sends: int, *, has_calls: bool) -> bool:
         """Count a ping; return whether the connection may stay open.

@@ -8,7 +8,7 @@ from typing import Any
 from charonia.core.errors import ServingError, unsupported
 from charonia.server.facade import NO_LOG_CONTROL, TrafficControl, known_model
 from charonia.server.grpc.calls import Run, Service, UnaryCall
-from charonia.server.grpc.streams import Converse, InferStream, ReflectionStream, StreamCall
+from charonia.server.grpc.streams import InferStream, MakeHandler, ReflectionStream, StreamCall
 from charonia.server.shared_memory.registry import RegionRegistry
 from charonia.server.tracing.requests import NO_TRACING
 from charonia.wire import log_settings, trace_settings, v2_control
@@ -59,7 +59,7 @@ class LoadStream:
         return int(self._task is not None and not self._call.table.service.engine.is_exiting())
 
     def start(self, message: Buffer) -> None:
-        """Begin to send reports. Raises as `Conversation.start`."""
+        """Begin to send reports. Raises as `StreamHandler.start`."""
         if self._task is not None:
             raise RpcError(Status.UNIMPLEMENTED, f"{self._call.name}: expected exactly one request message")
         interval_s = decode_load_request(message)
@@ -87,17 +87,17 @@ class LoadStream:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method: one of `run` and `converse` is set.
+    """A method: one of `run` and `make_handler` is set.
 
     Attributes:
         name: Its name, without the service.
         run: Runs a unary call.
-        converse: Makes the conversation of a streaming call.
+        make_handler: Makes the handler of a streaming call.
     """
 
     name: str
     run: Run | None = None
-    converse: Converse | None = None
+    make_handler: MakeHandler | None = None
 
 
 def unknown_method(path: bytes) -> RpcError:
@@ -143,9 +143,9 @@ def method_table() -> dict[bytes, Method]:
         (_SERVICE, Method("ModelMetadata", run=_when_loaded("ModelMetadata", _model_metadata))),
         (_SERVICE, Method("ModelConfig", run=_when_loaded("ModelConfig", _model_config))),
         (_SERVICE, Method("ModelInfer", run=UnaryCall.infer)),
-        (_SERVICE, Method("ModelStreamInfer", converse=InferStream)),
-        ("xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", converse=LoadStream)),
-        *((service, Method("ServerReflectionInfo", converse=ReflectionStream)) for service in _REFLECTION),
+        (_SERVICE, Method("ModelStreamInfer", make_handler=InferStream)),
+        ("xds.service.orca.v3.OpenRcaService", Method("StreamCoreMetrics", make_handler=LoadStream)),
+        *((service, Method("ServerReflectionInfo", make_handler=ReflectionStream)) for service in _REFLECTION),
         *(
             (own, Method(name, run=_answering(own, name, a)))
             for own, some in at_once.items()

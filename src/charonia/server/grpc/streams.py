@@ -1,6 +1,6 @@
 """Streaming calls: ModelStreamInfer and server reflection.
 
-`StreamCall` reads, applies the limits and ends the call; a `Conversation` handles the messages. Request data is not
+`StreamCall` reads, applies the limits and ends the call; a `StreamHandler` handles the messages. Request data is not
 acknowledged while the conversation has the maximum of requests in flight, or while too much of the response waits for
 the caller: the flow-control window closes, and the caller waits.
 
@@ -38,7 +38,7 @@ from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
 
 
-class Conversation(Protocol):
+class StreamHandler(Protocol):
     """Handles the messages of a streaming call."""
 
     def start(self, message: Buffer) -> None:
@@ -58,13 +58,13 @@ class Conversation(Protocol):
 class StreamCall(GrpcCall):
     """A call on which both sides send any number of messages."""
 
-    __slots__ = ("_conversation", "_is_ending", "_is_pumping", "_is_winding_down", "_reader", "_unconsumed_bytes")
+    __slots__ = ("_is_ending", "_is_pumping", "_is_winding_down", "_reader", "_stream_handler", "_unconsumed_bytes")
 
-    def __init__(self, table: Table, stream_id: int, name: str, head: CallHead, converse: "Converse") -> None:
+    def __init__(self, table: Table, stream_id: int, name: str, head: CallHead, make_handler: "MakeHandler") -> None:
         super().__init__(table, stream_id, name, head)
         service = table.service
         self._reader = MessageReader(head.encoding, service.limits.message_bytes_max, service.services.lend)
-        self._conversation = converse(self)
+        self._stream_handler = make_handler(self)
         self._unconsumed_bytes = 0
         self._is_ending = False
         self._is_pumping = False
@@ -90,7 +90,7 @@ class StreamCall(GrpcCall):
             if self._is_ending and not is_held and not self.is_over:
                 if self._reader.pending_bytes:
                     raise RpcError(Status.INTERNAL, f"{self.name}: the stream ended within a message")
-                if self._conversation.in_flight() == 0:
+                if self._stream_handler.in_flight() == 0:
                     self._close()
                     self.table.complete(self)
         except RpcError as error:
@@ -105,7 +105,7 @@ class StreamCall(GrpcCall):
             self.table.send(self, self.framed(parts))
 
     def is_idle(self) -> bool:
-        return self._conversation.in_flight() == 0 and not self._reader.pending_bytes
+        return self._stream_handler.in_flight() == 0 and not self._reader.pending_bytes
 
     def unfinished_bytes(self) -> int | None:
         # None between messages, and while one waits.
@@ -114,20 +114,20 @@ class StreamCall(GrpcCall):
     def wind_down(self) -> None:
         """The server is shutting down: end when nothing is in flight."""
         self._is_winding_down = True
-        if self._conversation.in_flight() == 0:
+        if self._stream_handler.in_flight() == 0:
             self.fail(RpcError(Status.UNAVAILABLE, f"{self.name}: the server is shutting down"))
 
     def drop(self) -> None:
         """Cancel everything in flight, and release this call's part of the connection window."""
-        self._conversation.drop()
+        self._stream_handler.drop()
         self._consume(self._unconsumed_bytes)
 
     def _pump(self) -> bool:
         """Start requests; return whether some have to wait."""
         limits = self.table.service.limits
-        conversation = self._conversation
+        stream_handler = self._stream_handler
         while not self.is_over:
-            if conversation.in_flight() >= limits.stream_inflight_max:
+            if stream_handler.in_flight() >= limits.stream_inflight_max:
                 break
             if self.table.unsent_bytes(self) > limits.stream_unsent_bytes_max:
                 self.table.wait_until_sent(self)
@@ -138,7 +138,7 @@ class StreamCall(GrpcCall):
                 self._consume(self._unconsumed_bytes)
                 return False
             self.table.service.request_count += 1
-            conversation.start(message)
+            stream_handler.start(message)
         self._consume(self._unconsumed_bytes - self._reader.pending_bytes)
         return not self.is_over
 
@@ -148,11 +148,11 @@ class StreamCall(GrpcCall):
             self.table.consume(self, amount)
 
 
-Converse = Callable[[StreamCall], Conversation]
-"""Makes the conversation of a call."""
+MakeHandler = Callable[[StreamCall], StreamHandler]
+"""Makes the handler of a call."""
 
 
-class _Turn:
+class _StreamRequest:
     """A request of the stream, and its outcomes that wait for their turn."""
 
     __slots__ = (
@@ -195,18 +195,18 @@ class _Turn:
 class InferStream:
     """One ModelStreamInfer call."""
 
-    __slots__ = ("_call", "_in_order", "_turns")
+    __slots__ = ("_call", "_in_order", "_open_requests")
 
     def __init__(self, call: StreamCall) -> None:
         self._call = call
-        self._turns: set[_Turn] = set()
-        self._in_order: deque[_Turn] = deque()
+        self._open_requests: set[_StreamRequest] = set()
+        self._in_order: deque[_StreamRequest] = deque()
 
     def in_flight(self) -> int:
-        return len(self._turns)
+        return len(self._open_requests)
 
     def start(self, message: Buffer) -> None:
-        """Take a request. Raises as `Conversation.start`."""
+        """Take a request. Raises as `StreamHandler.start`."""
         call = self._call
         engine = call.table.service.engine
         tracer = call.table.service.tracer
@@ -224,47 +224,47 @@ class InferStream:
             request.affinity = services.affinity(request.model_name, call.head.header)
         request.deadline_ns = call.deadline_ns
         request.flow = call.flow()
-        turn = _Turn(self, request, wants_empty_final, not self._is_decoupled(request))
-        turn.places = places
+        pending = _StreamRequest(self, request, wants_empty_final, not self._is_decoupled(request))
+        pending.places = places
         if call.table.service.access_log is not None:
-            turn.bytes_in = len(message)
-            turn.started_ns = time.monotonic_ns()
-        self._turns.add(turn)
-        if turn.is_ordered:
-            self._in_order.append(turn)
+            pending.bytes_in = len(message)
+            pending.started_ns = time.monotonic_ns()
+        self._open_requests.add(pending)
+        if pending.is_ordered:
+            self._in_order.append(pending)
         if problem is not None:
-            turn.reply(problem, True)
+            pending.reply(problem, True)
             return
-        reply: Reply = turn.reply
+        reply: Reply = pending.reply
         if services.request_log is not None:
             reply = services.request_log.begin("grpc", request, reply, call.head.header, services.grpc_headers)
         if tracer is not None:
             reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
         ticket = engine.infer(request, reply)
-        if not turn.is_final:
-            turn.ticket = ticket
-        elif turn.is_given_up:
+        if not pending.is_final:
+            pending.ticket = ticket
+        elif pending.is_given_up:
             ticket.cancel()
 
     def drop(self) -> None:
-        turns = list(self._turns)
-        self._turns.clear()
+        open_requests = list(self._open_requests)
+        self._open_requests.clear()
         self._in_order.clear()
         gone = ServingError(Code.CANCELLED, "the call has ended")
-        for turn in turns:  # all before the first is cancelled: that may release the responses of the others
-            turn.is_final = turn.is_given_up = True
-        for turn in turns:
-            self._log_access(turn, gone, 0)
-            if turn.ticket is not None:
-                turn.ticket.cancel()
+        for pending in open_requests:  # all before the first is cancelled: that may release the responses of the others
+            pending.is_final = pending.is_given_up = True
+        for pending in open_requests:
+            self._log_access(pending, gone, 0)
+            if pending.ticket is not None:
+                pending.ticket.cancel()
 
-    def deliver(self, turn: _Turn, outcome: Outcome, final: bool) -> None:
+    def deliver(self, pending: _StreamRequest, outcome: Outcome, final: bool) -> None:
         """Send an outcome, immediately or when it is its request's turn."""
-        if turn.is_ordered and self._in_order[0] is not turn:
-            turn.waiting.append((outcome, final))
+        if pending.is_ordered and self._in_order[0] is not pending:
+            pending.waiting.append((outcome, final))
             return
-        self._send(turn, outcome, final)
-        if turn.is_ordered and final:
+        self._send(pending, outcome, final)
+        if pending.is_ordered and final:
             self._next_turn()
         if final:
             self._call.resume()
@@ -275,58 +275,58 @@ class InferStream:
             self._in_order.popleft()
             if not self._in_order:
                 return
-            turn = self._in_order[0]
-            waiting, turn.waiting = turn.waiting, []
+            pending = self._in_order[0]
+            waiting, pending.waiting = pending.waiting, []
             for outcome, final in waiting:
-                self._send(turn, outcome, final)
-            if not turn.is_final:
+                self._send(pending, outcome, final)
+            if not pending.is_final:
                 return
 
-    def _send(self, turn: _Turn, outcome: Outcome, final: bool) -> None:
+    def _send(self, pending: _StreamRequest, outcome: Outcome, final: bool) -> None:
         call = self._call
         if call.is_over:
             return
-        if not (final or turn.is_ordered):
+        if not (final or pending.is_ordered):
             limit = call.table.service.limits.stream_response_bytes_max
             if call.table.unsent_bytes(call) > limit:
-                self._stop(turn, limit)
+                self._stop(pending, limit)
                 return
         if final:
-            self._turns.discard(turn)
+            self._open_requests.discard(pending)
         if isinstance(outcome, ServingError):
             if call.head.wants_grpc_errors:
-                self._log_access(turn, outcome, 0)
+                self._log_access(pending, outcome, 0)
                 call.fail(rpc_error(outcome))
                 return
-            parts = encode_stream_error(outcome, turn.request, final)
+            parts = encode_stream_error(outcome, pending.request, final)
         elif outcome is not None:
-            turn.version = outcome.model_version
+            pending.version = outcome.model_version
             try:
-                parts = encode_stream_response(outcome, final, turn.places)
+                parts = encode_stream_response(outcome, final, pending.places)
             except ServingError as error:
-                parts = encode_stream_error(error, turn.request, final)
+                parts = encode_stream_error(error, pending.request, final)
             except Exception:  # the other requests of the batch must not fail
                 call.table.fault(call)
                 return
-        elif turn.wants_empty_final:
-            request = turn.request
-            parts = encode_stream_response(InferResponse(request.model_name, turn.version, request.id, []), True)
+        elif pending.wants_empty_final:
+            request = pending.request
+            parts = encode_stream_response(InferResponse(request.model_name, pending.version, request.id, []), True)
         else:
             parts = []
         if parts:
             call.send(parts)
         if final:
-            self._log_access(turn, outcome, sum(map(len, parts)))
+            self._log_access(pending, outcome, sum(map(len, parts)))
 
-    def _stop(self, turn: _Turn, limit: int) -> None:
+    def _stop(self, pending: _StreamRequest, limit: int) -> None:
         """End a request whose responses the caller does not read."""
-        ticket = turn.ticket
-        turn.is_given_up = True
+        ticket = pending.ticket
+        pending.is_given_up = True
         error = unavailable(
             f"the request is aborted: more than {limit} bytes of responses wait for the caller to read them",
             hint="read the responses of the stream, or send fewer concurrent requests",
         )
-        turn.reply(error, True)
+        pending.reply(error, True)
         if ticket is not None:
             ticket.cancel()
 
@@ -336,14 +336,18 @@ class InferStream:
         except ServingError:
             return False  # the engine will report the error
 
-    def _log_access(self, turn: _Turn, outcome: Outcome, bytes_out: int) -> None:
+    def _log_access(self, pending: _StreamRequest, outcome: Outcome, bytes_out: int) -> None:
         log = self._call.table.service.access_log
         if log is not None:
             status = rpc_error(outcome).status.name if isinstance(outcome, ServingError) else "OK"
             entry = AccessEntry("grpc", self._call.name, status)
-            entry.model, entry.version, entry.request_id = turn.request.model_name, turn.version, turn.request.id
-            entry.bytes_in, entry.bytes_out = turn.bytes_in, bytes_out
-            entry.duration_ns = time.monotonic_ns() - turn.started_ns
+            entry.model, entry.version, entry.request_id = (
+                pending.request.model_name,
+                pending.version,
+                pending.request.id,
+            )
+            entry.bytes_in, entry.bytes_out = pending.bytes_in, bytes_out
+            entry.duration_ns = time.monotonic_ns() - pending.started_ns
             entry.execution = outcome.execution if isinstance(outcome, InferResponse) else None
             log.write(entry)
 
@@ -361,7 +365,7 @@ class ReflectionStream:
         return 0
 
     def start(self, message: Buffer) -> None:
-        """Answer a question. Raises as `Conversation.start`."""
+        """Answer a question. Raises as `StreamHandler.start`."""
         self._call.send([answer(message)])
 
     def drop(self) -> None:

@@ -141,7 +141,7 @@ def offer_sockets(pid: int, front_ends: Sequence[EndpointSockets]) -> Callable[[
     return close
 
 
-def sockets_beside(pid: int) -> list[dict[str, list[socket.socket]]]:
+def copied_sockets(pid: int) -> list[dict[str, list[socket.socket]]]:
     """Return copies of the listening sockets of another server, of each of its front ends.
 
     Raises:

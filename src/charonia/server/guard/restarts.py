@@ -68,7 +68,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class OverMemory:
+class MemoryExceeded:
     """An engine has more memory than it may have."""
 
     name: str
@@ -84,7 +84,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeAsked:
+class UpgradeRequested:
     """A new engine has to replace the running one.
 
     Attributes:
@@ -104,21 +104,21 @@ class UpgradeCancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class HandOverDone:
     """The front ends of an engine send it no new requests."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FrontEndDraining:
     """A front end accepts no more connections after a signal to stop; it completes its requests, and exits."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """The server has to stop."""
 
 
@@ -132,13 +132,13 @@ Event = (
     | SpawnFailed
     | Ready
     | Heartbeat
-    | OverMemory
+    | MemoryExceeded
     | Exited
-    | UpgradeAsked
+    | UpgradeRequested
     | UpgradeCancelled
-    | HandedOver
-    | Left
-    | StopAsked
+    | HandOverDone
+    | FrontEndDraining
+    | StopRequested
     | Tick
 )
 
@@ -238,7 +238,7 @@ class ReportEnd:
 
 @dataclass(frozen=True, slots=True)
 class BeginHandOver:
-    """Tell an engine to hand its front ends over to the next one; `HandedOver` follows.
+    """Tell an engine to hand its front ends over to the next one; `HandOverDone` follows.
 
     Attributes:
         name: The engine.
@@ -249,7 +249,7 @@ class BeginHandOver:
     next_name: str
 
 
-class Stage(Enum):
+class UpgradeStage(Enum):
     """How far an upgrade is."""
 
     LOADED = "the new engine is ready, and is the engine from now on"
@@ -272,7 +272,7 @@ class ReportUpgrade:
         reason: Why it has ended, "" while it runs.
     """
 
-    stage: Stage
+    stage: UpgradeStage
     name: str
     pid: int
     reason: str = ""
@@ -400,21 +400,21 @@ RENEWED = "renewed"
 
 
 @dataclass(slots=True)
-class _Renewal:
+class _Replacement:
     """A renewal under way."""
 
     slots: list[str]  # those to come
     finish_ns: int
 
 
-class Succession:
+class FrontEndReplacements:
     """The front ends among the processes of a server."""
 
     def __init__(self, children: dict[str, Child], exit_timeout_ns: int) -> None:
         self._children = children
         self._slots = [child.slot for child in self.all()]
         self._exit_timeout_ns = exit_timeout_ns
-        self._renewal: _Renewal | None = None
+        self._renewal: _Replacement | None = None
 
     @property
     def are_renewed(self) -> bool:
@@ -425,7 +425,7 @@ class Succession:
 
     def renew(self, finish_ns: int) -> None:
         """Begin a renewal with the next `step`; the previous front ends have this time to finish."""
-        self._renewal = _Renewal(list(self._slots), max(finish_ns, FINISH_NS_MIN))
+        self._renewal = _Replacement(list(self._slots), max(finish_ns, FINISH_NS_MIN))
 
     def step(self, now_ns: int) -> list[Command]:
         """Renew the next front end when all others are ready. One that is about to be started again is new then."""
@@ -440,7 +440,7 @@ class Succession:
         if any(child.is_leaving for child in front_ends):
             return []
         self._renewal = None
-        return [ReportUpgrade(Stage.SETTLED, "", 0)]
+        return [ReportUpgrade(UpgradeStage.SETTLED, "", 0)]
 
     def take_over(self, child: Child, now_ns: int) -> list[Command]:
         """Stop the previous front end: its successor is ready for the first time."""
@@ -448,12 +448,12 @@ class Succession:
         child.last_exit = RENEWED
         finish_ns = self._renewal.finish_ns if self._renewal is not None else FINISH_NS
         commands: list[Command] = []
-        for former in self._beside(child):
+        for former in self._same_slot(child):
             if former.accepts:
                 self._leaves(former, finish_ns, now_ns)
                 commands.append(Terminate(former.name, finish_ns))
         if self._renewal is not None:
-            commands.append(ReportUpgrade(Stage.RENEWED, child.name, child.pid))
+            commands.append(ReportUpgrade(UpgradeStage.RENEWED, child.name, child.pid))
         return commands
 
     def left(self, child: Child, now_ns: int, *, may_succeed: bool) -> list[Command]:
@@ -464,7 +464,7 @@ class Succession:
         self._leaves(child, FINISH_NS, now_ns)
         return [] if self._is_succeeded(child) else self._succeed(child, now_ns)
 
-    def leave_all(self, now_ns: int) -> list[Command]:
+    def stop_all(self, now_ns: int) -> list[Command]:
         """Stop all front ends that accept connections; their successors listen when there is an engine again."""
         commands: list[Command] = []
         for child in self.all():
@@ -483,10 +483,10 @@ class Succession:
         """
         commands: list[Command] = [Forget(child.name)]
         if not self._is_succeeded(child):
-            if not any(former.accepts for former in self._beside(child)):
+            if not any(former.accepts for former in self._same_slot(child)):
                 return []
             self._renewal = None
-            commands.append(ReportUpgrade(Stage.NOT_RENEWED, child.name, pid, child.last_exit))
+            commands.append(ReportUpgrade(UpgradeStage.NOT_RENEWED, child.name, pid, child.last_exit))
         del self._children[child.name]
         return commands
 
@@ -494,7 +494,7 @@ class Succession:
         """Return the name of a front end in the record: that of the first one with its sockets, if it is the one."""
         if child.is_leaving and self._is_succeeded(child):
             return f"former_{child.name}"
-        is_next = any(other.number < child.number and other.accepts for other in self._beside(child))
+        is_next = any(other.number < child.number and other.accepts for other in self._same_slot(child))
         return f"next_{child.slot}" if is_next else child.slot
 
     def _succeed(self, former: Child, now_ns: int) -> list[Command]:
@@ -508,9 +508,9 @@ class Succession:
         former.kill_ns = now_ns + finish_ns + self._exit_timeout_ns + FRONT_END_STOP_MARGIN_NS
 
     def _is_succeeded(self, child: Child) -> bool:
-        return any(other.number > child.number for other in self._beside(child))
+        return any(other.number > child.number for other in self._same_slot(child))
 
-    def _beside(self, child: Child) -> list[Child]:
+    def _same_slot(self, child: Child) -> list[Child]:
         return [other for other in self.all() if other.slot == child.slot and other is not child]
 
 
@@ -592,7 +592,7 @@ class Restarts:
         self._children = {name: Child(name, role) for name, role in processes}
         (self._engine,) = (child for child in self._children.values() if child.role is ProcessRole.ENGINE)
         self._upgrade: _Upgrade | None = None
-        self._succession = Succession(self._children, exit_timeout_ns)
+        self._succession = FrontEndReplacements(self._children, exit_timeout_ns)
         self._shares_sockets = shares_sockets
         self._is_replica = is_replica
         self._exit_timeout_ns = exit_timeout_ns
@@ -627,7 +627,7 @@ class Restarts:
                 commands += self._ready(self._children[name], now_ns)
             case Heartbeat(name):
                 self._children[name].heartbeat_ns = now_ns
-            case OverMemory(name):
+            case MemoryExceeded(name):
                 if (large := self._children[name]).pid:
                     large.is_too_large = True
                     commands.append(Kill(name))
@@ -637,21 +637,23 @@ class Restarts:
                 commands += self._ended(child, reason, status, now_ns)
             case SpawnFailed(name):
                 commands += self._ended(self._children[name], NOT_STARTED, 1, now_ns)
-            case UpgradeAsked(name, stops_first, finish_ns) if self.may_upgrade:
+            case UpgradeRequested(name, stops_first, finish_ns) if self.may_upgrade:
                 commands += self._begin_upgrade(name, stops_first, finish_ns, now_ns)
             case UpgradeCancelled() if self._upgrade is not None and self.may_cancel:
                 self._upgrade.next.kill_ns = now_ns
-            case HandedOver(name) if self._upgrade is not None and name == self._upgrade.former.name:
+            case HandOverDone(name) if self._upgrade is not None and name == self._upgrade.former.name:
                 if self.phase is ServerPhase.RUNNING:
                     commands += self._handed_over(self._upgrade, now_ns)
-            case Left(name) if not (left := self._children[name]).is_leaving:
+            case FrontEndDraining(name) if not (left := self._children[name]).is_leaving:
                 commands += self._succession.left(left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING)
                 commands += self._refusal(left)
-            case Left(name) if self._is_replica and self._engine.state is not State.READY:
+            case FrontEndDraining(name) if self._is_replica and self._engine.state is not State.READY:
                 commands.append(StopListening(name))  # the next ones listen again
-            case StopAsked() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
+            case StopRequested() if self.phase in (ServerPhase.STARTING, ServerPhase.RUNNING):
                 self._begin_stop(0, now_ns)
-            case StopAsked() | Tick() | UpgradeAsked() | UpgradeCancelled() | HandedOver() | Left():
+            case (
+                StopRequested() | Tick() | UpgradeRequested() | UpgradeCancelled() | HandOverDone() | FrontEndDraining()
+            ):
                 pass
         return commands + (self._stop_step(now_ns) if self.phase is ServerPhase.STOPPING else self._run_step(now_ns))
 
@@ -727,7 +729,7 @@ class Restarts:
             child.again_ns = now_ns + again_ns
             child.state = State.WAITING
             if self._is_replica and child is self._engine:
-                further = self._succession.leave_all(now_ns)
+                further = self._succession.stop_all(now_ns)
         refusal = [] if child.is_leaving else self._refusal(child, again_ns)
         return [ReportEnd(child.name, pid, reason, uptime_ns, again_ns), *refusal, *further]
 
@@ -759,7 +761,7 @@ class Restarts:
         former, following = upgrade.former, upgrade.next
         following.restarts, following.last_exit = former.restarts, former.last_exit
         self._engine = following
-        commands: list[Command] = [ReportUpgrade(Stage.LOADED, following.name, following.pid)]
+        commands: list[Command] = [ReportUpgrade(UpgradeStage.LOADED, following.name, following.pid)]
         if upgrade.stops_first or not former.is_alive:
             return [*commands, *self._end_upgrade(upgrade)]
         if former.state is not State.READY:  # it has crashed, is being started again, and holds nothing
@@ -770,7 +772,7 @@ class Restarts:
     def _handed_over(self, upgrade: "_Upgrade", now_ns: int) -> list[Command]:
         upgrade.is_handed_over = upgrade.former.is_leaving = True
         upgrade.former.kill_ns = now_ns + upgrade.finish_ns + self._exit_timeout_ns + ENGINE_STOP_MARGIN_NS
-        moved = ReportUpgrade(Stage.MOVED, upgrade.former.name, upgrade.former.pid)
+        moved = ReportUpgrade(UpgradeStage.MOVED, upgrade.former.name, upgrade.former.pid)
         return [*self._refusal(upgrade.former), moved]
 
     def _end_upgrade(self, upgrade: "_Upgrade") -> list[Command]:
@@ -778,7 +780,7 @@ class Restarts:
         self._upgrade = None
         self._children.pop(former.name, None)
         self._succession.renew(upgrade.finish_ns)
-        return [Forget(former.name), ReportUpgrade(Stage.ENDED, former.name, 0)]
+        return [Forget(former.name), ReportUpgrade(UpgradeStage.ENDED, former.name, 0)]
 
     def _ended_in_upgrade(self, upgrade: "_Upgrade", child: Child, pid: int, now_ns: int) -> list[Command]:
         if child is upgrade.former:
@@ -796,7 +798,7 @@ class Restarts:
         if upgrade.stops_first:
             former.is_asked_to_stop = False
             former.state, former.again_ns = State.WAITING, now_ns + RESTART_DELAY_NS
-        return [Forget(child.name), ReportUpgrade(Stage.FAILED, child.name, pid, child.last_exit)]
+        return [Forget(child.name), ReportUpgrade(UpgradeStage.FAILED, child.name, pid, child.last_exit)]
 
     def _run_step(self, now_ns: int) -> list[Command]:
         commands: list[Command] = []

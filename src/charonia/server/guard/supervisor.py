@@ -28,11 +28,11 @@ from charonia.server.guard.restarts import (
     Exited,
     Finish,
     Forget,
-    HandedOver,
+    FrontEndDraining,
+    HandOverDone,
     Heartbeat,
     Kill,
-    Left,
-    OverMemory,
+    MemoryExceeded,
     ProcessRole,
     Ready,
     ReportEnd,
@@ -43,13 +43,13 @@ from charonia.server.guard.restarts import (
     Spawned,
     SpawnFailed,
     Start,
-    StopAsked,
     StopListening,
+    StopRequested,
     Succeed,
     Terminate,
     Tick,
-    UpgradeAsked,
     UpgradeCancelled,
+    UpgradeRequested,
 )
 from charonia.server.machine.memory import MEMORY_S, memory_of
 
@@ -148,7 +148,7 @@ class Supervisor:
         for name in self._specs:
             self._listen(name)
         if self._reaps_orphans:
-            self._task(self._look_for_orphans())
+            self._task(self._find_orphans())
         self._task(self._watch_memory())
         self._handle(Tick())
         outcomes: set[asyncio.Future[Any]] = {self._is_ready, self.ended}
@@ -174,7 +174,7 @@ class Supervisor:
         """
         self._specs[spec.name] = spec
         self._listen(spec.name)
-        self._handle(UpgradeAsked(spec.name, stops_first, round(finish_s * 1e9)))
+        self._handle(UpgradeRequested(spec.name, stops_first, round(finish_s * 1e9)))
 
     def cancel_upgrade(self) -> bool:
         """End the upgrade under way, and return whether that is possible: the next engine is not ready yet."""
@@ -194,7 +194,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Stop the server: front ends first, then the engine. `ended` reports when it has stopped."""
-        self._handle(StopAsked())
+        self._handle(StopRequested())
 
     def close(self) -> None:
         """Leave no process, timer or socket behind, whatever happened."""
@@ -206,7 +206,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         for name in list(self._sockets):
-            self._forget(name)
+            self._close_socket(name)
 
     def _listen(self, name: str) -> None:
         """Open the socket on which a process reports its state."""
@@ -215,7 +215,7 @@ class Supervisor:
         heard.bind(str(self._folder / name))
         self._loop.add_reader(heard, self._read, name)
 
-    def _forget(self, name: str) -> None:
+    def _close_socket(self, name: str) -> None:
         """Close the socket of a process that has ended for good."""
         heard = self._sockets.pop(name)
         (self._folder / name).unlink(missing_ok=True)
@@ -239,9 +239,9 @@ class Supervisor:
                     elif line == notify.WATCHDOG:
                         self._handle(Heartbeat(name))
                     elif line == notify.HANDED_OVER:
-                        self._handle(HandedOver(name))
+                        self._handle(HandOverDone(name))
                     elif line == notify.STOPPING:
-                        self._handle(Left(name))
+                        self._handle(FrontEndDraining(name))
 
     def _handle(self, event: Event) -> None:
         now_ns = time.monotonic_ns()
@@ -264,7 +264,7 @@ class Supervisor:
                 self._specs[name] = self._specs[former].renamed(name)
                 self._listen(name)
             case Forget(name):
-                self._forget(name)
+                self._close_socket(name)
                 self._loop.call_later(REPORT_S, self._remove_files, name)
             case StopListening(name):
                 for sock in self._specs[name].sockets:
@@ -361,9 +361,9 @@ class Supervisor:
         if used > most and name in self._running and self._running[name].pid == pid:
             mib = most / 2**20
             _log.error("%s has %.0f MiB of memory, more than --memory-limit-mib=%.0f", name, used / 2**20, mib)
-            self._handle(OverMemory(name))
+            self._handle(MemoryExceeded(name))
 
-    async def _look_for_orphans(self) -> None:
+    async def _find_orphans(self) -> None:
         while True:
             self._reap_orphans()
             await asyncio.sleep(ORPHANS_S)

@@ -26,7 +26,7 @@ _CONNECTION_FIELDS = (b"connection", b"transfer-encoding", b"content-length")
 _END_OF_HEADER = b"\r\n\r\n"
 
 
-class AsgiOutlet:
+class AsgiTransport:
     """The place of a connection: turns what an exchange writes into messages."""
 
     def __init__(self, send: Send) -> None:
@@ -78,7 +78,7 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
         knows_chunks=False,
     )
     request.by_page = not PAGE_FIELDS.isdisjoint(request.headers)
-    exchange = Exchange(AsgiOutlet(send), request)
+    exchange = Exchange(AsgiTransport(send), request)
     limit = http.limits.body_bytes_max
     http.request_count += 1
     twice = [name for name in http.singular if len({value for key, value in fields if key == name}) > 1]

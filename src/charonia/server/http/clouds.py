@@ -150,7 +150,7 @@ class SageMaker:
             if status == 200:
                 self._models[name] = str(url)
             else:
-                self._forget(links)
+                self._discard(links)
 
         body = dump({"parameters": {"config": config} if config else {}})
         self._pass(exchange, _control(name, b"load"), b"POST", body, loaded)
@@ -162,12 +162,12 @@ class SageMaker:
 
         def unloaded(status: int) -> None:
             if status == 200:
-                self._forget(links_of(archive_of(self._models.pop(name)), name)[0])
+                self._discard(links_of(archive_of(self._models.pop(name)), name)[0])
 
         body = dump({"parameters": {"unload_dependents": True}})
         self._pass(exchange, _control(name, b"unload"), b"POST", body, unloaded)
 
-    def _forget(self, links: Mapping[str, Path]) -> None:
+    def _discard(self, links: Mapping[str, Path]) -> None:
         for each in links:
             (self._repository / each).unlink(missing_ok=True)
 
@@ -187,10 +187,10 @@ class SageMaker:
 
         request = exchange.request
         headers = request.headers if body is None else {k: v for k, v in request.headers.items() if k != JSON_SIZE}
-        given = request.body if body is None else body
+        content = request.body if body is None else body
         if body is None and request.method != method:
             raise invalid(f"method {request.method.decode()} is not allowed here", hint=f"allowed: {method.decode()}")
-        exchange.request = replace(request, method=method, url=url, headers=headers, body=given)
+        exchange.request = replace(request, method=method, url=url, headers=headers, body=content)
         exchange.reshape = reshape
         self._handle(exchange)
 

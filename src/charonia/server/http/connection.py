@@ -5,7 +5,7 @@ order of the requests, even if they are ready in another order (pipelining). Bac
 pauses while too many requests are in flight or while the client does not read its responses.
 
 Clients share the event loop fairly: of several requests that arrive together, a connection handles one immediately
-and each of the others in its turn (`Turns`), and reads no more until it has handled all.
+and each of the others in its turn (`CallbackQueue`), and reads no more until it has handled all.
 
 No request needs a task, a future or a timer here: the endpoint's sweep finds slow clients (`check_time`). An exception
 in a callback of the loop is logged and closes the connection, so that its client does not wait for a response forever.
@@ -45,7 +45,7 @@ LINGER_S = 2.0
 Callback = Callable[[], None]
 
 
-class Turns:
+class CallbackQueue:
     """Calls one waiting callback in each round of the event loop, first come, first served."""
 
     def __init__(self, call_soon: Callable[[Callback], object]) -> None:
@@ -77,7 +77,7 @@ class ConnectionOwner(Protocol):
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
-        turns: Turns of the connections with more requests than they handle in one round.
+        callbacks: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         allows_websockets: Whether some requests may change to a WebSocket.
         request_count: Requests received.
@@ -91,7 +91,7 @@ class ConnectionOwner(Protocol):
     is_traced: bool
     keeps_names: bool
     singular: Set[bytes]
-    turns: Turns
+    callbacks: CallbackQueue
     lend: Lend | None
     allows_websockets: bool
     request_count: int
@@ -181,7 +181,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._take_no_more()
         self._host.closed(self)
-        self._give_up()
+        self._abandon_exchanges()
 
     def pause_writing(self) -> None:
         """The client reads too slowly: accept no more requests from it."""
@@ -292,7 +292,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._write(response)
                 if first.has_begun and not first.keep_alive:  # closing marks the end of the response
                     self._take_no_more()
-                    self._give_up()
+                    self._abandon_exchanges()
             if exchanges:
                 self.progressed(exchanges[0])
             if self._reading_paused:
@@ -324,7 +324,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             else:
                 transport.writelines(parts)
 
-    def _give_up(self) -> None:
+    def _abandon_exchanges(self) -> None:
         """Abandon exchanges whose responses can no longer be sent."""
         abandoned = self._exchanges[:]
         self._exchanges.clear()
@@ -367,7 +367,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         is_behind = bool(self._waiting or self._parser.backlog)
         if is_behind and not (is_full or self._is_turn_due):
             self._is_turn_due = True
-            self._host.turns.wait(self._take_turn)
+            self._host.callbacks.wait(self._take_turn)
         if (is_full or is_behind) and not self._reading_paused:
             self._reading_paused = True
             transport.pause_reading()

@@ -64,7 +64,7 @@ _STATUS_LINES = {
 """First lines of a response: its status, and the header fields that belong to it."""
 
 
-class Outlet(Protocol):
+class ResponseTransport(Protocol):
     """The connection of an exchange, which writes its response.
 
     Attributes:
@@ -131,8 +131,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_outlet",
         "_timer",
+        "_transport",
         "_unwritten",
         "_unwritten_bytes",
         "begun_ns",
@@ -163,8 +163,8 @@ class Exchange:
         "version",
     )
 
-    def __init__(self, outlet: Outlet, request: Request) -> None:
-        self._outlet = outlet
+    def __init__(self, transport: ResponseTransport, request: Request) -> None:
+        self._transport = transport
         self._timer: asyncio.TimerHandle | None = None
         self.request = request
         self.connection = b""
@@ -246,7 +246,7 @@ class Exchange:
         self.is_open = False
         self.ticket = None
         self._stop_timer()
-        self._outlet.answered(self)
+        self._transport.answered(self)
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
         """Begin a streamed response: call `send` for each piece, then `end`. Arguments as in `respond`."""
@@ -265,7 +265,7 @@ class Exchange:
         self.has_begun = True
         self._unwritten = [head]
         self._unwritten_bytes = len(head)
-        self._outlet.progressed(self)
+        self._transport.progressed(self)
 
     def keep_streaming(self, begin: Callable[[], None], interval_s: float) -> None:
         """Begin a stream of events after `BEGIN_STREAM_S` if it has not, then send comments while it has no events.
@@ -321,7 +321,7 @@ class Exchange:
             self.bytes_out += len(data)
             self._unwritten.append(piece)
             self._unwritten_bytes += len(piece)
-            self._outlet.progressed(self)
+            self._transport.progressed(self)
 
     def end(self) -> None:
         """End a streamed response."""
@@ -331,7 +331,7 @@ class Exchange:
             self.ticket = None
             self.stream = None
             self._stop_timer()
-            self._outlet.answered(self)
+            self._transport.answered(self)
 
     def take_unwritten(self) -> list[bytes]:
         """Return the unwritten part of a streamed response, and count it as written."""
@@ -342,7 +342,7 @@ class Exchange:
     @property
     def unsent_bytes(self) -> int:
         """Size of the part of a streamed response that waits for the client, or for exchanges ahead."""
-        return self._unwritten_bytes + self._outlet.unsent_bytes()
+        return self._unwritten_bytes + self._transport.unsent_bytes()
 
     def fail(self, error: ServingError, status: int = 0) -> None:
         """Respond with an error, in the form of the API that was called; `status` 0 means the status of its code."""
@@ -358,7 +358,7 @@ class Exchange:
 
     @property
     def peer(self) -> Flow:
-        return self._outlet.flow
+        return self._transport.flow
 
     @property
     def _is_openai(self) -> bool:

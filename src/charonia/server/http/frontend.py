@@ -13,7 +13,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.browsers import BrowserRules
-from charonia.server.http.connection import READ_BYTES, HttpConnection, Turns
+from charonia.server.http.connection import READ_BYTES, CallbackQueue, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
@@ -32,7 +32,7 @@ from charonia.server.http.routes import (
     on_demand,
     route_hint,
 )
-from charonia.server.listening import QUIET_S, drain, hand_on, listen, port_of
+from charonia.server.listening import QUIET_S, drain, drain_gradually, listen, port_of
 from charonia.server.openai.routes import OpenaiHandlers
 from charonia.wire.tensors import Lend
 
@@ -65,7 +65,7 @@ class HttpEndpoint:
         handle: Answers a request, now or later. Never raises.
         admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
         refusal: Returns why a caller may not send a request, None if it may.
-        turns: Turns of the connections with more requests than they handle in one round.
+        callbacks: Turns of the connections with more requests than they handle in one round.
         lend: Lends memory for large bodies with tensors, None where connections use their own.
         allows_websockets: Whether some requests may change to a WebSocket.
         port: Listening port, once started.
@@ -98,7 +98,7 @@ class HttpEndpoint:
             routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting, further=further
         )
         self.handle, self.admit, self.refusal = self._router.handle, self._router.admit, self._router.refusal
-        self.turns = Turns(_call_soon)
+        self.callbacks = CallbackQueue(_call_soon)
         self.lend: Lend | None = None
         self.allows_websockets = False
         self.port = 0
@@ -127,21 +127,21 @@ class HttpEndpoint:
 
     def stop_accepting(self) -> None:
         """Accept no more connections. Idle ones stay open until `drain`; a request on them is their last."""
-        self.leave_sockets()
+        self.release_sockets()
         for connection in list(self._connections):
             if connection.uses() is None or connection.untaken()[0]:
                 connection.wind_down()
 
-    async def hand_on(self, timeout_s: float) -> None:
-        self.leave_sockets()
-        await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s)
+    async def drain_gradually(self, timeout_s: float) -> None:
+        self.release_sockets()
+        await drain_gradually(self._connections, HttpConnection.uses, QUIET_S, timeout_s)
 
-    async def let_go(self, timeout_s: float) -> None:
+    async def ask_to_reconnect(self, timeout_s: float) -> None:
         """Serve as before for a while, and ask clients to leave: the next response of each connection is its last."""
         self.is_closing = True
-        await hand_on(self._connections, HttpConnection.uses, QUIET_S, timeout_s, least_s=timeout_s)
+        await drain_gradually(self._connections, HttpConnection.uses, QUIET_S, timeout_s, least_s=timeout_s)
 
-    def leave_sockets(self) -> None:
+    def release_sockets(self) -> None:
         """Stop accepting connections; another process may. The next response of each connection is its last."""
         self.is_closing = True
         while self._servers:

@@ -75,7 +75,7 @@ class Mounts:
         if request.is_upgrade and refuse_foreign(exchange):  # what a WebSocket brings is no secret to its page
             return
         head = self._head(exchange, b"/" + b"/".join(segments) + mark + query)
-        self._tasks.start(exchange, _Passage(exchange, own, self._sockets[own]).run(head))
+        self._tasks.start(exchange, _ProxiedRequest(exchange, own, self._sockets[own]).run(head))
 
     def _head(self, exchange: Exchange, url: bytes) -> bytes:
         request = exchange.request
@@ -90,7 +90,7 @@ class Mounts:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class _Passage:
+class _ProxiedRequest:
     """The passage of one request."""
 
     def __init__(self, exchange: Exchange, own: str, socket: str) -> None:

@@ -42,9 +42,9 @@ _HEADERS = (
 ) % POLICY.encode()
 
 _SCRIPTS = (
-    *("elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js"),
-    *("markdown.js", "chat.js", "live.js", "page.js"),
-)
+    "elements.js", "tensors.js", "server.js", "inputs.js", "answer.js", "trial.js",
+    "markdown.js", "chat.js", "live.js", "page.js",
+)  # fmt: skip
 """The parts of the page's script, in this order."""
 
 _ALIVE = b'{"status":"alive"}'

@@ -219,9 +219,9 @@ class RequestParser:
         self._events: list[Event] = []
         self.backlog = _NOTHING
         self._header_bytes_fed = 0
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._names: dict[bytes, bytes] | None = {} if self._keeps_names else None
@@ -316,7 +316,7 @@ class RequestParser:
         """End the connection within a request, and return a request that is answered with the error."""
         url = self._url[: self._limits.url_bytes_max]
         refused = Request(b"", url, {}, keep_alive=False, refusal=error, refusal_status=status)
-        self._forget()
+        self._reset()
         self._move(_CUT_OFF)
         return refused
 
@@ -327,7 +327,7 @@ class RequestParser:
         elif self.state is _IDLE:
             self._move(_ENDED)
         self.backlog = _NOTHING
-        self._forget()  # llhttp and this are a reference cycle: release the body before it is collected
+        self._reset()  # llhttp and this are a reference cycle: release the body before it is collected
 
     def _move(self, state: ParserState) -> None:
         """Change the state. Nothing else does."""
@@ -379,7 +379,7 @@ class RequestParser:
             version = self._llhttp.get_http_version().encode()
             head = b"%b %b HTTP/%b\r\n%b\r\n" % (self._llhttp.get_method(), self._url, version, fields)
             rest = memoryview(head + rest)
-            self._forget()
+            self._reset()
             self._move(_IDLE)
         self._llhttp = httptools.HttpRequestParser(self)
         return rest
@@ -472,7 +472,7 @@ class RequestParser:
 
     def _complete(self, request: Request) -> None:
         self._events.append(request)
-        self._forget()
+        self._reset()
         self._move(_IDLE if request.keep_alive else _ENDED)
 
     def _refuse_body(self, size: int) -> None:

@@ -99,7 +99,7 @@ class Results:
     def __init__(self, services: Services, tasks: Tasks) -> None:
         self._gate = services.http_gate
         self._is_possible = services.keeps_results
-        self._elsewhere = services.result_elsewhere
+        self._relay = services.relay_result
         self._tasks = tasks
         self._folder: PrivateFolder | None = None
         self._results: dict[str, _Result] = {}
@@ -200,14 +200,14 @@ class Results:
         answer = self.answer(*question)
         if answer is not None:
             exchange.respond(*answer)
-        elif self._elsewhere is not None:
+        elif self._relay is not None:
             self._tasks.start(exchange, self._ask(exchange, *question))
         else:
             raise _unknown(target.model)
 
     async def _ask(self, exchange: Exchange, method: str, id: str, owner: str) -> None:
-        assert self._elsewhere is not None
-        answer = await self._elsewhere(method, id, owner)
+        assert self._relay is not None
+        answer = await self._relay(method, id, owner)
         if answer is None:
             raise _unknown(id)
         status, body, content_type, extra = answer

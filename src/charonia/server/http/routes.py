@@ -161,7 +161,7 @@ class Router:
                     exchange.fail(invalid(refusal.message), REFUSED[refusal.kind])
                     return
             if self.load is not None and FORMAT_HEADER in request.headers:
-                self.load.want()
+                self.load.request_report()
                 exchange.load_line = partial(_load_line, self.load, request.headers[FORMAT_HEADER])
             handler(exchange, target)
         except ServingError as error:

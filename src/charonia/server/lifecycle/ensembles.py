@@ -42,7 +42,7 @@ class Ensembles:
         self._models = table.models
         self._cache = cache
 
-    def note(self, model: ModelEntry, composition: Composition) -> None:
+    def record(self, model: ModelEntry, composition: Composition) -> None:
         """Record the composition of an ensemble.
 
         Raises:

@@ -15,7 +15,7 @@ from charonia.core.metadata import ModelState, model_key, name_of, namespace_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.ensemble_dependencies import Composition
 from charonia.server.lifecycle.loader import LoadedVersion
-from charonia.server.lifecycle.provision import Provided
+from charonia.server.lifecycle.provision import ProvidedFiles
 from charonia.server.lifecycle.repository.scan import Fingerprint, Scan
 
 UNLOADED = "unloaded"
@@ -50,7 +50,7 @@ class VersionEntry:
     state: ModelState = ModelState.UNKNOWN
     reason: str = ""
     loaded: LoadedVersion | None = None
-    provided: Provided | None = None
+    provided: ProvidedFiles | None = None
     content: VersionContent | None = None
 
     def answers_from(self, content: VersionContent | None) -> bool:
@@ -89,13 +89,13 @@ class ModelEntry:
     name: str
     failure: str = ""
     versions: dict[int, VersionEntry] = field(default_factory=dict)
-    provided: Provided | None = None
+    provided: ProvidedFiles | None = None
     composition: Composition | None = None
     override: tuple[ModelConfig, Fingerprint] | None = None
     is_expected: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def take_files(self, provided: Provided) -> None:
+    async def take_files(self, provided: ProvidedFiles) -> None:
         """Use these files, and give back the former ones except those of versions that still answer."""
         before, self.provided = self.provided, provided
         if before is not None:
@@ -104,7 +104,7 @@ class ModelEntry:
             for each in unused:
                 await each.ended()
 
-    def note_unusable(self, reasons: Mapping[int, str]) -> None:
+    def record_unusable(self, reasons: Mapping[int, str]) -> None:
         """Record versions that cannot be loaded, and why; a version that answers still does."""
         for version, reason in reasons.items():
             entry = self.versions.setdefault(version, VersionEntry())

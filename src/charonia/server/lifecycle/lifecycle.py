@@ -42,7 +42,7 @@ from charonia.server.lifecycle.entries import (
 from charonia.server.lifecycle.load_errors import PollError, load_error, log_failure, logged, reason_of
 from charonia.server.lifecycle.loader import LoadedVersion, load_version
 from charonia.server.lifecycle.model_table import ModelTable
-from charonia.server.lifecycle.provision import Provided, Provisioner
+from charonia.server.lifecycle.provision import ProvidedFiles, Provisioner
 from charonia.server.lifecycle.repository.data_files import read_labels
 from charonia.server.lifecycle.repository.scan import ModelFolder, Scan, Watch
 from charonia.server.lifecycle.repository.sources import Sources
@@ -109,7 +109,7 @@ class PendingLoad:
 
     table: ModelTable
     model: ModelEntry
-    provided: Provided
+    provided: ProvidedFiles
     configured: Configured
     held: list[tuple[VersionEntry, LoadedVersion, VersionContent | None]] = field(default_factory=list)
 
@@ -148,7 +148,7 @@ class Lifecycle:
         found: Result of the last scan of them.
         unread: Why the repositories could not be read at the start, "" from the first time that they could.
         is_complete: Whether all repositories, stores too, could be read since the start, and what they had loaded.
-        bring_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
+        load_steps: Loads the missing models of an ensemble in place of this object; None where it does so itself.
     """
 
     def __init__(self, options: LifecycleOptions, backends: Backends) -> None:
@@ -158,7 +158,7 @@ class Lifecycle:
         self.found = Scan()
         self.unread = ""
         self.is_complete = True
-        self.bring_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
+        self.load_steps: Callable[[Sequence[str]], Awaitable[None]] | None = None
         self._provisioner = Provisioner(self.sources, config_name=options.configure.config_name, agents=options.agents)
         self._options = options
         self._backends = backends
@@ -187,7 +187,7 @@ class Lifecycle:
         await asyncio.to_thread(remove_abandoned)
         self.is_complete = False
         try:
-            found = await self._look()
+            found = await self._scan()
         except ServingError as error:
             self.unread = str(error)
             raise
@@ -201,7 +201,7 @@ class Lifecycle:
         keys = [key for key in wanted if name_of(key) not in without and key not in self._tried]
         results = await self._load_all(keys, found)
         failed = {key: error for key, error in zip(keys, results, strict=True) if error is not None}
-        self._tried |= found.models.keys() & set(keys) - self._note_unfetched(failed, found)
+        self._tried |= found.models.keys() & set(keys) - self._mark_unfetched(failed, found)
         return [
             *found.unread,
             *(
@@ -225,7 +225,7 @@ class Lifecycle:
                 raise invalid("Load parameter 'config' must be specified for model file override")
             # In a thread: a client may send a configuration that takes long to read.
             override = await asyncio.to_thread(from_json, config) if config is not None else None
-            found = await self._look_for(name) if not files else Scan()
+            found = await self._scan_model(name) if not files else Scan()
         except ServingError as unusable:
             raise logged(PollError(name, unusable)) from unusable
         if files:
@@ -242,7 +242,7 @@ class Lifecycle:
             if error is not None:
                 raise error
 
-    async def bring(self, key: str) -> None:
+    async def load_on_demand(self, key: str) -> None:
         """Load a model on demand.
 
         Raises:
@@ -254,10 +254,10 @@ class Lifecycle:
             if error is not None:
                 raise error
 
-    async def let_go(self, key: str) -> None:
+    async def evict(self, key: str) -> None:
         """Evict a model; returns when its requests in flight are answered and it is closed."""
         model = self.table.models.get(key)
-        retirements = await self._forget(model) if model is not None else []
+        retirements = await self._retire_model(model) if model is not None else []
         if retirements:
             await asyncio.wait(retirements)
 
@@ -276,7 +276,7 @@ class Lifecycle:
             self._requested.discard(key)
             model.override = None
             composition = model.composition
-            retirements = await self._forget(model)
+            retirements = await self._retire_model(model)
             if composition is None:
                 continue
             if not unload_dependents:
@@ -294,10 +294,10 @@ class Lifecycle:
         Returns:
             Whether a change was seen that the next scan has to confirm: poll again soon.
         """
-        found = await self._look()
+        found = await self._scan()
         for reason in found.unread:
             _log.error("%s; the last successful scan of it is used", reason)
-        changes = self._watch.look(found)
+        changes = self._watch.changes(found)
         removed = [self.table.models[name] for name in changes.removed if name in self.table.models]
         wanted = [*changes.added, *changes.modified]
         if self._options.control_mode is ControlMode.AUTO:  # the others are loaded on demand
@@ -307,10 +307,10 @@ class Lifecycle:
             wanted += [key for key in self.ensembles.of_steps(moved) if key in found.models and key not in wanted]
             errors = await asyncio.shield(self._load_all(wanted, found))
         for model in removed:
-            self.table.drop(model, await self._forget(model))
+            self.table.drop(model, await self._retire_model(model))
         if not self._options.has_namespaces:
             errors = await asyncio.shield(self._load_all(wanted, found))
-        self._note_unfetched(dict(zip(wanted, errors, strict=True)), found)
+        self._mark_unfetched(dict(zip(wanted, errors, strict=True)), found)
         return self._watch.is_pending
 
     def is_overridden(self, name: str) -> bool:
@@ -342,24 +342,24 @@ class Lifecycle:
                 hint="start the server with --model-control-mode=explicit",
             )
 
-    async def _look(self, *, fingerprints: bool = True) -> Scan:
-        self.found = await asyncio.to_thread(self.sources.look, fingerprints=fingerprints)
+    async def _scan(self, *, fingerprints: bool = True) -> Scan:
+        self.found = await asyncio.to_thread(self.sources.scan_all, fingerprints=fingerprints)
         if self.unread:
             self.unread = ""
             self.table.notify()
         return self.found
 
-    async def _look_for(self, name: str) -> Scan:
+    async def _scan_model(self, name: str) -> Scan:
         """Scan for one model: among thousands, a scan of all would take longer than the load. Scan all without it.
 
         With namespaces, scan all: which model a step of an ensemble means depends on every repository. Where none could
         be read so far, too: the server is live from then on.
         """
         if self._options.has_namespaces or self.unread:
-            return await self._look(fingerprints=False)
-        found = await asyncio.to_thread(self.sources.look_for, name)
+            return await self._scan(fingerprints=False)
+        found = await asyncio.to_thread(self.sources.scan_model, name)
         if not (found.models or found.ambiguous):
-            return await self._look(fingerprints=False)
+            return await self._scan(fingerprints=False)
         models, ambiguous = dict(self.found.models), dict(self.found.ambiguous)
         for mapping in (models, ambiguous):
             mapping.pop(name, None)
@@ -368,11 +368,11 @@ class Lifecycle:
         self.found = replace(self.found, models=models, ambiguous=ambiguous)
         return found
 
-    def _note_unfetched(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
+    def _mark_unfetched(self, failed: Mapping[str, BaseException | None], found: Scan) -> set[str]:
         """Return the models of stores that could not be fetched, which are new to the next scan; set `is_complete`."""
         later = {k for k, e in failed.items() if isinstance(e, ServingError) and e.code is Code.UNAVAILABLE}
         for key in later:
-            self._watch.forget(key)
+            self._watch.invalidate(key)
         unfetched = {key for key in later if key in found.models and found.models[key].origin}
         if not (self.is_complete or unfetched or found.unread or self._watch.is_pending):
             self.is_complete = True
@@ -395,7 +395,7 @@ class Lifecycle:
             reason = f"{AMBIGUOUS}: {', '.join(found.ambiguous[name])}"
             if self._options.control_mode is ControlMode.POLL or not model.is_loaded:
                 # Neither answers: a request by name could mean either. (A failed load request takes nothing away.)
-                await self._forget(model, reason)
+                await self._retire_model(model, reason)
             raise PollError(name, invalid(reason))
         folder = found.models.get(name)
         if folder is None:
@@ -442,7 +442,7 @@ class Lifecycle:
         files: Mapping[str, bytes] | None,
     ) -> None:
         name, previous = model.name, model.composition
-        provided: Provided | None = None
+        provided: ProvidedFiles | None = None
         kept = None
         if override is not None and not files:
             kept = override, await asyncio.to_thread(folder.present)
@@ -460,7 +460,7 @@ class Lifecycle:
                 await provided.failed()
             reason = error.reason if isinstance(error, PollError) else reason_of(error)
             if isinstance(error, VersionsError):
-                model.note_unusable(error.reasons)
+                model.record_unusable(error.reasons)
                 self.table.notify()
             if model.is_loaded:
                 model.composition = previous
@@ -470,7 +470,7 @@ class Lifecycle:
             raise load_error(name, reason, error) from error
         model.failure = ""
         load = PendingLoad(self.table, model, provided, configured)
-        model.note_unusable(configured.unusable)
+        model.record_unusable(configured.unusable)
         results = await asyncio.gather(*(self._load_version(load, version) for version in configured.versions))
         reasons = {**dict(zip(configured.versions, results, strict=True)), **configured.unusable}
         await load.decide(is_complete=not any(reasons.values()))
@@ -492,7 +492,7 @@ class Lifecycle:
 
     async def _provide(
         self, folder: ModelFolder, override: ModelConfig | None, files: Mapping[str, bytes] | None
-    ) -> Provided:
+    ) -> ProvidedFiles:
         try:
             return await self._provisioner.provide(folder, override, files)
         except ServingError as error:
@@ -565,13 +565,13 @@ class Lifecycle:
         labels = await asyncio.to_thread(read_labels, folder, config)
         config = with_namespaces(config, folder.namespace, self.found)
         composition = Composition(config, configured.versions, labels)
-        self.ensembles.note(model, composition)
+        self.ensembles.record(model, composition)
         missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
-        if missing and self.bring_steps is not None:
-            await self.bring_steps(composition.models)
+        if missing and self.load_steps is not None:
+            await self.load_steps(composition.models)
             missing = [name for name in self.ensembles.missing(composition) if name not in self._loads]
         if missing and self._options.control_mode is ControlMode.EXPLICIT:
-            found = await self._look(fingerprints=False)
+            found = await self._scan(fingerprints=False)
             for name in missing:
                 if name in found.models and name not in self._loads:
                     self._begin(name, self._load_found(name, found))
@@ -579,7 +579,7 @@ class Lifecycle:
         if waited:
             await asyncio.wait(waited)
 
-    async def _forget(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
+    async def _retire_model(self, model: ModelEntry, failure: str = "") -> "list[asyncio.Task[None]]":
         """Take a model out of service, and return the retirements of its versions."""
         async with model.lock:
             if model.provided is not None:
@@ -598,7 +598,7 @@ class Lifecycle:
             await asyncio.wait(retirements)
         for model in self._only_steps(composition):
             nested = model.composition
-            retired = await self._forget(model)
+            retired = await self._retire_model(model)
             if nested is not None:
                 await self._unload_steps(nested, retired if retirements else [])
 

@@ -104,25 +104,25 @@ def _inputs(
 ) -> dict[str, Tensor]:
     lead = (1,) if config.max_batch_size > 0 else ()
     inputs = {}
-    for name, given in sample.inputs.items():
-        datatype = given.data_type
+    for name, warmup_input in sample.inputs.items():
+        datatype = warmup_input.data_type
         if datatype is None:
             raise ValueError(f"warm-up input {name!r} has no data type: the configuration was not validated")
-        array = _array(given, datatype, f"{path}.inputs[{name}]", files, random)
-        inputs[name] = Tensor(name, datatype, array.reshape(lead + given.dims))
+        array = _array(warmup_input, datatype, f"{path}.inputs[{name}]", files, random)
+        inputs[name] = Tensor(name, datatype, array.reshape(lead + warmup_input.dims))
     return inputs
 
 
 def _array(
-    given: WarmupInput, datatype: DataType, path: str, files: Mapping[str, bytes], random: np.random.Generator
+    warmup_input: WarmupInput, datatype: DataType, path: str, files: Mapping[str, bytes], random: np.random.Generator
 ) -> Array:
-    if given.input_data_file is not None:
-        subject = f"{path}.input_data_file: '{given.input_data_file}'"
-        return from_file(files[given.input_data_file], datatype, given.dims, subject)
+    if warmup_input.input_data_file is not None:
+        subject = f"{path}.input_data_file: '{warmup_input.input_data_file}'"
+        return from_file(files[warmup_input.input_data_file], datatype, warmup_input.dims, subject)
     # Strings are empty: there is no sensible distribution of random ones.
-    if given.random_data and datatype is not DataType.BYTES:
-        return _random(datatype, prod(given.dims), random)
-    return zeros(datatype, (prod(given.dims),))
+    if warmup_input.random_data and datatype is not DataType.BYTES:
+        return _random(datatype, prod(warmup_input.dims), random)
+    return zeros(datatype, (prod(warmup_input.dims),))
 
 
 def _random(datatype: DataType, count: int, random: np.random.Generator) -> Array:
@@ -170,7 +170,7 @@ class WarmupBatch:
             self._error = self._error or result
         if final:
             self._open.discard(index)
-            self._look()
+            self._check_done()
 
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
@@ -181,7 +181,7 @@ class WarmupBatch:
                 self._error = self._error or error or internal("the model sent no response")
             self._open.clear()
         self._is_idle = True
-        self._look()
+        self._check_done()
 
     def is_cancelled(self, index: int) -> bool:
         """Return False: warm-up has no callers that could leave."""
@@ -191,7 +191,7 @@ class WarmupBatch:
         """Return the caller of the requests that the model makes while the sample runs."""
         return self._frame
 
-    def _look(self) -> None:
+    def _check_done(self) -> None:
         if self._is_idle and not self._open and not self.done.done():
             self.done.set_result(self._error)
 

@@ -10,7 +10,7 @@ from charonia.server.ensembles.plan import key_of
 from charonia.server.execution.runner import ModelRunner
 from charonia.server.execution.version_runner import Runner
 from charonia.server.lifecycle.entries import VersionEntry
-from charonia.server.lifecycle.in_front import Offer, reason_to_stay
+from charonia.server.lifecycle.front_end_placement import Offer, reason_to_stay
 from charonia.server.lifecycle.model_table import ModelTable
 from charonia.server.metrics.model_metrics import Increase, ModelMetrics
 from charonia.server.traffic.split import SplitRunner
@@ -27,7 +27,7 @@ class Judgement(NamedTuple):
 
 
 class Offers:
-    """The versions that the engine offers to front ends, by the rule of `in_front.py`.
+    """The versions that the engine offers to front ends, by the rule of `front_end_placement.py`.
 
     Args:
         table: Every model.

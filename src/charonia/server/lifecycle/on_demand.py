@@ -248,7 +248,7 @@ class OnDemandLoader:
         """Whether the server is not ready while a model that should answer does not."""
         return self.is_pinned(key) or not (self._options.loads_all or key in self._unloaded)
 
-    def forget(self, name: str) -> None:
+    def exclude(self, name: str) -> None:
         """Outside of `auto` mode, do not load a model any more: a request has unloaded it."""
         self._unloaded.difference_update(keys_of(name, self._lifecycle.found))
 
@@ -266,7 +266,7 @@ class OnDemandLoader:
             _log.info("unloading '%s', which is idle", keys[0])
             self.counts.idle[keys[0]] += 1
             self._unloaded.add(keys[0])
-            await self._lifecycle.let_go(keys[0])
+            await self._lifecycle.evict(keys[0])
 
     def _idle(self, since_s: float) -> list[str]:
         """Return the idle models that can be loaded again."""
@@ -380,7 +380,7 @@ class OnDemandLoader:
         self._held.update(holds)
         try:
             await self._make_room(key, held)
-            await self._bring(key)
+            await self._load_counted(key)
             self._deferred.run(key)
         except ServingError as error:
             entry = self._lifecycle.table.entry(key)
@@ -397,7 +397,7 @@ class OnDemandLoader:
             self._held += Counter()
             self._loads.pop(key, None)
 
-    async def _bring(self, key: str) -> None:
+    async def _load_counted(self, key: str) -> None:
         """Load a model, and count the load or the failure."""
         try:
             await self._measured(key)
@@ -414,7 +414,7 @@ class OnDemandLoader:
     async def _measured(self, key: str) -> None:
         is_alone = len(self._loads) == 1
         before = await asyncio.to_thread(tree_bytes)
-        await self._lifecycle.bring(key)
+        await self._lifecycle.load_on_demand(key)
         is_alone = is_alone and len(self._loads) == 1
         grown = max(0, await asyncio.to_thread(tree_bytes) - before) if is_alone else 0
         versions = self._lifecycle.table.models[key].versions.values()
@@ -469,7 +469,7 @@ class OnDemandLoader:
         for key in keys:
             _log.info("evicting '%s', the least recently used", key)
             self.counts.evictions[key] += 1
-            await self._lifecycle.let_go(key)
+            await self._lifecycle.evict(key)
 
 
 def _known_bytes(versions: Sequence[LoadedVersion]) -> int:

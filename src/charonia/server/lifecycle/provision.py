@@ -92,7 +92,7 @@ def _failed(error: OSError) -> ServingError:
 
 
 @dataclass(slots=True, eq=False)
-class Provided:
+class ProvidedFiles:
     """A model's files while they are loaded.
 
     Attributes:
@@ -107,10 +107,10 @@ class Provided:
     lease: Lease | None = None
     override: PrivateFolder | None = None
     agents: AgentRun | None = None
-    earlier: list["Provided"] = field(default_factory=list)
+    earlier: list["ProvidedFiles"] = field(default_factory=list)
     _is_ending: bool = False
 
-    def split(self, used: Callable[["Provided"], bool]) -> tuple[list["Provided"], list["Provided"]]:
+    def split(self, used: Callable[["ProvidedFiles"], bool]) -> tuple[list["ProvidedFiles"], list["ProvidedFiles"]]:
         """Separate these files from the earlier ones; return those that are used, and the others."""
         every = [self, *self.earlier]
         self.earlier = []
@@ -129,7 +129,7 @@ class Provided:
         """Tell the agents that the load failed, and give back everything."""
         if self.agents is not None:
             await asyncio.to_thread(self.agents.fail)
-        await self._give_back()
+        await self._release()
 
     async def ending(self) -> None:
         """Tell the agents that the model is about to be unloaded."""
@@ -146,9 +146,9 @@ class Provided:
             await each.ended()
         if self.agents is not None:
             await asyncio.to_thread(self.agents.unloaded)
-        await self._give_back()
+        await self._release()
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         if self.lease is not None:
             self.lease.release()
         if self.override is not None:
@@ -171,7 +171,7 @@ class Provisioner:
 
     async def provide(
         self, folder: ModelFolder, config: ModelConfig | None, files: Mapping[str, bytes] | None
-    ) -> Provided:
+    ) -> ProvidedFiles:
         """Prepare a model's files.
 
         Raises:
@@ -179,9 +179,11 @@ class Provisioner:
         """
         if files:
             override = await asyncio.to_thread(write_override, files)
-            provided = Provided(replace(folder, elsewhere=override.path, repository=override.path), override=override)
+            provided = ProvidedFiles(
+                replace(folder, actual_path=override.path, repository=override.path), override=override
+            )
         else:
-            provided = Provided(*await asyncio.to_thread(self._sources.fetch, folder))
+            provided = ProvidedFiles(*await asyncio.to_thread(self._sources.fetch, folder))
         try:
             await asyncio.to_thread(self._show, provided, config)
         except BaseException:
@@ -189,10 +191,10 @@ class Provisioner:
             raise
         return provided
 
-    def _show(self, provided: Provided, config: ModelConfig | None) -> None:
+    def _show(self, provided: ProvidedFiles, config: ModelConfig | None) -> None:
         if config is None:
             config, _ = read_config(provided.folder, config_name=self._config_name)
         run = prepare_agents(provided.folder, config, self._agents) if config is not None else None
         if run is not None:
-            provided.folder = replace(provided.folder, elsewhere=run.load())
+            provided.folder = replace(provided.folder, actual_path=run.load())
             provided.agents = run

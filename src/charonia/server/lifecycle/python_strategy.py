@@ -72,8 +72,8 @@ class PythonStrategy:
         initialize = self._functions.get("batcher_initialize")
         self._batcher = initialize(to_json(config)) if initialize is not None else None
 
-    def __call__(self) -> "PythonGathering":
-        return PythonGathering(self)
+    def __call__(self) -> "PythonBatchBuilder":
+        return PythonBatchBuilder(self)
 
     def close(self) -> None:
         """Tell the strategy that the model is unloaded."""
@@ -111,8 +111,8 @@ class PythonStrategy:
         _log.exception("%s failed on a request", self._subject)
 
 
-class PythonGathering:
-    """One batch. See `server.scheduling.dynamic.Gathering`."""
+class PythonBatchBuilder:
+    """One batch. See `server.scheduling.dynamic.BatchBuilder`."""
 
     def __init__(self, strategy: PythonStrategy) -> None:
         self._strategy = strategy

@@ -17,7 +17,7 @@ from charonia.config.parameters import CUSTOM_BATCHING, HTTP_ROUTE, PYTHON_STRAT
 from charonia.config.problems import Problem
 from charonia.config.tensors import dim_problems, tensor_problems
 from charonia.server.ensembles.configuration import ensemble_problems
-from charonia.server.lifecycle.in_front import front_end_problems
+from charonia.server.lifecycle.front_end_placement import front_end_problems
 from charonia.server.lifecycle.repository.scan import is_inside
 from charonia.server.metrics.metric_families import bucket_problems, tag_problems
 from charonia.server.ragged.configuration import padding_problems
@@ -32,11 +32,11 @@ INSTANCE_COUNT_MAX = 1024
 def unsupported(config: ModelConfig) -> list[Problem]:
     """Return all unsupported features that the model uses, each with its path."""
     found = [*_of_model(config)]
-    for index, given in enumerate(config.input):
-        found += _of_tensor(config, given, f"input[{index}]")
-        if given.allow_ragged_batch and not record_of(config.backend).ragged:
+    for index, tensor in enumerate(config.input):
+        found += _of_tensor(config, tensor, f"input[{index}]")
+        if tensor.allow_ragged_batch and not record_of(config.backend).ragged:
             backend = config.backend
-            feature = f"ragged batching of input '{given.name}' in a model of backend '{backend}'"
+            feature = f"ragged batching of input '{tensor.name}' in a model of backend '{backend}'"
             found.append((f"input[{index}].allow_ragged_batch", feature))
     for index, output in enumerate(config.output):
         found += _of_tensor(config, output, f"output[{index}]")
@@ -96,14 +96,14 @@ def warmup_problems(config: ModelConfig) -> Iterator[Problem]:
 def _input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
     if not sample.inputs:
         yield Problem(f"{path}.inputs", f"warm-up sample '{sample.name}' must specify 'inputs'")
-    for name, given in sample.inputs.items():
+    for name, warmup_input in sample.inputs.items():
         where = f"{path}.inputs[{name}]"
         subject = _subject(sample, name)
-        if given.data_type is None:
+        if warmup_input.data_type is None:
             yield Problem(f"{where}.data_type", f"{subject} must specify 'data_type'")
         # Warm-up data has a fixed shape, so -1 is not allowed.
-        yield from dim_problems(given.dims, f"{where}.dims", subject, wildcard=False)
-        sources = (given.zero_data, given.random_data, given.input_data_file)
+        yield from dim_problems(warmup_input.dims, f"{where}.dims", subject, wildcard=False)
+        sources = (warmup_input.zero_data, warmup_input.random_data, warmup_input.input_data_file)
         if sum(source is not None for source in sources) != 1:
             yield Problem(where, f"{subject} must specify one of zero_data, random_data and input_data_file")
 
@@ -111,18 +111,18 @@ def _input_problems(sample: ModelWarmup, path: str) -> Iterator[Problem]:
 def _fit_problems(config: ModelConfig, sample: ModelWarmup, path: str) -> Iterator[Problem]:
     inputs = {tensor.name: tensor for tensor in config.input}
     internal = _internal_inputs(config)
-    for name, given in sample.inputs.items():
+    for name, warmup_input in sample.inputs.items():
         where, subject = f"{path}.inputs[{name}]", _subject(sample, name)
         tensor = inputs.get(name)
         if tensor is None:
             if name not in internal:
                 known = ", ".join([*inputs, *sorted(internal)])
                 yield Problem(where, f"{subject} is not an input of the model, which has {known}")
-        elif given.data_type is not None and given.data_type is not tensor.data_type:
+        elif warmup_input.data_type is not None and warmup_input.data_type is not tensor.data_type:
             expected = tensor.data_type.config if tensor.data_type is not None else "another"
-            yield Problem(f"{where}.data_type", f"{subject} must be {expected}, got {given.data_type.config}")
-        elif not _fits(given, tensor.dims):
-            message = f"{subject} must have dims {list(tensor.dims)}, got {list(given.dims)}"
+            yield Problem(f"{where}.data_type", f"{subject} must be {expected}, got {warmup_input.data_type.config}")
+        elif not _fits(warmup_input, tensor.dims):
+            message = f"{subject} must have dims {list(tensor.dims)}, got {list(warmup_input.dims)}"
             yield Problem(f"{where}.dims", message)
     missing = [name for name, tensor in inputs.items() if not tensor.optional and name not in sample.inputs]
     if missing:
@@ -138,8 +138,10 @@ def _internal_inputs(config: ModelConfig) -> set[str]:
     return {c.name for c in sequences.control_input} | {state.input_name for state in sequences.state}
 
 
-def _fits(given: WarmupInput, dims: Sequence[int]) -> bool:
-    return len(given.dims) == len(dims) and all(d in (-1, g) for d, g in zip(dims, given.dims, strict=True))
+def _fits(warmup_input: WarmupInput, dims: Sequence[int]) -> bool:
+    return len(warmup_input.dims) == len(dims) and all(
+        d in (-1, g) for d, g in zip(dims, warmup_input.dims, strict=True)
+    )
 
 
 def _subject(sample: ModelWarmup, name: str) -> str:

@@ -123,25 +123,25 @@ def bound_to(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def usable_cores(given: int = 0, *, process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of cores that this server may use: `given` by `--cpu-cores`, or those that it can keep busy.
+def usable_cores(limit: int = 0, *, process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the number of cores that this server may use: `limit` by `--cpu-cores`, or those that it can keep busy.
 
     The smaller of the affinity mask and the CPU quota of the control group, rounded down: with one thread more than the
     quota allows, all of them are throttled for part of each period.
 
     Args:
-        given: The number of `--cpu-cores`, 0 for none.
+        limit: The number of `--cpu-cores`, 0 for none.
         process: This process's folder of the proc file system.
         groups: Mount point of control groups.
     """
-    if given:
-        return given
+    if limit:
+        return limit
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for folder in control_groups("cpu", process, groups) if (quota := _quota(folder)) is not None]
     return max(1, int(min([float(cores), *quotas])))
 
 
-def cores_beside(cores: int, front_ends: int) -> int:
+def cores_for_models(cores: int, front_ends: int) -> int:
     """Return the cores that models may use beside front ends in separate processes.
 
     A front end keeps up to one core busy, so each takes one from the models, of whose cores at least half stay theirs.

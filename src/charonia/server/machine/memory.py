@@ -109,7 +109,7 @@ def collect_less_often() -> None:
     """Exempt all objects that live now from garbage collection, and collect new ones when there are many of them.
 
     By default Python collects whenever there are 700 new objects, which 64 requests in flight have: each time it finds
-    them all alive. To be called when the models are loaded, with `give_back_idle_memory` to collect every second.
+    them all alive. To be called when the models are loaded, with `trim_idle_memory` to collect every second.
     """
     gc.collect()
     gc.freeze()
@@ -129,7 +129,7 @@ def release_freed_memory(reserve_bytes: int = 0) -> None:
         trim(ctypes.c_size_t(reserve_bytes))
 
 
-async def give_back_idle_memory() -> None:
+async def trim_idle_memory() -> None:
     """Collect garbage every second, and return freed memory to the system after bursts of load, until cancelled."""
     idle = IdleMemory()
     while True:

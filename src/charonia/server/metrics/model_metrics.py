@@ -77,7 +77,7 @@ class Summary:
         slots = ends_ns // SLOT_NS
         for slot in np.unique(slots).tolist():
             self._slots.setdefault(slot, LatencyHistogram()).record(values[slots == slot])
-        self._forget()
+        self._remove_old_slots()
 
     def take(self) -> SummaryCounts:
         """Return the values, and begin again without any."""
@@ -91,9 +91,9 @@ class Summary:
         self.total += more.total
         for slot, counted in more.slots.items():
             self._slots.setdefault(slot, LatencyHistogram()).add(LatencyHistogram.from_json(counted))
-        self._forget()
+        self._remove_old_slots()
 
-    def _forget(self) -> None:
+    def _remove_old_slots(self) -> None:
         for slot in [slot for slot in self._slots if slot <= max(self._slots) - SLOTS]:
             del self._slots[slot]
 

@@ -33,7 +33,7 @@ _HEADERS = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nginx woul
 DONE = b"data: [DONE]\n\n"
 
 
-class EventTurns:
+class EventFlusher:
     """Writes the events collected by the streams of an endpoint, at the end of the turn of the event loop."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class EventStream:
 
     __slots__ = ("_events", "_is_over", "_turns", "_unsent_bytes_max", "exchange")
 
-    def __init__(self, exchange: Exchange, turns: EventTurns, limits: HttpLimits) -> None:
+    def __init__(self, exchange: Exchange, turns: EventFlusher, limits: HttpLimits) -> None:
         self.exchange = exchange
         self._turns = turns
         self._unsent_bytes_max = limits.stream_unsent_bytes_max
@@ -175,7 +175,7 @@ class StreamedAnswer:
             if chunk:
                 self._stream.send(chunk)
             if outcome.parameters:
-                note_answer(exchange, outcome)
+                record_answer(exchange, outcome)
         if final:
             self._stream.end(*self._last)
 
@@ -203,14 +203,14 @@ class WholeAnswer:
         if isinstance(outcome, ServingError):
             exchange.fail(outcome)
         else:
-            note_answer(exchange, outcome)
+            record_answer(exchange, outcome)
             document = text_of(outcome)
             exchange.respond(200, [document]) if document else exchange.fail(_NOT_ONE)
         if ticket is not None:
             ticket.cancel()
 
 
-def note_answer(exchange: Exchange, response: InferResponse) -> None:
+def record_answer(exchange: Exchange, response: InferResponse) -> None:
     """Keep the data of a response for the access log."""
     exchange.outcome = response
     exchange.usage = usage_of(response.parameters) or exchange.usage

@@ -60,7 +60,7 @@ def model_request(config: ModelConfig, asked: TextRequest, prompt: str, index: i
     Raises:
         ServingError: INVALID_ARG when an input of the model does not take a value.
     """
-    names = {given.name for given in config.input}
+    names = {tensor.name for tensor in config.input}
     members: dict[str, object] = {TEXT_INPUT: prompt, **asked.inputs_of(index)}
     members |= dict.fromkeys(names.intersection(_ASKED_FOR), True)
     if "stream" in names and config.is_decoupled:
@@ -192,15 +192,15 @@ class Generation:
 
     def _usage_of(self, answer: "TextChoice") -> TokenUsage:
         """Return the tokens of an answer, as reported by the model, else counted by the tokenizer, else estimated."""
-        given = answer.prompt_tokens if answer.prompt_tokens is not None else self.text.count(answer.prompt)
+        prompt_tokens = answer.prompt_tokens if answer.prompt_tokens is not None else self.text.count(answer.prompt)
         made = answer.completion_tokens if answer.completion_tokens is not None else self.text.count(answer.whole)
-        if given is None or made is None:
+        if prompt_tokens is None or made is None:
             self._is_estimated = True
-            given = _estimate(answer.prompt) if given is None else given
-            return TokenUsage(given, _estimate(answer.whole) if made is None else made)
+            prompt_tokens = _estimate(answer.prompt) if prompt_tokens is None else prompt_tokens
+            return TokenUsage(prompt_tokens, _estimate(answer.whole) if made is None else made)
         if answer.prompt_tokens is None:
-            self._counted(TokenUsage(given, made))
-        return TokenUsage(given, made)
+            self._counted(TokenUsage(prompt_tokens, made))
+        return TokenUsage(prompt_tokens, made)
 
 
 def _estimate(text: str) -> int:

@@ -146,11 +146,11 @@ def _schema_of(form: object) -> Any:
     kind = form.get("type") if isinstance(form, dict) else None
     if isinstance(form, dict) and kind == "json_object":
         return {"type": "object"}
-    given = form.get("json_schema") if isinstance(form, dict) and kind == "json_schema" else None
-    if not isinstance(given, dict) or not isinstance(given.get("schema"), dict):
+    schema = form.get("json_schema") if isinstance(form, dict) and kind == "json_schema" else None
+    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
         raise invalid("response_format: expected an object of type text, json_object, or json_schema with its schema")
-    _check_schema("response_format", given["schema"])
-    return given["schema"]
+    _check_schema("response_format", schema["schema"])
+    return schema["schema"]
 
 
 def _tools_of(tools: object) -> dict[str, Any]:

@@ -69,10 +69,10 @@ def _text(content: object) -> str:
 def read_template(config: ModelConfig, folders: Sequence[Path]) -> Render:
     """Return what makes the prompts of a model."""
     settings = _json_file(folders, TOKENIZER_CONFIG)
-    given = config.parameters.get(CHAT_TEMPLATE, "")
-    text = _file(folders, given) if given.endswith(".jinja") else given
-    if given and not text:
-        raise invalid(f"model '{config.name}': chat_template: its folder does not have the file '{given}'")
+    template = config.parameters.get(CHAT_TEMPLATE, "")
+    text = _file(folders, template) if template.endswith(".jinja") else template
+    if template and not text:
+        raise invalid(f"model '{config.name}': chat_template: its folder does not have the file '{template}'")
     text = text or _file(folders, TEMPLATE_FILE) or _named(settings.get("chat_template"))
     return _compiled(config.name, text, settings) if text else plain_prompt
 
@@ -170,19 +170,19 @@ class ModelText:
             return None
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def text_of(self, member: str, given: str | Sequence[int], *, keeps_special: bool) -> str:
+    def text_of(self, member: str, content: str | Sequence[int], *, keeps_special: bool) -> str:
         """Return a text, also one that the member of a request gives as tokens, with or without the special ones.
 
         Raises:
             ServingError: UNSUPPORTED: There is no tokenizer.
         """
-        if isinstance(given, str):
-            return given
+        if isinstance(content, str):
+            return content
         if self.tokenizer is None:
             raise unsupported(
                 f"{member}: model '{self.config.name}' takes text, and has no tokenizer.json to decode tokens"
             )
-        return self.tokenizer.decode(list(given), skip_special_tokens=not keeps_special)
+        return self.tokenizer.decode(list(content), skip_special_tokens=not keeps_special)
 
     def first(self, text: str, count: int) -> str:
         """Return the first tokens of a text, those of `TOKEN_BYTES` without a tokenizer."""

@@ -38,7 +38,7 @@ from charonia.server.facade import Engine, Services, SingleResponse
 from charonia.server.http.exchange import CONTENT_ENCODING, Exchange, Reshaped, Submitter, Tasks
 from charonia.server.http.limits import HttpLimits
 from charonia.server.http.routes import Handler, Route, RouteTarget, route_hint
-from charonia.server.openai.events import DONE, EventStream, EventTurns, StreamedAnswer, WholeAnswer, engine_request
+from charonia.server.openai.events import DONE, EventFlusher, EventStream, StreamedAnswer, WholeAnswer, engine_request
 from charonia.server.openai.generation import Generation, TextChoice, model_request, prompts_of
 from charonia.server.openai.guided import GUIDED, read_guide
 from charonia.server.openai.model_files import TOKENS_MAX, ModelText, ModelTexts
@@ -118,7 +118,7 @@ class ResponseStore:
 
 def as_response(
     exchange: Exchange, document: Object, store: ResponseStore
-) -> tuple[Object, Callable[[Exchange, EventTurns, HttpLimits], EventStream]]:
+) -> tuple[Object, Callable[[Exchange, EventFlusher, HttpLimits], EventStream]]:
     """Return the request of the chat, and the class of the stream of its answer."""
     chat = chat_request(document, store.messages(document.get("previous_response_id")))
     form = ResponseForm(document, uuid4().hex, int(time.time()))
@@ -145,7 +145,7 @@ class ResponseEvents(EventStream):
     __slots__ = ("_form", "_has_begun", "_keep")
 
     def __init__(
-        self, exchange: Exchange, turns: EventTurns, limits: HttpLimits, form: ResponseForm, keep: Callable[[], None]
+        self, exchange: Exchange, turns: EventFlusher, limits: HttpLimits, form: ResponseForm, keep: Callable[[], None]
     ) -> None:
         """Create a stream; `keep` is called when the answer is complete."""
         super().__init__(exchange, turns, limits)
@@ -188,7 +188,7 @@ class OpenaiHandlers:
         self._responses = ResponseStore(limits.responses_stored_max)
         self._submitter = Submitter(engine, services)
         self._tasks = tasks
-        self._turns = EventTurns()
+        self._turns = EventFlusher()
         self._created_s = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -264,8 +264,10 @@ class OpenaiHandlers:
 
     def _handler(self, route: str) -> Handler:
         def handle(exchange: Exchange, target: RouteTarget) -> None:
-            given = exchange.request.headers.get(_REQUEST_ID, b"")
-            exchange.request_id = (given if _GIVEN_ID.fullmatch(given) else b"req_%b" % uuid4().hex.encode()).decode()
+            request_id = exchange.request.headers.get(_REQUEST_ID, b"")
+            exchange.request_id = (
+                request_id if _GIVEN_ID.fullmatch(request_id) else b"req_%b" % uuid4().hex.encode()
+            ).decode()
             exchange.headers += b"X-Request-Id: %b\r\n" % exchange.request_id.encode()
             if CONTENT_ENCODING in exchange.request.headers:
                 self._tasks.start(exchange, self._decompressed(route, exchange))
@@ -303,7 +305,7 @@ class OpenaiHandlers:
     ) -> None:
         if route not in routes_of(config):
             raise _no_route(config, route)
-        stream: Callable[[Exchange, EventTurns, HttpLimits], EventStream] = EventStream
+        stream: Callable[[Exchange, EventFlusher, HttpLimits], EventStream] = EventStream
         if route == RESPONSES and route not in engine_routes(config):
             document, stream = as_response(exchange, document, self._responses)
             route, body = CHAT, dump(document)
@@ -334,7 +336,7 @@ class OpenaiHandlers:
         """Ask a language model that is not an engine."""
         guide = None
         if is_chat:
-            own = {given.name for given in config.input}  # which the model meets itself
+            own = {tensor.name for tensor in config.input}  # which the model meets itself
             guide = await asyncio.to_thread(read_guide, {k: v for k, v in document.items() if k not in own})
             document = {k: v for k, v in document.items() if k in own or k not in GUIDED}
             if guide is not None:
@@ -520,7 +522,7 @@ class Embedder:
     def _at_once(self, name: str) -> int:
         if self._is_batched:
             return min(TEXTS_AT_ONCE, self._config.max_batch_size)
-        dims = next(given.dims for given in self._config.input if given.name == name)
+        dims = next(tensor.dims for tensor in self._config.input if tensor.name == name)
         return TEXTS_AT_ONCE if dims[:1] == (-1,) and (name == INPUT_IDS or len(dims) == 1) else 1
 
     async def _run(self, parts: Sequence[dict[str, Tensor]]) -> list[Floats]:

@@ -81,9 +81,9 @@ def signature_text(config: ModelConfig, tensor: ModelInput | ModelOutput) -> str
 
 def infer_request(config: ModelConfig) -> Json:
     """Return the schema of the body of `infer`."""
-    inputs = [given for given in config.input if given.data_type is not None]
-    entries = [_entry(config, given) for given in inputs]
-    required = sum(not given.optional for given in inputs)
+    inputs = [tensor for tensor in config.input if tensor.data_type is not None]
+    entries = [_entry(config, tensor) for tensor in inputs]
+    required = sum(not tensor.optional for tensor in inputs)
     array: Json = {"type": "array", "minItems": required, "maxItems": len(inputs), "items": {"oneOf": entries}}
     if not entries:
         array.pop("items")
@@ -123,14 +123,14 @@ def generate_request(config: ModelConfig) -> Json:
     """Return the schema of the body of `generate`: a member for each input, request parameters for the rest."""
     schemas = plain_values(config) or PlainValues()
     properties: Json = {"id": {"type": ["string", "null"]}}
-    inputs = [given for given in config.input if given.data_type is not None]
-    for given in inputs:
-        schema = schemas.inputs.get(given.name)
-        member = _given(config, given) if schema is None else _plain(config, given, schema)
-        properties[given.name] = {"anyOf": [member, {"type": "null"}]} if given.optional else member
+    inputs = [tensor for tensor in config.input if tensor.data_type is not None]
+    for tensor in inputs:
+        schema = schemas.inputs.get(tensor.name)
+        member = _given(config, tensor) if schema is None else _plain(config, tensor, schema)
+        properties[tensor.name] = {"anyOf": [member, {"type": "null"}]} if tensor.optional else member
     return {
         "type": "object",
-        "required": [given.name for given in inputs if not given.optional],
+        "required": [tensor.name for tensor in inputs if not tensor.optional],
         "properties": properties,
         "additionalProperties": True,  # request parameters; a type would hold for the inputs as well in other languages
     }
@@ -391,7 +391,7 @@ def openapi_document(
     }
     for model in served:
         paths |= _model_paths(model, requests[model.config.name])
-    datatypes = {given.data_type for model in served for given in model.config.input}
+    datatypes = {tensor.data_type for model in served for tensor in model.config.input}
     datatypes |= {output.data_type for model in served for output in model.config.output}
     named: Json = {}
     for model in served:
@@ -436,7 +436,7 @@ def _summary(model: ServedModel, request: ExampleRequest, has_openai: bool) -> J
             {"model": step.model_name, "takes": [*step.input_map.values()], "gives": [*step.output_map.values()]}
             for step in (config.ensemble_scheduling.step if config.ensemble_scheduling else ())
         ],
-        "inputs": [_input_summary(config, given, request) for given in config.input if given.data_type is not None],
+        "inputs": [_input_summary(config, tensor, request) for tensor in config.input if tensor.data_type is not None],
         "outputs": [_output_summary(config, output) for output in config.output],
         "samples": samples(request),
     }
@@ -452,13 +452,13 @@ def samples(request: ExampleRequest) -> list[Json]:
     return [{"label": label, "lang": lang, "source": source.strip()} for label, lang, source in written if source]
 
 
-def _input_summary(config: ModelConfig, given: ModelInput, request: ExampleRequest) -> Json:
-    tensor = request.inputs.get(given.name)
+def _input_summary(config: ModelConfig, model_input: ModelInput, request: ExampleRequest) -> Json:
+    tensor = request.inputs.get(model_input.name)
     return {
-        "name": given.name,
-        "datatype": given.data_type.wire if given.data_type is not None else "",
-        "shape": list(shape_of(config, given)),
-        "optional": given.optional,
+        "name": model_input.name,
+        "datatype": model_input.data_type.wire if model_input.data_type is not None else "",
+        "shape": list(shape_of(config, model_input)),
+        "optional": model_input.optional,
         "example": None if tensor is None else _example(tensor),
     }
 
@@ -488,7 +488,7 @@ def _model_paths(model: ServedModel, request: ExampleRequest) -> Json:
     config = model.config
     is_short = sum(prod(tensor.shape) for tensor in request.inputs.values()) <= ELEMENTS_SHOWN_MAX
     paths: Json = {f"/{request.path}/infer": {"post": _infer(config, request, is_short)}}
-    if not any(given.data_type in NO_JSON_FORM for given in config.input):
+    if not any(model_input.data_type in NO_JSON_FORM for model_input in config.input):
         route = "generate_stream" if config.is_decoupled else "generate"
         body = request.generate_body() if is_short else None
         paths[f"/{request.path}/{route}"] = {"post": _generate(config, route, body)}
@@ -581,7 +581,7 @@ def _media(schema: Json, example: Json | None) -> Json:
 
 def _about(model: ServedModel) -> str:
     config = model.config
-    inputs = ", ".join(f"{given.name} {signature_text(config, given)}" for given in config.input)
+    inputs = ", ".join(f"{tensor.name} {signature_text(config, tensor)}" for tensor in config.input)
     outputs = ", ".join(f"{output.name} {signature_text(config, output)}" for output in config.output)
     return f"{model.platform}: {inputs or 'no inputs'} -> {outputs or 'no outputs'}"
 

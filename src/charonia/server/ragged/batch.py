@@ -69,7 +69,7 @@ class RaggedPlan:
 
 def ragged_plan(config: ModelConfig) -> RaggedPlan:
     return RaggedPlan(
-        frozenset(given.name for given in config.input if given.allow_ragged_batch),
+        frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch),
         tuple(_computed(batch_input) for batch_input in config.batch_input),
         {target: output.source_input[0] for output in config.batch_output for target in output.target_name},
     )
@@ -98,7 +98,7 @@ def configured_form(plan: RaggedPlan, config: ModelConfig, model: Signature) -> 
     for name, datatype in plan.targets.items():
         if name not in own:
             problems.append(Problem("batch_input", f"batch input '{name}' is not an input of the model: {sorted(own)}"))
-        elif any(given.name == name for given in config.input):
+        elif any(model_input.name == name for model_input in config.input):
             problems.append(Problem("batch_input", f"batch input '{name}' is an input of the configuration, too"))
         for tensor in model.inputs:
             if tensor.name == name and tensor.datatype is not datatype:

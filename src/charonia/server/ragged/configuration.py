@@ -45,7 +45,7 @@ def as_padded(config: ModelConfig) -> ModelConfig:
     if plan is None:
         return config
     companions = plan.companions
-    inputs = tuple(replace(given, optional=False) if given.name in companions else given for given in config.input)
+    inputs = tuple(replace(tensor, optional=False) if tensor.name in companions else tensor for tensor in config.input)
     return replace(config, input=inputs)
 
 
@@ -58,7 +58,7 @@ class _Reader:
 
     def __init__(self, config: ModelConfig) -> None:
         self.problems: list[Problem] = []
-        self._inputs = {given.name: given for given in config.input}
+        self._inputs = {tensor.name: tensor for tensor in config.input}
         self._outputs = {output.name: output for output in config.output}
         for sentence in _model_problems(config):
             self._add("", sentence)
@@ -210,12 +210,12 @@ def _model_problems(config: ModelConfig) -> Iterator[str]:
             yield f"a model with {field} cannot be padded"
 
 
-def _companion_problems(given: ModelInput, source: str, dims: tuple[int, ...]) -> Iterator[str]:
-    if not given.optional:
-        yield f"input '{given.name}' must be optional: it is computed if clients omit it"
-    if given.dims != dims:
-        yield f"input '{given.name}' must have dims {list(dims)}, as input '{source}' has, got {list(given.dims)}"
-    if given.data_type in (DataType.BYTES, DataType.BF16):
-        yield f"input '{given.name}' must be of numbers or booleans"
-    if given.reshape is not None:
-        yield f"input '{given.name}' has a reshape, which cannot be computed"
+def _companion_problems(tensor: ModelInput, source: str, dims: tuple[int, ...]) -> Iterator[str]:
+    if not tensor.optional:
+        yield f"input '{tensor.name}' must be optional: it is computed if clients omit it"
+    if tensor.dims != dims:
+        yield f"input '{tensor.name}' must have dims {list(dims)}, as input '{source}' has, got {list(tensor.dims)}"
+    if tensor.data_type in (DataType.BYTES, DataType.BF16):
+        yield f"input '{tensor.name}' must be of numbers or booleans"
+    if tensor.reshape is not None:
+        yield f"input '{tensor.name}' has a reshape, which cannot be computed"

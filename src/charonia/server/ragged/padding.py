@@ -155,9 +155,9 @@ def pad_batch(
         longest = map(max, zip(*(found[padded.name] for found in lengths), strict=True))
         sizes = tuple(padded_size(size, padded.buckets) for size in longest)
         for tensors, found in zip(inputs, lengths, strict=True):
-            given = tensors[padded.name]
-            array = pad(given.array, dict(zip(padded.dims, sizes, strict=True)), padded.value)
-            tensors[padded.name] = Tensor(given.name, given.datatype, array)
+            tensor = tensors[padded.name]
+            array = pad(tensor.array, dict(zip(padded.dims, sizes, strict=True)), padded.value)
+            tensors[padded.name] = Tensor(tensor.name, tensor.datatype, array)
             _add_companions(padded, tensors, found[padded.name], sizes, array.shape[0])
     return inputs, lengths
 
@@ -233,12 +233,12 @@ class PaddingStrategy:
         self.bytes_max = bytes_max
         self.entry_of: Callable[[int], QueuedInput] | None = None
 
-    def __call__(self) -> "PaddedGathering":
-        return PaddedGathering(self)
+    def __call__(self) -> "PaddedBatchBuilder":
+        return PaddedBatchBuilder(self)
 
 
-class PaddedGathering:
-    """One batch. See `server.scheduling.dynamic.Gathering`."""
+class PaddedBatchBuilder:
+    """One batch. See `server.scheduling.dynamic.BatchBuilder`."""
 
     __slots__ = ("_sizes", "_strategy")
 
@@ -296,7 +296,7 @@ class PaddedAsyncInstance:
         if cutting is not None:
             self._instance.cancel(cutting, index)
 
-    def forget(self, sink: BatchSink) -> None:
+    def discard(self, sink: BatchSink) -> None:
         self._sinks.pop(sink, None)
 
     async def aclose(self) -> None:
@@ -322,7 +322,7 @@ class CuttingSink:
     def finish(
         self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
     ) -> None:
-        self._instance.forget(self._sink)
+        self._instance.discard(self._sink)
         self._sink.finish(input_end_ns, output_start_ns, error, leaves_open=leaves_open)
 
     def is_cancelled(self, index: int) -> bool:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from charonia.core.errors import ServingError, invalid
 from charonia.server.rate_limiter.options import ResourceLimit
-from charonia.server.scheduling.api import Command, Event, Run, Scheduler, SlotGone, SlotIdle
+from charonia.server.scheduling.api import Command, Event, Run, Scheduler, SlotIdle, SlotRemoved
 
 SERVER_WIDE = -1
 """Device of a pool that all devices share."""
@@ -332,10 +332,10 @@ class LimitedScheduler:
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         commands: list[Command] = []
         if isinstance(event, SlotIdle):
-            self._note(self._inner.handle(SlotGone(event.slot), now_ns), commands)  # its batch is done
+            self._note(self._inner.handle(SlotRemoved(event.slot), now_ns), commands)  # its batch is done
             self._idle[event.slot] = None
             self._finish(event.slot)
-        elif isinstance(event, SlotGone):
+        elif isinstance(event, SlotRemoved):
             self._note(self._inner.handle(event, now_ns), commands)  # its batch may be rescheduled
             self._arbiter.stop(self._members[event.slot])
             self._idle.pop(event.slot, None)
@@ -409,7 +409,7 @@ class LimitedScheduler:
         """Withdraw the offer of a slot and release its resources."""
         if slot in self._offered:
             del self._offered[slot]
-            self._note(self._inner.handle(SlotGone(slot), now_ns), commands)
+            self._note(self._inner.handle(SlotRemoved(slot), now_ns), commands)
             self._arbiter.stop(self._members[slot], unused=True)
             self._idle[slot] = None
 

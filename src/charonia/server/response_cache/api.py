@@ -86,7 +86,7 @@ class ResponseCache(Protocol):
     def put(self, key: CacheKey, response: CachedResponse, done: Callable[[], None]) -> None:
         """Store a response if possible; `done` is called in every case, immediately or later."""
 
-    def forget(self, namespace: bytes) -> None:
+    def evict_namespace(self, namespace: bytes) -> None:
         """Drop the entries of an unused namespace."""
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:

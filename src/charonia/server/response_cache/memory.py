@@ -56,7 +56,7 @@ class LruEntries(Generic[_T]):
         self.byte_size += byte_size
         return True
 
-    def forget(self, namespace: bytes) -> None:
+    def evict_namespace(self, namespace: bytes) -> None:
         for key in tuple(self._namespaces.get(namespace, ())):
             self._remove(key)
 
@@ -101,8 +101,8 @@ class LocalCache:
         self._counters.inserted(time.monotonic_ns() - start)
         done()
 
-    def forget(self, namespace: bytes) -> None:
-        self._entries.forget(namespace)
+    def evict_namespace(self, namespace: bytes) -> None:
+        self._entries.evict_namespace(namespace)
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:
         """Return a new namespace: the entries of earlier loads are never found again."""

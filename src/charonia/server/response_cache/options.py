@@ -109,30 +109,30 @@ def cache_options(name: str, settings: Mapping[str, str], environment: Mapping[s
 
 def _redis(settings: Mapping[str, str], environment: Mapping[str, str], problems: list[str]) -> RedisOptions:
     known = tuple(name for name in RedisOptions.__dataclass_fields__)
-    given = _Settings(settings, (*known, "username"), REDIS, problems)
+    reader = _Settings(settings, (*known, "username"), REDIS, problems)
     default = RedisOptions("")
-    host = given.text("host")
+    host = reader.text("host")
     if not host:
         problems.append("--cache-config=redis,host: must be given")
-    if bool(given.text("cert")) != bool(given.text("key")):
+    if bool(reader.text("cert")) != bool(reader.text("key")):
         problems.append("--cache-config=redis: cert and key belong together")
     return RedisOptions(
         host=host,
-        port=given.integer("port", 1, 65535, default.port),
-        user=given.text("user") or given.text("username") or environment.get(USER_VARIABLE, ""),
-        password=given.text("password") or environment.get(PASSWORD_VARIABLE, ""),
-        db=given.integer("db", 0, 2**31 - 1, default.db),
-        connect_timeout=given.integer("connect_timeout", 0, 60_000, 0) or default.connect_timeout,
-        socket_timeout=given.integer("socket_timeout", 0, 60_000, 0) or default.socket_timeout,
-        pool_size=given.integer("pool_size", 1, 1024, default.pool_size),
-        wait_timeout=given.integer("wait_timeout", 0, 60_000, 0) or default.wait_timeout,
-        ttl=given.integer("ttl", 0, 2**31 - 1, default.ttl),
-        tls_enabled=given.boolean("tls_enabled"),
-        cert=given.text("cert"),
-        key=given.text("key"),
-        cacert=given.text("cacert"),
-        cacert_dir=given.text("cacert_dir"),
-        sni=given.text("sni"),
+        port=reader.integer("port", 1, 65535, default.port),
+        user=reader.text("user") or reader.text("username") or environment.get(USER_VARIABLE, ""),
+        password=reader.text("password") or environment.get(PASSWORD_VARIABLE, ""),
+        db=reader.integer("db", 0, 2**31 - 1, default.db),
+        connect_timeout=reader.integer("connect_timeout", 0, 60_000, 0) or default.connect_timeout,
+        socket_timeout=reader.integer("socket_timeout", 0, 60_000, 0) or default.socket_timeout,
+        pool_size=reader.integer("pool_size", 1, 1024, default.pool_size),
+        wait_timeout=reader.integer("wait_timeout", 0, 60_000, 0) or default.wait_timeout,
+        ttl=reader.integer("ttl", 0, 2**31 - 1, default.ttl),
+        tls_enabled=reader.boolean("tls_enabled"),
+        cert=reader.text("cert"),
+        key=reader.text("key"),
+        cacert=reader.text("cacert"),
+        cacert_dir=reader.text("cacert_dir"),
+        sni=reader.text("sni"),
     )
 
 

@@ -189,7 +189,7 @@ class RedisCache:
         else:
             self._begin(self._insert(key, value, done))
 
-    def forget(self, namespace: bytes) -> None:
+    def evict_namespace(self, namespace: bytes) -> None:
         """Do nothing: only a load of the same content uses that namespace again, and entries expire."""
 
     async def namespace(self, model: str, version: str, content: bytes) -> bytes:

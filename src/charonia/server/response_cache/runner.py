@@ -176,7 +176,7 @@ class CachedRunner:
 
     def renew(self, namespace: bytes) -> None:
         """Invalidate the cached responses: the models of an ensemble have changed."""
-        self._cache.forget(self._namespace)
+        self._cache.evict_namespace(self._namespace)
         self.config = self.inner.config
         self._namespace = namespace
 
@@ -221,7 +221,7 @@ class CachedRunner:
 
     async def aclose(self) -> None:
         """Drop the cached responses and release all resources; to be called when drained."""
-        self._cache.forget(self._namespace)
+        self._cache.evict_namespace(self._namespace)
         await self.inner.aclose()
 
     def abandon(self, error: ServingError) -> None:

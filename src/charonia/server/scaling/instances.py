@@ -21,9 +21,9 @@ from charonia.server.scaling.rule import (
     Change,
     ChangeReason,
     Demand,
+    Headroom,
     InstanceRule,
     InstanceSample,
-    Room,
     idle_cores,
     obstacle,
     threads_of,
@@ -67,7 +67,7 @@ class ScaledInstances:
         bounds, changes = self.rule.bounds, self.rule.changes
         return InstanceCount(bounds.least, bounds.most, {reason.value: changes[reason] for reason in ChangeReason})
 
-    def look(self, room: Callable[[], Room]) -> bool:
+    def check(self, room: Callable[[], Headroom]) -> bool:
         """Add an instance or close one, if it is time to; return whether one is being added from now on.
 
         Args:
@@ -77,8 +77,8 @@ class ScaledInstances:
             return False
         now, free = now_ns(), len(self._runner.free_instances())
         waited = 0 if free else self._runner.waited_ns(now)
-        left = room() if waited else Room(0)
-        reason = obstacle(left, self._what_one_takes()) if waited else ""
+        left = room() if waited else Headroom(0)
+        reason = obstacle(left, self._instance_demand()) if waited else ""
         change = self.rule.decide(InstanceSample(self.count, free, waited, reason), now)
         if change is Change.ADD:
             self._starting = asyncio.create_task(self._add(threads_of(left.idle_cores, self._threads)))
@@ -95,7 +95,7 @@ class ScaledInstances:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _what_one_takes(self) -> Demand:
+    def _instance_demand(self) -> Demand:
         return replace(self._demand(), on_event_loop=self._runner.runs_in_place)
 
     async def _add(self, threads: int) -> None:
@@ -113,14 +113,16 @@ class ScaledInstances:
             self._starting = None
         runner.add_instance(number, executor)
         self.rule.started(now_ns() - began_ns, now_ns())
-        _log.info("'%s' version %s: %s", config.name, runner.version, self.rule.story(now_ns()))
+        _log.info("'%s' version %s: %s", config.name, runner.version, self.rule.explanation(now_ns()))
 
     def _close(self) -> None:
-        executor = self._runner.give_up_instance()
+        executor = self._runner.remove_instance()
         if executor is None:  # a request has just arrived: the rule decides again later
             return
         self.rule.closed(now_ns())
-        _log.info("'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.story(now_ns()))
+        _log.info(
+            "'%s' version %s: %s", self._runner.config.name, self._runner.version, self.rule.explanation(now_ns())
+        )
         task = asyncio.create_task(executor.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -143,7 +145,7 @@ class InstanceScaler:
         self,
         models: Callable[[], Sequence[ScaledInstances]],
         workers_s: Callable[[], float],
-        room: Callable[[], Room],
+        room: Callable[[], Headroom],
     ) -> None:
         self._models = models
         self._workers_s = workers_s
@@ -157,11 +159,11 @@ class InstanceScaler:
         while True:
             await asyncio.sleep(SAMPLE_NS / 1e9)
             try:
-                self.look()
+                self.check()
             except Exception:  # a fault of ours must not end scaling
                 _log.exception("the check of the instances of models failed")
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look at all models now."""
         models = self._models()
         if not models:
@@ -169,10 +171,10 @@ class InstanceScaler:
             return
         self._measure()
         for each in models:
-            if each.look(self._room_now):
+            if each.check(self._room_now):
                 self._idle_cores = max(0.0, self._idle_cores - 1)  # until the next measurement
 
-    def _room_now(self) -> Room:
+    def _room_now(self) -> Headroom:
         return replace(self._room(), idle_cores=self._idle_cores)
 
     def _measure(self) -> None:

@@ -3,7 +3,7 @@
 Every `SAMPLE_NS` it gets a sample of the instances, and answers with at most one change at a time:
 
 1. One is added when, in every sample of the last `GROW_AFTER_NS`, a request waited and no instance was free; but not
-   while the machine has no room for it (see `Room`), nor while another one is starting.
+   while the machine has no room for it (see `Headroom`), nor while another one is starting.
 2. One is closed when, in every sample of the last `idle_for_ns`, an instance had nothing to do. That is
    `SHRINK_AFTER_NS`, and at least `START_FACTOR` times as long as an instance takes to start: one that is expensive
    stays for longer.
@@ -115,7 +115,7 @@ class InstanceRule:
         """Return when to send the next sample, None for immediately."""
         return None if self._sampled_ns is None else self._sampled_ns + SAMPLE_NS
 
-    def story(self, now_ns: int) -> str:
+    def explanation(self, now_ns: int) -> str:
         """Return the number of instances and why it is that, in words."""
         bounds = self.bounds
         text = f"{self._count} of {bounds.least} to {bounds.most} instances"
@@ -192,7 +192,7 @@ class InstanceRule:
         self._last = said, now_ns
         self._base_ns = max(SHRINK_AFTER_NS, START_FACTOR * took_ns)
         self.idle_for_ns = max(self.idle_for_ns, self._base_ns)
-        self._begin_again()
+        self._reset_observations()
 
     def failed(self, reason: str, now_ns: int) -> None:
         """The instance that was to be added could not be made."""
@@ -200,9 +200,9 @@ class InstanceRule:
         self._failure = reason
         self._retry_ns = now_ns + min(BACK_OFF_NS << min(self._failures - 1, 32), BACK_OFF_NS_MAX)
         self.changes[ChangeReason.FAILED] += 1
-        self._begin_again()
+        self._reset_observations()
 
-    def _begin_again(self) -> None:
+    def _reset_observations(self) -> None:
         """Discard earlier observations: they say nothing about the time after an attempt to add an instance."""
         self._starting_since_ns = self._waiting_since_ns = self._spare_since_ns = None
 
@@ -251,7 +251,7 @@ class FreeMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Headroom:
     """The free capacity of the machine.
 
     Attributes:
@@ -300,7 +300,7 @@ def demand_of(
     return Demand(max(cpu, default=0), gpu, max(on_gpu, default=0), resources=resources)
 
 
-def obstacle(room: Room, demand: Demand) -> str:
+def obstacle(room: Headroom, demand: Demand) -> str:
     """Return the obstacle to one more instance, "" for none."""
     if demand.on_event_loop:
         return "the model computes on the event loop, which all instances share"
@@ -336,34 +336,34 @@ def idle_cores(budget: int, machine: int, own: float, others: float) -> float:
 
 def scaling_problems(config: ModelConfig, count_max: int) -> Iterator[Problem]:
     """Yield all problems of the two parameters of a normalised configuration."""
-    given = {
+    fields = {
         name: config.parameters[name].strip() for name in (INSTANCES_MIN, INSTANCES_MAX) if name in config.parameters
     }
-    if not given:
+    if not fields:
         return
     if config.platform == ENSEMBLE:
         yield Problem(
-            f"parameters[{next(iter(given))}]", "an ensemble has no instances; set it in the models of its steps"
+            f"parameters[{next(iter(fields))}]", "an ensemble has no instances; set it in the models of its steps"
         )
         return
     bad = [
-        name for name, text in given.items() if not (text.isascii() and text.isdigit() and 1 <= int(text) <= count_max)
+        name for name, text in fields.items() if not (text.isascii() and text.isdigit() and 1 <= int(text) <= count_max)
     ]
     for name in bad:
         yield Problem(
-            f"parameters[{name}]", f"expected a number of instances from 1 to {count_max}, got '{given[name]}'"
+            f"parameters[{name}]", f"expected a number of instances from 1 to {count_max}, got '{fields[name]}'"
         )
     if bad or not config.instance_group:
         return
-    if INSTANCES_MAX not in given:
+    if INSTANCES_MAX not in fields:
         yield Problem(
             f"parameters[{INSTANCES_MIN}]", f"needs {INSTANCES_MAX}; a fixed number is the count of instance_group"
         )
         return
-    count, most = config.instance_group[0].count, int(given[INSTANCES_MAX])
-    least = int(given.get(INSTANCES_MIN, count))
+    count, most = config.instance_group[0].count, int(fields[INSTANCES_MAX])
+    least = int(fields.get(INSTANCES_MIN, count))
     if least > most:
-        source = INSTANCES_MIN if INSTANCES_MIN in given else "the count of instance_group"
+        source = INSTANCES_MIN if INSTANCES_MIN in fields else "the count of instance_group"
         yield Problem(f"parameters[{INSTANCES_MAX}]", f"must be at least {source}, which is {least}, got {most}")
     elif count != least:
         message = f"contradicts the count {count} of instance_group: leave that out, or set both to one number"

@@ -60,7 +60,7 @@ class SlotIdle(NamedTuple):
     instance: int = 0
 
 
-class SlotGone(NamedTuple):
+class SlotRemoved(NamedTuple):
     """A slot no longer accepts batches (its instance has less capacity, its process died, the model is unloaded).
 
     Its running batch, if any, has already left the scheduler; the caller answers its requests.
@@ -126,7 +126,7 @@ class RowFree(NamedTuple):
 SequenceEvent = Reschedule | SetStateKey | StopNewSequences | StateLost | RowTaken | RowFree
 """Events for schedulers of sequences only; others ignore them."""
 
-Event = Submit | Cancel | SlotIdle | SlotGone | Tick | Stop | SequenceEvent
+Event = Submit | Cancel | SlotIdle | SlotRemoved | Tick | Stop | SequenceEvent
 
 
 class CloseReason(Enum):

@@ -158,11 +158,11 @@ def _value_problems(model: str, control: SequenceControl, path: str) -> Iterator
         "fp32_false_true": control.fp32_false_true,
         "bool_false_true": control.bool_false_true,
     }
-    given = [name for name, pair in values.items() if pair]
+    names = [name for name, pair in values.items() if pair]
     if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
-        if given:
-            message = f"sequence batching must not specify '{given[0]}' for {kind} for {model}"
-            yield Problem(f"{path}.{given[0]}", message)
+        if names:
+            message = f"sequence batching must not specify '{names[0]}' for {kind} for {model}"
+            yield Problem(f"{path}.{names[0]}", message)
         if control.data_type not in CORRELATION_ID_TYPES:
             allowed = ", ".join(datatype.config for datatype in CORRELATION_ID_TYPES)
             name = control.data_type.config if control.data_type else "none"
@@ -171,13 +171,13 @@ def _value_problems(model: str, control: SequenceControl, path: str) -> Iterator
         return
     if control.data_type is not None:
         yield Problem(f"{path}.data_type", f"sequence batching must not specify 'data_type' for {kind} for {model}")
-    if not given:
+    if not names:
         choices = "either 'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
         yield Problem(path, f"sequence batching must specify {choices} for {kind} for {model}")
-    elif len(given) > 1:
-        message = f"sequence batching specifies more than one of {', '.join(given)} for {kind} for {model}"
+    elif len(names) > 1:
+        message = f"sequence batching specifies more than one of {', '.join(names)} for {kind} for {model}"
         yield Problem(path, message)
-    for name in given:
+    for name in names:
         if len(values[name]) != _FALSE_AND_TRUE:
             message = f"sequence batching control '{name}' must have exactly 2 entries for {kind} for {model}"
             yield Problem(f"{path}.{name}", f"{message}, got {len(values[name])}")

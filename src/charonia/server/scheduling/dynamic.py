@@ -22,7 +22,7 @@ has arrived by then. Of several idle slots it chooses the latest idle one: its c
 likely to be in the caches. A request whose queue timeout does not exceed the delay can time out while it waits for
 others, even when a slot is idle: the timeout is a promise, the delay only a permission.
 
-With a batching strategy of the model (`Gathering`), a request also needs the strategy's consent to join; one that it
+With a batching strategy of the model (`BatchBuilder`), a request also needs the strategy's consent to join; one that it
 keeps out closes the batch, `STRATEGY`, like one of another shape. A request on which the strategy fails is dropped.
 
 While a batch waits for more requests it is kept, and each arrival extends it; an event that removes or reorders
@@ -44,8 +44,8 @@ another one is queued or running, the peak becomes 2 immediately, and a single r
 costs little: if too high, a request waits for the configured delay, as it would without the rule; if too low, a batch
 is smaller while requests hardly overlap. The rules use neither rates nor a clock, so an event log replays exactly.
 
-While the batcher forms a batch, it asks the strategy (`Gathering`) for each request in turn whether the request joins.
-The first request always joins, since a batch cannot be empty. If the queue changes before the batch is sent, the
+While the batcher forms a batch, it asks the strategy (`BatchBuilder`) for each request in turn whether the request
+joins. The first request always joins, since a batch cannot be empty. If the queue changes before the batch is sent, the
 batcher may discard the batch and form it again, so a strategy must not keep totals across batches.
 """
 
@@ -67,8 +67,8 @@ from charonia.server.scheduling.api import (
     RowTaken,
     Run,
     SetStateKey,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     StateLost,
     Stop,
     StopNewSequences,
@@ -88,7 +88,7 @@ class JoinDecision(Enum):
     FAILED = "failed"
 
 
-class Gathering(Protocol):
+class BatchBuilder(Protocol):
     """A batch while it is formed. No method raises."""
 
     def take(self, id: int) -> JoinDecision:
@@ -98,7 +98,7 @@ class Gathering(Protocol):
         """The batch is sent or discarded. Called once."""
 
 
-Strategy = Callable[[], Gathering]
+Strategy = Callable[[], BatchBuilder]
 """Starts a batch."""
 
 
@@ -110,21 +110,21 @@ def all_of(strategies: Sequence[Strategy]) -> Strategy | None:
 
 
 class _AllOf:
-    __slots__ = ("_gatherings",)
+    __slots__ = ("_builders",)
 
-    def __init__(self, gatherings: Sequence[Gathering]) -> None:
-        self._gatherings = gatherings
+    def __init__(self, builders: Sequence[BatchBuilder]) -> None:
+        self._builders = builders
 
     def take(self, id: int) -> JoinDecision:
-        for gathering in self._gatherings:
-            decision = gathering.take(id)
+        for builder in self._builders:
+            decision = builder.take(id)
             if decision is not JoinDecision.JOINS:
                 return decision
         return JoinDecision.JOINS
 
     def end(self) -> None:
-        for gathering in self._gatherings:
-            gathering.end()
+        for builder in self._builders:
+            builder.end()
 
 
 RECENT_PERIODS = 3
@@ -188,11 +188,11 @@ class CandidateBatch:
     """
 
     __slots__ = (
-        "_gathering", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size",
+        "_builder", "_shape_key", "closed", "failed_id", "ids", "oldest_ns", "preferred_count", "size",
         "wanted_count",
     )  # fmt: skip
 
-    def __init__(self, first: QueuedRequest, policy: BatchPolicy, gathering: Gathering | None) -> None:
+    def __init__(self, first: QueuedRequest, policy: BatchPolicy, builder: BatchBuilder | None) -> None:
         self.ids = [first.id]
         self.size = first.batch_size
         self.oldest_ns = first.arrived_ns
@@ -201,10 +201,10 @@ class CandidateBatch:
         self.closed: CloseReason | None = None
         self.failed_id: int | None = None
         self._shape_key: Hashable = first.shape_key
-        self._gathering = gathering
+        self._builder = builder
         self._mark(policy)
-        if gathering is not None:
-            self._joins(first.id, gathering)
+        if builder is not None:
+            self._joins(first.id, builder)
 
     def extend(self, entry: QueuedRequest, policy: BatchPolicy) -> None:
         """Add the next entry of the queue, or close the batch because of it."""
@@ -212,7 +212,7 @@ class CandidateBatch:
             self.closed = CloseReason.SHAPE
         elif self.size + entry.batch_size > policy.size_max:
             self.closed = CloseReason.FULL
-        elif self._gathering is not None and not self._joins(entry.id, self._gathering):
+        elif self._builder is not None and not self._joins(entry.id, self._builder):
             self.closed = CloseReason.STRATEGY
         else:
             if not self.wanted_count and self.size + entry.batch_size > policy.wanted_size:
@@ -224,11 +224,11 @@ class CandidateBatch:
             self._mark(policy)
 
     def end(self) -> None:
-        if self._gathering is not None:
-            self._gathering.end()
+        if self._builder is not None:
+            self._builder.end()
 
-    def _joins(self, id: int, gathering: Gathering) -> bool:
-        decision = gathering.take(id)
+    def _joins(self, id: int, builder: BatchBuilder) -> bool:
+        decision = builder.take(id)
         if decision is JoinDecision.FAILED:
             self.failed_id = id
         return decision is JoinDecision.JOINS
@@ -285,7 +285,7 @@ class DynamicBatcher:
         commands: list[Command] = []
         expired = self._queue.expire(now_ns) if self._queue.deadlines else None
         if expired is not None:
-            self._forget(len(expired))
+            self._discard(len(expired))
             commands.extend(Drop(request_id, DropReason.TIMEOUT) for request_id in expired)
         match event:
             case Submit():
@@ -295,18 +295,18 @@ class DynamicBatcher:
                 if self._loop is not None:
                     self._loop.slot_ended(event.slot)
                 if self._queue.overloads:
-                    self._queue.pace.ended(event.slot, now_ns)
+                    self._queue.service_rate.ended(event.slot, now_ns)
                 self._idle.add(event.slot, event.instance)
                 if not self._queue.entries and self._due_ns is None:
                     return commands
             case Cancel():
-                if self._queue.lose(event.id, now_ns):
-                    self._forget(1)
-            case SlotGone():
+                if self._queue.remove_abandoned(event.id, now_ns):
+                    self._discard(1)
+            case SlotRemoved():
                 if self._loop is not None:
                     self._loop.slot_ended(event.slot)
                 if self._queue.overloads:
-                    self._queue.pace.ended(event.slot, now_ns)
+                    self._queue.service_rate.ended(event.slot, now_ns)
                 self._idle.remove(event.slot)
             case Stop():
                 self._stopping = True
@@ -331,7 +331,7 @@ class DynamicBatcher:
         if self._loop is not None:
             assert self._loop.inside == len(self._queue.entries) + self._loop.running
 
-    def _forget(self, count: int) -> None:
+    def _discard(self, count: int) -> None:
         """This number of requests was dropped or cancelled, or requests moved back: discard the batch."""
         self._discard_batch()
         if self._loop is not None:
@@ -379,7 +379,7 @@ class DynamicBatcher:
         self._due_ns = None
         queue = self._queue
         while self._idle.by_instance and queue.entries:
-            if queue.overloads and (hopeless := queue.hopeless(now_ns)) is not None:
+            if queue.overloads and (hopeless := queue.next_to_shed(now_ns)) is not None:
                 self._drop(hopeless, DropReason.OVERLOADED, commands)
                 continue
             if self._runs_alone:
@@ -405,11 +405,11 @@ class DynamicBatcher:
         self._discard_batch()
 
     def _gather(self) -> CandidateBatch:
-        gathering = self._strategy() if self._strategy is not None else None
+        builder = self._strategy() if self._strategy is not None else None
         if len(self._queue.entries) == 1:
-            return CandidateBatch(next(iter(self._queue.entries.values())), self._policy, gathering)
+            return CandidateBatch(next(iter(self._queue.entries.values())), self._policy, builder)
         entries = iter(self._queue)
-        batch = CandidateBatch(next(entries), self._policy, gathering)
+        batch = CandidateBatch(next(entries), self._policy, builder)
         while batch.closed is None and (entry := next(entries, None)) is not None:
             batch.extend(entry, self._policy)
         return batch
@@ -436,7 +436,7 @@ class DynamicBatcher:
 
     def _drop(self, id: int, reason: DropReason, commands: list[Command]) -> None:
         self._queue.remove(id)
-        self._forget(1)
+        self._discard(1)
         commands.append(Drop(id, reason))
 
     def _serve(self, ids: tuple[int, ...], reason: CloseReason, now_ns: int, commands: list[Command]) -> None:
@@ -449,7 +449,7 @@ class DynamicBatcher:
     ) -> None:
         slot = self._idle.take()
         if self._queue.overloads:
-            self._queue.pace.started(slot, len(ids), left, now_ns)
+            self._queue.service_rate.started(slot, len(ids), left, now_ns)
         if self._loop is not None:
             self._loop.sent(slot, len(ids))
         commands.append(Run(slot, ids, reason))

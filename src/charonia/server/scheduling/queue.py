@@ -85,7 +85,7 @@ RUNS_AVERAGED = 16
 """Runs after which the weight of earlier ones is halved."""
 
 
-class Pace:
+class ServiceRate:
     """How fast a busy model takes requests from its queue.
 
     Attributes:
@@ -155,9 +155,9 @@ class Overload:
     def is_over(self, now_ns: int) -> bool:
         return now_ns - self._reason_ns > QUIET * self.patience_ns
 
-    def sheds(self, pace: Pace) -> bool:
+    def sheds(self, service_rate: ServiceRate) -> bool:
         """Return whether to refuse requests that would wait too long."""
-        return self._is_shedding and has_time(self.patience_ns, pace)
+        return self._is_shedding and has_time(self.patience_ns, service_rate)
 
     def lost(self, flow: Flow, waited_ns: int, now_ns: int) -> None:
         """A request was cancelled after this waiting time."""
@@ -178,21 +178,21 @@ class Overload:
         """A request was refused or dropped because of overload."""
         self._reason_ns = now_ns
 
-    def is_too_long(self, pace: Pace, wait_ns: float, patience_ns: int) -> bool:
+    def is_too_long(self, service_rate: ServiceRate, wait_ns: float, patience_ns: int) -> bool:
         """Return whether to refuse a request with this expected waiting time.
 
         Args:
-            pace: The pace of the model.
+            service_rate: The pace of the model.
             wait_ns: The expected wait.
             patience_ns: How long the client of this very request waits at most, 0 if that is unknown.
         """
-        spare_ns = min(patience_ns or self.patience_ns, self.patience_ns) - pace.service_ns
-        needed_ns = max(1.0, QUEUED_MIN / pace.batch) * pace.run_ns
+        spare_ns = min(patience_ns or self.patience_ns, self.patience_ns) - service_rate.service_ns
+        needed_ns = max(1.0, QUEUED_MIN / service_rate.batch) * service_rate.run_ns
         return wait_ns > min(spare_ns * 5 / 8, max(spare_ns / 8, needed_ns))
 
-    def is_hopeless(self, pace: Pace, waited_ns: int) -> bool:
+    def should_shed(self, service_rate: ServiceRate, waited_ns: int) -> bool:
         """Return whether to drop a request whose turn has come."""
-        return (self.patience_ns - pace.service_ns) * 7 / 8 < waited_ns < 2 * self.patience_ns
+        return (self.patience_ns - service_rate.service_ns) * 7 / 8 < waited_ns < 2 * self.patience_ns
 
     def _judge(self, now_ns: int) -> None:
         """Judge the slice if it is over, and begin the next one."""
@@ -212,9 +212,9 @@ def waits_ns(request: Submit, now_ns: int) -> int:
     return min(left_ns or sys.maxsize, max(1, request.deadline_ns - now_ns)) if request.deadline_ns else left_ns
 
 
-def has_time(patience_ns: int, pace: Pace) -> bool:
+def has_time(patience_ns: int, service_rate: ServiceRate) -> bool:
     """Return whether a client with this patience is served if the queue is short, and not only occasionally."""
-    return patience_ns >= PATIENCE_MIN_NS and 2 * patience_ns >= 3 * pace.service_ns
+    return patience_ns >= PATIENCE_MIN_NS and 2 * patience_ns >= 3 * service_rate.service_ns
 
 
 class Lane:
@@ -367,12 +367,12 @@ class RequestQueue:
         deadlines: Heap of (deadline, id), some of them stale. While it is empty, as for most models, there is
             nothing to `expire` and no `next_deadline_ns`.
         overloads: Observations of clients that left, by level. While it is empty, there is nothing to shed.
-        pace: The pace of the model, measured while there are `overloads`.
+        service_rate: The pace of the model, measured while there are `overloads`.
     """
 
     __slots__ = (
         "_batch_max", "_level_limits", "_limits", "_order", "_ranks",
-        "deadlines", "entries", "limit_min", "overloads", "pace",
+        "deadlines", "entries", "limit_min", "overloads", "service_rate",
     )  # fmt: skip
 
     def __init__(
@@ -387,7 +387,7 @@ class RequestQueue:
         self._order: list[int] = []  # the numbers of the ranks, ascending
         self.deadlines: list[tuple[int, int]] = []
         self.overloads: dict[int, Overload] = {}
-        self.pace = Pace(batch_max)
+        self.service_rate = ServiceRate(batch_max)
         self._batch_max = batch_max
 
     def __iter__(self) -> Iterator[QueuedRequest]:
@@ -437,15 +437,15 @@ class RequestQueue:
         if self.overloads and (overload := self.overloads.get(entry.level)) is not None:
             overload.served(now_ns - entry.arrived_ns, now_ns)
 
-    def lose(self, id: int, now_ns: int) -> bool:
+    def remove_abandoned(self, id: int, now_ns: int) -> bool:
         """Remove a request whose client has left; return whether it was waiting."""
         entry = self.entries.get(id)
         if entry is None:
             return False
         waited_ns = now_ns - entry.arrived_ns
         if not self.overloads:
-            self.pace = Pace(self._batch_max)
-        if has_time(waited_ns, self.pace) and self._limits_of(entry.level).adapts:
+            self.service_rate = ServiceRate(self._batch_max)
+        if has_time(waited_ns, self.service_rate) and self._limits_of(entry.level).adapts:
             overload = self.overloads.get(entry.level)
             if overload is None or overload.is_over(now_ns):
                 overload = self.overloads[entry.level] = Overload()
@@ -460,22 +460,24 @@ class RequestQueue:
         rank, ahead = self._ranks.get(2 * level), 0.0
         if rank is not None:
             lane = rank.lanes.get(request.flow)
-            if lane is not None and _is_spared(lane, overload, now_ns):
+            if lane is not None and _is_exempt(lane, overload, now_ns):
                 return False
             ahead = min(rank.count, rank.turns(request.flow))
         ahead += sum(self._ranks[number].count for number in self._order if number < 2 * level)
-        if not overload.is_too_long(self.pace, self.pace.wait_ns(ahead, now_ns), waits_ns(request, now_ns)):
+        if not overload.is_too_long(
+            self.service_rate, self.service_rate.wait_ns(ahead, now_ns), waits_ns(request, now_ns)
+        ):
             return False
         overload.refused(now_ns)
         return True
 
-    def hopeless(self, now_ns: int) -> int | None:
+    def next_to_shed(self, now_ns: int) -> int | None:
         """Return the next request in order of service if overload requires to drop it."""
         entry = self.first()
         overload = self._shedding(entry.level, now_ns)
-        if overload is None or not overload.is_hopeless(self.pace, now_ns - entry.arrived_ns):
+        if overload is None or not overload.should_shed(self.service_rate, now_ns - entry.arrived_ns):
             return None
-        if _is_spared(entry.lane, overload, now_ns):
+        if _is_exempt(entry.lane, overload, now_ns):
             return None
         overload.refused(now_ns)
         return entry.id
@@ -571,7 +573,7 @@ class RequestQueue:
         if overload is not None and overload.is_over(now_ns):
             del self.overloads[level]
             return None
-        return overload if overload is not None and overload.sheds(self.pace) else None
+        return overload if overload is not None and overload.sheds(self.service_rate) else None
 
     def _sweep(self) -> None:
         if len(self.deadlines) > 2 * len(self.entries) + STALE_MAX:
@@ -584,7 +586,7 @@ def _is_current(item: tuple[float, int, Lane]) -> bool:
     return bool(lane.requests) and lane.tag == tag
 
 
-def _is_spared(lane: Lane, overload: Overload, now_ns: int) -> bool:
+def _is_exempt(lane: Lane, overload: Overload, now_ns: int) -> bool:
     """Return whether the clients of a flow wait longer than clients that left."""
     if len(lane.requests) >= MANY and overload.losses[lane.flow] < MANY:
         return True

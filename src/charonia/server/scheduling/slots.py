@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from charonia.server.scheduling.api import SlotGone, SlotIdle
+from charonia.server.scheduling.api import SlotIdle, SlotRemoved
 
 CAPACITY_MAX = 16
 """Most concurrent batches of all instances of a model in other processes."""
@@ -72,7 +72,7 @@ class SlotChange(NamedTuple):
     """
 
     free: tuple[int, ...] = ()
-    gone: tuple[SlotGone, ...] = ()
+    gone: tuple[SlotRemoved, ...] = ()
 
 
 class Slots:
@@ -146,7 +146,7 @@ class Slots:
             if slot < self._count * rule.capacity:
                 return self._again[slot]
             self._states[slot] = SlotState.PARKED
-            return SlotChange(gone=(SlotGone(slot),))
+            return SlotChange(gone=(SlotRemoved(slot),))
         free, gone = self._resize(instance, rule.capacity)
         return SlotChange((slot, *free) if self._states[slot] is SlotState.FREE else free, gone)
 
@@ -174,7 +174,7 @@ class Slots:
     def limit(self, capacity: int) -> SlotChange:
         """Limit the capacity of every instance from now on."""
         self._limits = [min(limit, capacity) for limit in self._limits]
-        gone: list[SlotGone] = []
+        gone: list[SlotRemoved] = []
         for instance, rule in enumerate(self._rules):
             if rule is not None:
                 rule.limit(capacity)
@@ -193,7 +193,7 @@ class Slots:
     def _resize(self, instance: int, capacity: int) -> SlotChange:
         self._capacities[instance] = capacity
         free: list[int] = []
-        gone: list[SlotGone] = []
+        gone: list[SlotRemoved] = []
         for slot in range(instance, len(self._states), self._count):
             state = self._states[slot]
             if slot < self._count * capacity:
@@ -202,7 +202,7 @@ class Slots:
                     free.append(slot)
             elif state is SlotState.FREE or state is SlotState.OFFERED:
                 self._states[slot] = SlotState.PARKED
-                gone.append(SlotGone(slot))
+                gone.append(SlotRemoved(slot))
         return SlotChange(tuple(free), tuple(gone))
 
 

@@ -232,9 +232,9 @@ class SequenceRunner(ModelRunner):
                     for row in self._sequencer.free_rows(slot) if executor in shared else ():
                         self._handle(RowTaken(slot, row), now_ns())
                 runner._heir = self
-                runner._bequeath()
+                runner._transfer_rows()
 
-    def _bequeath(self) -> None:
+    def _transfer_rows(self) -> None:
         """Leave the free rows of shared instances to the heir."""
         heir = self._heir
         slots = {executor: slot for slot, executor in heir._executors.items()} if heir is not None else {}
@@ -313,7 +313,7 @@ class SequenceRunner(ModelRunner):
     def _handle(self, event: Event, now: int) -> None:
         super()._handle(event, now)
         if self._heir is not None:
-            self._bequeath()
+            self._transfer_rows()
         for ended in self._sequencer.take_ended():
             self._states.pop(ended.sequence, None)
             self._repeated.pop(ended.sequence, None)
@@ -374,7 +374,7 @@ class SequenceRunner(ModelRunner):
         return completed
 
     def _padding(self, request: InferRequest) -> PendingRequest:
-        entry = PendingRequest(self, request, _unheard, now_ns())
+        entry = PendingRequest(self, request, _no_reply, now_ns())
         entry.id = EMPTY_ROW
         entry.state = DONE
         return entry
@@ -406,5 +406,5 @@ def _sequence_kind(kind: type[RunningBatch]) -> type[RunningBatch]:
     return type(f"Sequence{kind.__name__}", (_SequenceBatch, kind), {"__slots__": ()})
 
 
-def _unheard(outcome: Outcome, final: bool) -> None:
+def _no_reply(outcome: Outcome, final: bool) -> None:
     """No caller waits for padding."""

@@ -39,8 +39,8 @@ from charonia.server.scheduling.api import (
     RowTaken,
     Run,
     SetStateKey,
-    SlotGone,
     SlotIdle,
+    SlotRemoved,
     StateLost,
     Stop,
     StopNewSequences,
@@ -148,7 +148,7 @@ class Sequencer:
             case SlotIdle():
                 self._slot_over(self._table.instances[event.slot], now_ns)
                 self._table.instances[event.slot].is_idle = True
-            case SlotGone():
+            case SlotRemoved():
                 self._slot_over(self._table.instances[event.slot], now_ns)
                 self._table.instances[event.slot].is_idle = False
             case Cancel():
@@ -158,7 +158,7 @@ class Sequencer:
                     if sequence.number == event.sequence:
                         sequence.state_key = event.key
             case StateLost():
-                self._lose(self._table.instances[event.slot], now_ns, commands)
+                self._abandon(self._table.instances[event.slot], now_ns, commands)
             case RowTaken():
                 self._table.take_row(event.slot, event.row, now_ns)
             case RowFree():
@@ -218,7 +218,7 @@ class Sequencer:
             sequence.end = EndReason.ENDED
         if sequence.instance is None:
             if event.timeout_us:
-                self._table.note_timeout(sequence, now_ns + event.timeout_us * _NS_PER_US)
+                self._table.set_timeout(sequence, now_ns + event.timeout_us * _NS_PER_US)
         elif sequence.running is None and len(sequence.queue) == 1:
             self._table.make_ready(sequence, now_ns)
         self._send_due(now_ns, commands)
@@ -250,10 +250,10 @@ class Sequencer:
                 return
             sequence, request = self._running[id]
             request.is_rescheduled = False
-        self._table.lose(sequence, now_ns)
+        self._table.abandon(sequence, now_ns)
         self._cut(sequence, EndReason.CANCELLED, DropReason.CANCELLED, now_ns, commands, spare=id)
 
-    def _lose(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
+    def _abandon(self, instance: Instance, now_ns: int, commands: list[Command]) -> None:
         for sequence in instance.rows:
             if sequence is None or not sequence.executions:
                 continue

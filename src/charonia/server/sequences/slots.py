@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from charonia.core.request import NO_FLOW
 from charonia.server.scheduling.api import CloseReason, Submit
-from charonia.server.scheduling.queue import Overload, Pace, has_time, waits_ns
+from charonia.server.scheduling.queue import Overload, ServiceRate, has_time, waits_ns
 from charonia.server.sequences.api import (
     EndReason,
     SequenceEnd,
@@ -163,8 +163,18 @@ class SequenceTable:
     """
 
     __slots__ = (
-        "_by_key", "_ended", "_ended_counts", "_numbers", "_overload", "_pace", "_policy", "_timeouts",
-        "backlog", "foreign", "idle", "instances",
+        "_by_key",
+        "_ended",
+        "_ended_counts",
+        "_numbers",
+        "_overload",
+        "_policy",
+        "_service_rate",
+        "_timeouts",
+        "backlog",
+        "foreign",
+        "idle",
+        "instances",
     )  # fmt: skip
 
     def __init__(self, policy: SequencePolicy, instances: int) -> None:
@@ -179,7 +189,7 @@ class SequenceTable:
         self._ended: list[SequenceEnd] = []
         self._ended_counts: Counter[EndReason] = Counter()
         self._overload: Overload | None = None  # observations of clients that left the backlog
-        self._pace = Pace(1)  # of the backlog, while there is an overload
+        self._service_rate = ServiceRate(1)  # of the backlog, while there is an overload
 
     @property
     def live(self) -> int:
@@ -197,7 +207,7 @@ class SequenceTable:
         sequence = self._by_key[key] = Sequence(self._numbers, key, now_ns)
         sequence.state_key = self._policy.state_key
         if before is None:
-            self._line_up(sequence, now_ns)
+            self._enqueue(sequence, now_ns)
             return sequence
         if before.end is None:
             before.end = EndReason.REPLACED
@@ -207,7 +217,7 @@ class SequenceTable:
 
     def refuses(self, request: Submit, now_ns: int) -> bool:
         """Return whether to refuse the first request of a sequence because of overload."""
-        overload, pace = self._overload, self._pace
+        overload, pace = self._overload, self._service_rate
         if overload is None or min(each.count for each in self.instances) < self._policy.rows:
             return False
         if overload.is_over(now_ns):
@@ -219,13 +229,13 @@ class SequenceTable:
         overload.refused(now_ns)
         return True
 
-    def lose(self, sequence: Sequence, now_ns: int) -> None:
+    def abandon(self, sequence: Sequence, now_ns: int) -> None:
         """The client of a sequence is leaving; if the sequence waits for a slot, overload is the reason."""
         waited_ns = now_ns - sequence.since_ns
-        if not self._policy.adapts or sequence not in self.backlog or not has_time(waited_ns, self._pace):
+        if not self._policy.adapts or sequence not in self.backlog or not has_time(waited_ns, self._service_rate):
             return
         if self._overload is None or self._overload.is_over(now_ns):
-            self._overload, self._pace = Overload(), Pace(1)
+            self._overload, self._service_rate = Overload(), ServiceRate(1)
         self._overload.lost(NO_FLOW, waited_ns, now_ns)
 
     def make_ready(self, sequence: Sequence, now_ns: int) -> None:
@@ -253,7 +263,7 @@ class SequenceTable:
         sequence.expires_ns = 0
         if self._by_key.get(sequence.key) is sequence:
             del self._by_key[sequence.key]
-        self._let_go(sequence, now_ns)
+        self._unlink(sequence, now_ns)
         instance = sequence.instance
         if instance is not None:
             instance.release(sequence)
@@ -284,7 +294,7 @@ class SequenceTable:
                 first.end = EndReason.IDLE
             self.end_if_over(first, now_ns)
 
-    def note_timeout(self, sequence: Sequence, expires_ns: int) -> None:
+    def set_timeout(self, sequence: Sequence, expires_ns: int) -> None:
         """Set the time at which a sequence is dropped from the backlog, unless it is earlier already."""
         if 0 < sequence.expires_ns <= expires_ns:
             return
@@ -342,7 +352,7 @@ class SequenceTable:
             assert (len(sequence.queue), sequence.running) == (0, None), f"sequence {sequence.key!r} is not idle"
             assert sequence.instance is not None, f"sequence {sequence.key!r} has no slot"
 
-    def _line_up(self, sequence: Sequence, now_ns: int) -> None:
+    def _enqueue(self, sequence: Sequence, now_ns: int) -> None:
         """Give a sequence a free slot, or add it to the backlog."""
         instance = min(self.instances, key=lambda each: each.count)
         if instance.count < self._policy.rows:
@@ -353,7 +363,7 @@ class SequenceTable:
 
     def _bind(self, sequence: Sequence, instance: Instance, now_ns: int, *, waited: bool = False) -> None:
         if self._overload is not None:
-            self._pace.started(instance.slot, 1, len(self.backlog) if waited else -1, now_ns)
+            self._service_rate.started(instance.slot, 1, len(self.backlog) if waited else -1, now_ns)
             if waited:
                 self._overload.served(now_ns - sequence.since_ns, now_ns)
         sequence.expires_ns = 0
@@ -361,7 +371,7 @@ class SequenceTable:
         if sequence.queue:
             self.make_ready(sequence, now_ns)
 
-    def _let_go(self, sequence: Sequence, now_ns: int) -> None:
+    def _unlink(self, sequence: Sequence, now_ns: int) -> None:
         """Unlink a sequence that ended; its successor may now get a slot."""
         before, after = sequence.predecessor, sequence.successor
         sequence.predecessor = sequence.successor = None
@@ -376,7 +386,7 @@ class SequenceTable:
                     self.backlog[after] = None  # behind sequences that already wait for the freed slot
                     after.since_ns = now_ns
                 else:
-                    self._line_up(after, now_ns)
+                    self._enqueue(after, now_ns)
 
 
 def next_batch(

@@ -212,7 +212,7 @@ class Memory(Protocol):
         """Copy bytes into it."""
 
 
-class _Elsewhere:
+class _RemotelyMapped:
     """Memory that only other processes have mapped."""
 
     def view(self, offset: int, byte_size: int) -> memoryview:
@@ -276,7 +276,7 @@ class RegionRegistry:
 
     def remember(self, regions: Iterable[SystemRegion | CudaRegion]) -> None:
         """Take these regions for the registered ones, without their memory: other processes have it mapped."""
-        self._regions = {region.name: _Registered(region, _Elsewhere()) for region in regions}
+        self._regions = {region.name: _Registered(region, _RemotelyMapped()) for region in regions}
 
     async def unregister_system(self, name: str = "") -> None:
         """Unregister one region of system shared memory, or all; an unknown one is not an error."""

@@ -131,7 +131,7 @@ class OtelOptions:
     delay_ms: int | None = None
     batch_size: int | None = None
 
-    def given(self) -> Iterator[tuple[str, str]]:
+    def explicit(self) -> Iterator[tuple[str, str]]:
         """Yield name and value of the given settings, as the protocol shows them."""
         if self.url != OTEL_URL:
             yield "url", self.url

@@ -73,7 +73,7 @@ class TracingService:
         }
         if self._is_otel:
             shown["trace_mode"] = [TraceMode.OPENTELEMETRY.value]
-            shown |= {name: [value] for name, value in self._options.otel.given()}
+            shown |= {name: [value] for name, value in self._options.otel.explicit()}
         else:
             shown["log_frequency"] = [str(settings.log_frequency)]
             shown["trace_file"] = [self._options.file]

@@ -85,7 +85,7 @@ class VersionFigures:
         self.requests += 1
         self.in_flight += 1
 
-    def given_up(self, after_ns: int) -> None:
+    def abandoned(self, after_ns: int) -> None:
         """The client of a request has gone."""
         self.in_flight -= 1
         self._watch(after_ns)
@@ -288,9 +288,9 @@ class LatencyTest:
         """Take in what both versions did in the same time; return whether the canary fails."""
         self.canary.record(canary.latencies_ns)
         self.stable.record(stable.latencies_ns)
-        return self.canary.count >= self._next and self.look()
+        return self.canary.count >= self._next and self.check()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Return whether the canary fails with the present samples."""
         chance = self._chance / ((self._looks + 1) * (self._looks + 2)) / 2  # half for each bound
         upper = rank_above(self.stable.count, chance)
@@ -353,7 +353,7 @@ _WHOLE = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ObservedTraffic:
     """The traffic since the last check.
 
     Attributes:
@@ -389,7 +389,7 @@ class EngineEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class OperatorAction:
     """An operator does something."""
 
     action: CanaryAction
@@ -408,14 +408,14 @@ class RestoreSplit:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class LogEvent:
     """Log an event."""
 
     text: str
 
 
-CanaryEvent = Looked | ReadyVersions | Replaced | EngineEnded | Act
-CanaryCommand = SetShare | RestoreSplit | Say
+CanaryEvent = ObservedTraffic | ReadyVersions | Replaced | EngineEnded | OperatorAction
+CanaryCommand = SetShare | RestoreSplit | LogEvent
 
 
 class Canary:
@@ -455,7 +455,7 @@ class Canary:
         if self.percent >= _WHOLE:
             return self._end(CanaryState.FINISHED, _WHOLE, f"version {plan.version} gets all requests")
         self.reason = text
-        return [SetShare(self.percent), Say(text)]
+        return [SetShare(self.percent), LogEvent(text)]
 
     def wake_at(self) -> int | None:
         return None if self.state.is_over else self._looked_ns + LOOK_NS
@@ -464,14 +464,14 @@ class Canary:
         """Take in an event and return what to do."""
         if self.state.is_over:
             return []
-        if isinstance(event, Act):
+        if isinstance(event, OperatorAction):
             return self._act(event.action, now_ns)
         if isinstance(event, ReadyVersions):
             return self._follow(event.versions)
         if isinstance(event, Replaced):
             self._begin_tests(now_ns)
             self.reason = f"version {event.version} was loaded again: the step of {self.percent:g} % begins again"
-            return [Say(self.reason)]
+            return [LogEvent(self.reason)]
         if isinstance(event, EngineEnded):
             return self._engine_ended()
         self._looked_ns = now_ns
@@ -479,7 +479,7 @@ class Canary:
             return self._roll_back(f"{failure}; version {self.plan.stable} gets all requests")
         if self.state is CanaryState.PAUSED or now_ns < self._due_ns or self.missing():
             return []
-        if self._latency is not None and self._latency.look():
+        if self._latency is not None and self._latency.check():
             return self._roll_back(f"{self._latency_text()}; version {self.plan.stable} gets all requests")
         return self._go_on(now_ns)
 
@@ -540,7 +540,7 @@ class Canary:
         if self._latency is not None:
             self._latency.begin()
 
-    def _take(self, seen: Looked) -> str:
+    def _take(self, seen: ObservedTraffic) -> str:
         """Take in windows; return why the canary fails, "" if it does not."""
         canary, stable = seen.canary, seen.stable
         self._step_canary += canary.requests
@@ -572,7 +572,7 @@ class Canary:
             return self._end(CanaryState.FINISHED, _WHOLE, f"{passed}: version {plan.version} gets all requests")
         self._begin_step(now_ns)
         self.reason = f"{passed}: version {plan.version} gets {self.percent:g} % of the requests"
-        return [SetShare(self.percent), Say(self.reason)]
+        return [SetShare(self.percent), LogEvent(self.reason)]
 
     def _act(self, action: CanaryAction, now_ns: int) -> list[CanaryCommand]:
         plan = self.plan
@@ -581,13 +581,13 @@ class Canary:
                 return self._pause(f"paused at {self.percent:g} % by an operator")
             case CanaryAction.RESUME:
                 self.state, self.reason = CanaryState.RUNNING, f"resumed at {self.percent:g} % by an operator"
-                return [Say(self.reason)]
+                return [LogEvent(self.reason)]
             case CanaryAction.PROMOTE:
                 text = f"promoted at {self.percent:g} % by an operator: version {plan.version} gets all requests"
                 return self._end(CanaryState.FINISHED, _WHOLE, text)
         self.state = CanaryState.ABORTED
         self.reason = f"aborted at {self.percent:g} % by an operator: requests are split as before the plan"
-        return [RestoreSplit(), Say(self.reason)]
+        return [RestoreSplit(), LogEvent(self.reason)]
 
     def _follow(self, versions: Set[int]) -> list[CanaryCommand]:
         plan = self.plan
@@ -606,21 +606,21 @@ class Canary:
         self.ends += 1
         if self.ends < ENDS_MAX:
             self.reason = f"the engine ended at {self.percent:g} %: the step begins again"
-            return [Say(self.reason)]
+            return [LogEvent(self.reason)]
         return self._roll_back(
             f"the engine has ended {self.ends} times during this plan; version {self.plan.stable} gets all requests"
         )
 
     def _pause(self, text: str) -> list[CanaryCommand]:
         self.state, self.reason = CanaryState.PAUSED, text
-        return [Say(text)]
+        return [LogEvent(text)]
 
     def _roll_back(self, reason: str) -> list[CanaryCommand]:
         return self._end(CanaryState.ROLLED_BACK, 0.0, f"rolled back at {self.percent:g} %: {reason}")
 
     def _end(self, state: CanaryState, percent: float, text: str) -> list[CanaryCommand]:
         self.state, self.reason = state, text
-        return [SetShare(percent), Say(text)]
+        return [SetShare(percent), LogEvent(text)]
 
     def _error_text(self) -> str:
         plan, (canary, failed), (stable, also) = self.plan, self._canary, self._stable

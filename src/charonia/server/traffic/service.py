@@ -13,12 +13,12 @@ from charonia.core.metadata import name_of
 from charonia.server.execution.version_runner import Runner
 from charonia.server.metrics.metric_families import Family
 from charonia.server.traffic.canary import (
-    Act,
     Canary,
     CanaryCommand,
     CanaryEvent,
     EngineEnded,
-    Looked,
+    ObservedTraffic,
+    OperatorAction,
     ReadyVersions,
     Replaced,
     RestoreSplit,
@@ -27,8 +27,8 @@ from charonia.server.traffic.canary import (
 from charonia.server.traffic.split import Shadowing, SplitRunner
 from charonia.server.traffic.state import (
     POLICY_HINT,
-    Happening,
     ModelTraffic,
+    TrafficEvent,
     configured,
     policy_obstacle,
     shadow_obstacle,
@@ -105,7 +105,7 @@ class TrafficService:
             for version in (plan.version, plan.stable):
                 if version in before and version in runners and before[version] is not runners[version]:
                     self._handle(traffic, Replaced(version))
-        self._note_sticky(traffic)
+        self._record_sticky(traffic)
         waits = not traffic.is_routed and any(traffic.settings.weights.get(version) for version in loading)
         traffic.is_routed = newest is not None and not waits
         if newest is None or waits:
@@ -143,12 +143,12 @@ class TrafficService:
         canary = self._begun(traffic, change.canary, settings) if change.canary is not None else None
         if settings != traffic.settings:
             traffic.requested = settings
-            self._say(traffic, _change_text(change))
+            self._log_event(traffic, _change_text(change))
         if canary is not None:
             traffic.canary, traffic.before = canary, traffic.settings.weights
             self._carry_out(traffic, canary.start())
         if change.action is not None:
-            self._handle(traffic, Act(change.action))
+            self._handle(traffic, OperatorAction(change.action))
         self._apply(traffic)
         return await self.show(model)
 
@@ -181,7 +181,7 @@ class TrafficService:
         traffic.requested = read_settings(kept["settings"]) if kept["settings"] is not None else None
         traffic.canary = None
         traffic.history.clear()
-        traffic.history.extend(Happening(*each) for each in kept["history"])
+        traffic.history.extend(TrafficEvent(*each) for each in kept["history"])
         plan = kept["canary"]
         if plan is not None:
             traffic.canary = Canary(read_plan(plan["plan"]), now_ns(), plan["step"], plan.get("ends", 0))
@@ -300,10 +300,10 @@ class TrafficService:
             elif isinstance(command, RestoreSplit):
                 traffic.set_weights(traffic.before)
             else:
-                self._say(traffic, command.text)
+                self._log_event(traffic, command.text)
 
-    def _say(self, traffic: ModelTraffic[Runner], text: str) -> None:
-        traffic.history.append(Happening(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time())), text))
+    def _log_event(self, traffic: ModelTraffic[Runner], text: str) -> None:
+        traffic.history.append(TrafficEvent(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time())), text))
         _log.info("traffic of '%s': %s", traffic.model, text)
 
     def _apply(self, traffic: ModelTraffic[Runner]) -> None:
@@ -314,9 +314,9 @@ class TrafficService:
 
     def _keep(self, traffic: ModelTraffic[Runner]) -> None:
         if self.keep is not None:
-            self.keep(traffic.model, kept_text(traffic))
+            self.keep(traffic.model, snapshot_text(traffic))
 
-    def _note_sticky(self, traffic: ModelTraffic[Runner]) -> None:
+    def _record_sticky(self, traffic: ModelTraffic[Runner]) -> None:
         names = {traffic.model, name_of(traffic.model)}
         others = {name: headers for name, headers in self.sticky.items() if name not in names}
         headers = traffic.settings.headers
@@ -325,29 +325,29 @@ class TrafficService:
     def _arm(self) -> None:
         wakes = [at for each in self._models.values() if each.running is not None and (at := each.running.wake_at())]
         if wakes and self._timer is None:
-            self._timer = WakeTimer(asyncio.get_running_loop(), self._look)
+            self._timer = WakeTimer(asyncio.get_running_loop(), self._check_canaries)
         if self._timer is not None:
             self._timer.set(min(wakes, default=None))
 
-    def _look(self) -> None:
+    def _check_canaries(self) -> None:
         for traffic in list(self._models.values()):
             canary = traffic.running
             if canary is None or (canary.wake_at() or 0) > now_ns():
                 continue
             plan = canary.plan
             compared = traffic.shadows[plan.version].take()
-            seen = Looked(traffic.figures[plan.version].take(), traffic.figures[plan.stable].take(), *compared)
+            seen = ObservedTraffic(traffic.figures[plan.version].take(), traffic.figures[plan.stable].take(), *compared)
             try:
                 if self._handle(traffic, seen):
                     self._reroute(traffic.model)
             except Exception:  # a bug: clients must not suffer from an unwatched canary
                 _log.exception("the canary plan of '%s' failed", traffic.model)
-                self._handle(traffic, Act(CanaryAction.ABORT))
+                self._handle(traffic, OperatorAction(CanaryAction.ABORT))
                 self._reroute(traffic.model)
         self._arm()
 
 
-def kept_text(traffic: ModelTraffic[Runner]) -> str:
+def snapshot_text(traffic: ModelTraffic[Runner]) -> str:
     """Return what to keep of the traffic of a model for an engine that follows, "" for nothing."""
     canary = traffic.canary
     if traffic.requested is None and canary is None:

@@ -288,7 +288,7 @@ class _Counted:
             if self._is_failed:  # also if its client left after an error
                 self._figures.failed()
             elif is_abandoned:
-                self._figures.given_up(now_ns() - self._begun_ns)
+                self._figures.abandoned(now_ns() - self._begun_ns)
             else:
                 self._figures.answered(now_ns() - self._begun_ns)
         self._reply(outcome, final)

@@ -95,7 +95,7 @@ def shares(weights: Sequence[tuple[int, float]], ready: Container[int]) -> dict[
     return {version: weight / total for version, weight in found.items()}
 
 
-class Happening(NamedTuple):
+class TrafficEvent(NamedTuple):
     """Something that changed the traffic of a model.
 
     Attributes:
@@ -130,7 +130,7 @@ class ModelTraffic(Generic[R]):
     configured: TrafficSettings | None = None
     canary: Canary | None = None
     before: Mapping[int, float] = field(default_factory=dict)
-    history: deque[Happening] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    history: deque[TrafficEvent] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     runners: Mapping[int, R] = field(default_factory=dict)
     is_routed: bool = False
     figures: defaultdict[int, VersionFigures] = field(default_factory=lambda: defaultdict(VersionFigures))

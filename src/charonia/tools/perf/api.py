@@ -226,7 +226,7 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LevelBegun:
+class LevelStarted:
     """A level starts.
 
     Attributes:
@@ -285,7 +285,7 @@ class LevelDone:
     run: PerfRun
 
 
-Event = LevelBegun | LevelTick | WindowDone | LevelDone
+Event = LevelStarted | LevelTick | WindowDone | LevelDone
 Progress = Callable[[Event], None]
 """Receives the events, on the thread of the measurement; it must be fast to not disturb the measurement."""
 

@@ -12,8 +12,8 @@ from charonia.tools.perf.api import LevelTick, MeasurementMode, Progress, RunSet
 from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.ledger import Ledger, Recent
 from charonia.tools.perf.observer import Observer
-from charonia.tools.perf.outcome import ResultSpan, Seen, clamped, level_backlog, level_result, relative
-from charonia.tools.perf.pool import Begin, WorkerPool
+from charonia.tools.perf.outcome import LevelObservations, ResultSpan, clamped, level_backlog, level_result, relative
+from charonia.tools.perf.pool import PrepareLoad, WorkerPool
 from charonia.tools.perf.samples import ended_within
 from charonia.tools.results.records import LevelResult, LoadLevel, LoadMode, Verdict, Window
 
@@ -54,7 +54,7 @@ class RunningLoad:
         self._recent = Recent()
         self._window = 0
         self._left_s: float | None = None
-        context.pool.prepare(Begin(level, request_count))
+        context.pool.prepare(PrepareLoad(level, request_count))
         context.observer.begin()
         self.begin_ns = context.pool.go()
         self._last_tick = time.monotonic()
@@ -74,7 +74,7 @@ class RunningLoad:
                 return Verdict.INTERRUPTED
             if self.ledger.is_lost(time.monotonic_ns(), self.begin_ns):
                 return Verdict.SERVER_LOST
-            self._context.observer.look()
+            self._context.observer.sample_due()
             self._tick()
         return None
 
@@ -299,7 +299,7 @@ def _result(context: Context, load: RunningLoad, span: ResultSpan) -> LevelResul
     begin_ns, end_ns = span.used_begin_ns, span.used_end_ns
     rows = load.ledger.rows
     gpus, metrics = observer.metrics(begin_ns, end_ns)
-    seen = Seen(
+    observations = LevelObservations(
         observer.server_side(
             begin_ns, end_ns, lambda low, high: len(ended_within(rows, low, high)), load.most_in_flight
         ),
@@ -309,5 +309,5 @@ def _result(context: Context, load: RunningLoad, span: ResultSpan) -> LevelResul
         observer.machine_load(begin_ns, end_ns),
     )
     return level_result(
-        load.level, span, load.ledger, settings.measure, context.batch_size, settings.target.streaming, seen
+        load.level, span, load.ledger, settings.measure, context.batch_size, settings.target.streaming, observations
     )

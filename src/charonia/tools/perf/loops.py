@@ -34,7 +34,7 @@ def _ignore(kind: str) -> None:
     """Ignore the end of a request."""
 
 
-class _Place:
+class _SlotState:
     """A slot and its requests in flight."""
 
     __slots__ = ("in_flight", "next", "slot", "then", "waiting")
@@ -51,14 +51,14 @@ class _Place:
             self.slot.abandon()
 
 
-class _Finishing:
+class _SequenceCloser:
     """Ends open sequences when a load stops. Its requests are not measured."""
 
-    def __init__(self, sender: RequestSender, places: list[_Place]) -> None:
+    def __init__(self, sender: RequestSender, places: list[_SlotState]) -> None:
         self._sender = sender
         self._places = places
 
-    def finish(self, place: _Place) -> None:
+    def finish(self, place: _SlotState) -> None:
         if place.in_flight or not isinstance(place.slot, SequenceSlot):
             return
         part = place.slot.finish()
@@ -85,8 +85,8 @@ class ClosedLoopLoad:
     ) -> None:
         self._sender = sender
         self._busy_poll = busy_poll
-        self._places = [_Place(slot) for slot in slots]
-        self._finishing = _Finishing(sender, self._places)
+        self._places = [_SlotState(slot) for slot in slots]
+        self._finishing = _SequenceCloser(sender, self._places)
         self._left = request_count if request_count else -1
         self._is_stopped = False
         self._call_later = asyncio.get_running_loop().call_later
@@ -105,7 +105,7 @@ class ClosedLoopLoad:
     def is_finished(self) -> bool:
         return (self._is_stopped or not self._left) and not self._sender.in_flight
 
-    def _next(self, place: _Place) -> None:
+    def _next(self, place: _SlotState) -> None:
         if self._is_stopped or not self._left:
             self._finishing.finish(place)
             return
@@ -115,7 +115,7 @@ class ClosedLoopLoad:
         if self._busy_poll is not None:
             self._busy_poll.submitted(now_ns())
 
-    def _ended(self, place: _Place, kind: str) -> None:
+    def _ended(self, place: _SlotState, kind: str) -> None:
         place.in_flight = 0
         if self._busy_poll is not None:
             self._busy_poll.answered()
@@ -149,8 +149,8 @@ class OpenLoop:
         serial: bool = False,
     ) -> None:
         self._sender = sender
-        self._places = [_Place(slot) for slot in slots]
-        self._finishing = _Finishing(sender, self._places)
+        self._places = [_SlotState(slot) for slot in slots]
+        self._finishing = _SequenceCloser(sender, self._places)
         self._times_ns = times_ns
         self._left = request_count if request_count else -1
         self._serial = serial
@@ -201,11 +201,11 @@ class OpenLoop:
         else:
             self._send(place, intended_ns)
 
-    def _send(self, place: _Place, intended_ns: int) -> None:
+    def _send(self, place: _SlotState, intended_ns: int) -> None:
         place.in_flight += 1
         self._sender.send(place.next(), intended_ns, place.then)
 
-    def _ended(self, place: _Place, kind: str) -> None:
+    def _ended(self, place: _SlotState, kind: str) -> None:
         place.in_flight -= 1
         if kind:
             place.failed()

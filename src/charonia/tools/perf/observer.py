@@ -85,7 +85,7 @@ _RELAYS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta", "ku
 def find_processes(url: str) -> ProcessTree | None:
     """Return the processes of the server at a URL; None if it is on another machine, or not visible."""
     endpoint = parse_url(url)
-    if not is_here(endpoint.host):
+    if not is_local_host(endpoint.host):
         return None
     try:
         listening = [
@@ -102,7 +102,7 @@ def find_processes(url: str) -> ProcessTree | None:
         return None
 
 
-def is_here(host: str) -> bool:
+def is_local_host(host: str) -> bool:
     """Return whether a host is this machine."""
     try:
         addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
@@ -155,7 +155,7 @@ class Observer:
         self._reads: list[tuple[int, Reading]] = []
         self._samples: list[Sample] = []
         # A server on this machine that cannot be seen would count among the other programs.
-        is_seen = processes is not None or not is_here(parse_url(settings.target.url).host)
+        is_seen = processes is not None or not is_local_host(parse_url(settings.target.url).host)
         self._machine = MachineWatch(processes) if is_seen else None
         self._pages: list[tuple[int, statistics.Page]] = []
         self._next_sample = self._next_page = 0.0
@@ -183,7 +183,7 @@ class Observer:
             return
         self._reads.append((time.monotonic_ns(), statistics.reading(entries)))
 
-    def look(self) -> None:
+    def sample_due(self) -> None:
         """Take the periodic samples that are due; call it often."""
         now = time.monotonic()
         if now >= self._next_sample:

@@ -152,23 +152,23 @@ class PerfOptions:
 
 def target(options: PerfOptions) -> MeasuredTarget:
     """Return the model to measure and how to reach it."""
-    given = options.target
-    is_grpc = given.protocol is WireProtocol.GRPC
+    target_options = options.target
+    is_grpc = target_options.protocol is WireProtocol.GRPC
     return MeasuredTarget(
-        url=_url(given),
-        model=given.model,
-        version=given.version,
+        url=_url(target_options),
+        model=target_options.model,
+        version=target_options.version,
         transport=WireOptions(
-            headers=given.headers,
-            tls=given.grpc_tls if is_grpc else given.http_tls,
-            request_compression=given.compression if is_grpc else "",
-            timeout_s=given.timeout_s,
+            headers=target_options.headers,
+            tls=target_options.grpc_tls if is_grpc else target_options.http_tls,
+            request_compression=target_options.compression if is_grpc else "",
+            timeout_s=target_options.timeout_s,
         ),
-        streaming=given.streaming or (options.is_language and is_grpc),
-        json_inputs=not is_grpc and given.json_inputs,
-        json_outputs=not is_grpc and given.json_outputs,
-        shared_memory=given.shared_memory,
-        output_bytes=given.output_bytes,
+        streaming=target_options.streaming or (options.is_language and is_grpc),
+        json_inputs=not is_grpc and target_options.json_inputs,
+        json_outputs=not is_grpc and target_options.json_outputs,
+        shared_memory=target_options.shared_memory,
+        output_bytes=target_options.output_bytes,
     )
 
 
@@ -313,13 +313,13 @@ def language_problems(options: PerfOptions) -> Iterator[str]:
     """Yield the violated rules of the options of language models."""
     if not options.is_language:
         conditions = [condition.text for condition in options.report.fail_if if condition.is_of_language]
-        given = {
+        fields = {
             "--endpoint, --tokenizer, --no-stream": options.language != LanguagePlan(),
             "--prompts and other options of prompts": options.prompts != PromptPlan(),
             "--goodput of tokens": any(each.figure != "latency" for each in options.measure.objectives),
             f"--fail-if '{''.join(conditions[:1])}'": bool(conditions),
         }
-        yield from (f"{name}: expected --llm with it, got none" for name, is_given in given.items() if is_given)
+        yield from (f"{name}: expected --llm with it, got none" for name, is_given in fields.items() if is_given)
         return
     target, prompts = options.target, options.prompts
     is_grpc = target.protocol is WireProtocol.GRPC

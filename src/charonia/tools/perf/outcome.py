@@ -42,7 +42,7 @@ from charonia.tools.results.records import (
     LevelResult,
     LoadLevel,
     MachineLoad,
-    Offered,
+    OfferedLoad,
     Resources,
     ServerSide,
     TimeBucket,
@@ -185,7 +185,7 @@ class ResultSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LevelObservations:
     """The observations of the server in that interval."""
 
     server: ServerSide
@@ -206,7 +206,13 @@ def judged(verdict: Verdict, reasons: tuple[str, ...], load: MachineLoad | None)
 
 
 def level_result(
-    level: LoadLevel, span: ResultSpan, ledger: Ledger, plan: MeasurePlan, batch_size: int, streaming: bool, seen: Seen
+    level: LoadLevel,
+    span: ResultSpan,
+    ledger: Ledger,
+    plan: MeasurePlan,
+    batch_size: int,
+    streaming: bool,
+    observations: LevelObservations,
 ) -> LevelResult:
     """Return the result of a level."""
     rows = ledger.rows
@@ -215,7 +221,7 @@ def level_result(
     duration_ns = max(span.used_end_ns - span.used_begin_ns, 0)
     rate = intervals.rate_interval(good[:, DONE], span.used_begin_ns, span.used_end_ns, plan.confidence)
     first = good[good[:, FIRST] > 0]
-    verdict, reasons = judged(span.verdict, span.reasons, seen.machine_load)
+    verdict, reasons = judged(span.verdict, span.reasons, observations.machine_load)
     is_lost = span.verdict is Verdict.SERVER_LOST  # its failures follow the measured interval
     return LevelResult(
         level=level,
@@ -237,15 +243,15 @@ def level_result(
         windows=tuple(relative(window, span.begin_ns) for window in span.windows),
         timeline=timeline(rows, ledger.sent, span.begin_ns, ledger.until_ns),
         client=client_times(good, ledger, span),
-        server=seen.server,
+        server=observations.server,
         offered=offered(level, used, ledger, span) if level.mode.is_rate else None,
         goodput=goodput(used, plan, duration_ns) if plan.objectives else None,
-        resources=seen.resources,
-        gpus=seen.gpus,
-        metrics=seen.metrics,
+        resources=observations.resources,
+        gpus=observations.gpus,
+        metrics=observations.metrics,
         requests=ledger.requests(span.used_begin_ns, span.used_end_ns),
         epoch_ns=ledger.epoch_ns(span.begin_ns),
-        machine_load=seen.machine_load,
+        machine_load=observations.machine_load,
         language=ledger.figures(good, span.used_begin_ns, span.used_end_ns),
     )
 
@@ -254,14 +260,14 @@ def level_backlog(ledger: Ledger, begin_ns: int, end_ns: int) -> Backlog:
     return backlog(ledger.sent[:, 0], ledger.rows[:, DONE], begin_ns, end_ns)
 
 
-def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> Offered:
+def offered(level: LoadLevel, used: Rows, ledger: Ledger, span: ResultSpan) -> OfferedLoad:
     """Return the offered load of an open loop, and how much of it was achieved."""
     seconds = max(span.used_end_ns - span.used_begin_ns, 1) / 1e9
     sent = ledger.sent
     inside = sent[(sent[:, 1] >= span.used_begin_ns) & (sent[:, 1] < span.used_end_ns)]
     delays = inside[:, 1] - inside[:, 0]
     waiting = level_backlog(ledger, span.used_begin_ns, span.used_end_ns)
-    return Offered(
+    return OfferedLoad(
         rate=level.value,
         sent_rate=len(inside) / seconds,
         achieved_rate=len(used) / seconds,

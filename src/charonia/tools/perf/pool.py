@@ -155,8 +155,8 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Prepare a load: the reply is `WorkerReady`, and `Go` starts it.
+class PrepareLoad:
+    """Prepare a load: the reply is `WorkerReady`, and `StartLoad` starts it.
 
     Attributes:
         request_count: Requests of all workers together; 0 for no limit.
@@ -167,14 +167,14 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class StartLoad:
     """Start the prepared load."""
 
     begin_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class StopLoad:
     """Stop the load, wait for requests in flight, and send a last `Chunk`.
 
     Attributes:
@@ -202,7 +202,7 @@ START_SECONDS_MAX = 60.0
 """Time for all workers to prepare a level, including their connections."""
 
 BEGIN_DELAY_NS = 5_000_000
-"""Delay between `Go` and the start, so that every worker has received it."""
+"""Delay between `StartLoad` and the start, so that every worker has received it."""
 
 END_SECONDS_MAX = 5.0
 """Time for a worker to exit before it is killed."""
@@ -228,7 +228,7 @@ class WorkerPool:
     def count(self) -> int:
         return len(self._processes)
 
-    def prepare(self, begin: Begin) -> None:
+    def prepare(self, begin: PrepareLoad) -> None:
         """Let all workers prepare a load: open connections and encode requests.
 
         Raises:
@@ -247,7 +247,7 @@ class WorkerPool:
     def go(self) -> int:
         """Start the load in all workers at the same time, and return its monotonic start time."""
         begin_ns = time.monotonic_ns() + BEGIN_DELAY_NS
-        self._tell(Go(begin_ns))
+        self._tell(StartLoad(begin_ns))
         return begin_ns
 
     def listen(self, seconds: float) -> Iterator[tuple[int, Chunk]]:
@@ -258,7 +258,7 @@ class WorkerPool:
 
     def end(self, wait_s: float) -> None:
         """Let all workers stop the load; their last chunks are `finished`."""
-        self._tell(End(wait_s))
+        self._tell(StopLoad(wait_s))
 
     def close(self) -> None:
         """End the workers."""
@@ -286,7 +286,7 @@ class WorkerPool:
         self._answers.append(Connection(answers.detach()))
         self._send(self._commands[-1], setup)
 
-    def _tell(self, message: Begin | Go | End) -> None:
+    def _tell(self, message: PrepareLoad | StartLoad | StopLoad) -> None:
         for connection in self._commands:
             self._send(connection, message)
 

@@ -21,8 +21,8 @@ from charonia.core.metadata import ModelMetadata, ServerMetadata
 from charonia.tools.perf import schedule
 from charonia.tools.perf.api import (
     InputSource,
-    LevelBegun,
     LevelDone,
+    LevelStarted,
     MeasuredTarget,
     Progress,
     RunSettings,
@@ -183,7 +183,7 @@ def _sweep(context: Context, levels: list[LevelResult], so_far: Callable[[], Per
     value = next(values)
     while True:
         level = LoadLevel(mode, value)
-        context.progress(LevelBegun(level, len(levels) + 1, count, so_far()))
+        context.progress(LevelStarted(level, len(levels) + 1, count, so_far()))
         result = measure(context, level)
         levels.append(result)
         context.progress(LevelDone(result, so_far()))

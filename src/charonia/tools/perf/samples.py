@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedResponse:
     """The response to a request, as it came.
 
     Attributes:
@@ -78,7 +78,7 @@ class Chunk:
     kinds: dict[int, str] = field(default_factory=dict)
     messages: tuple[tuple[int, str], ...] = ()
     responses: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    replies: dict[int, Received] = field(default_factory=dict)
+    replies: dict[int, ReceivedResponse] = field(default_factory=dict)
     finished: bool = False
 
 

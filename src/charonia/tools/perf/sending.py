@@ -19,7 +19,7 @@ from charonia.core.response import InferResponse
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.api import InputSource, MeasuredTarget
 from charonia.tools.perf.data.spec import is_integer
-from charonia.tools.perf.samples import WIDTH, Chunk, Received, place, sequence_mark
+from charonia.tools.perf.samples import WIDTH, Chunk, ReceivedResponse, place, sequence_mark
 from charonia.tools.perf.sequences import Part, steps_once
 from charonia.tools.results.records import ERROR_SAMPLES_MAX
 from charonia.wire import grpc_codec, http_codec
@@ -150,7 +150,7 @@ class RequestLog:
         self._rows = array("q")
         self._sent = array("q")
         self._responses: dict[int, tuple[int, ...]] = {}
-        self._replies: dict[int, Received] = {}
+        self._replies: dict[int, ReceivedResponse] = {}
         self._row_count = 0
         self._kinds: dict[str, int] = {}
         self._new_kinds: dict[int, str] = {}
@@ -168,7 +168,7 @@ class RequestLog:
             self._responses[self._row_count] = responses_ns
         self._row_count += 1
 
-    def received(self, reply: Received) -> None:
+    def received(self, reply: ReceivedResponse) -> None:
         """Keep the response of a language model to the request that is recorded next."""
         self._replies[self._row_count] = reply
 

@@ -64,7 +64,7 @@ class SequenceIds:
         self._busy.add(found)
         return found
 
-    def give_back(self, sequence_id: int) -> None:
+    def release(self, sequence_id: int) -> None:
         """Release the id of a sequence that has ended."""
         self._busy.discard(sequence_id)
 
@@ -111,7 +111,7 @@ class SequenceSlot:
         """Drop the open sequence after a failed request, because the server may have lost it."""
         if self.is_open:
             self._position = self._length
-            self._ids.give_back(self._id)
+            self._ids.release(self._id)
 
     def _begin(self) -> None:
         self._choose(self._random.randrange(self._source.stream_count))
@@ -128,6 +128,6 @@ class SequenceSlot:
 
     def _part(self, position: int, end: bool) -> Part:
         if end:
-            self._ids.give_back(self._id)
+            self._ids.release(self._id)
         step = position % self._source.step_count(self._stream)
         return Part(self._stream, step, self._id, start=position == 0, end=end)

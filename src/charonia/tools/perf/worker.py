@@ -31,8 +31,8 @@ from charonia.tools.perf.language.plan import LanguagePlan
 from charonia.tools.perf.language.replies import Reply, read_reply
 from charonia.tools.perf.language.requests import LanguageSource
 from charonia.tools.perf.loops import ClosedLoopLoad, OpenLoop, PeriodicLoop, Slot
-from charonia.tools.perf.pool import Begin, End, Go, WorkerFailed, WorkerReady, WorkerSetup
-from charonia.tools.perf.samples import Received, place
+from charonia.tools.perf.pool import PrepareLoad, StartLoad, StopLoad, WorkerFailed, WorkerReady, WorkerSetup
+from charonia.tools.perf.samples import ReceivedResponse, place
 from charonia.tools.perf.sending import RequestLog, RequestSender, SentRequest, Then, Validator
 from charonia.tools.perf.sequences import Part, SequenceIds, SequenceSlot, steps
 from charonia.tools.results.records import LoadMode
@@ -154,8 +154,8 @@ class SentPrompt(SentRequest):
         self.pieces: list[bytes | memoryview] = []
         self.received_bytes = 0
 
-    def received(self) -> Received:
-        return Received(self.arrivals.tobytes(), b"".join(self.pieces), self.history)
+    def received(self) -> ReceivedResponse:
+        return ReceivedResponse(self.arrivals.tobytes(), b"".join(self.pieces), self.history)
 
 
 class LanguageSender(RequestSender):
@@ -166,7 +166,7 @@ class LanguageSender(RequestSender):
         transport: Transport,
         source: LanguageSource,
         encode: Encode,
-        read: Callable[[Received], Reply],
+        read: Callable[[ReceivedResponse], Reply],
         log: RequestLog,
     ) -> None:
         super().__init__(transport, source, None, log)
@@ -213,7 +213,7 @@ class LanguageSender(RequestSender):
     def _encoded(self, part: Part) -> PreparedRequest:
         return self._encode(part, ())
 
-    def _remember(self, request: SentPrompt, received: Received) -> None:
+    def _remember(self, request: SentPrompt, received: ReceivedResponse) -> None:
         part = request.part
         if part.end:
             self._histories.pop(part.sequence_id, None)
@@ -331,14 +331,14 @@ class LoadWorker:
         self._ids = ids
         self._steps = steps(source, setup.process, setup.process_count)
         self._next = asyncio.Event()
-        self._message: Begin | Go | End | None = None
+        self._message: PrepareLoad | StartLoad | StopLoad | None = None
         self._events.add_reader(commands.fileno(), self._receive)
 
     async def run(self) -> None:
         """Execute messages until the connection closes."""
         try:
             while (message := await self._next_message()) is not None:
-                if isinstance(message, Begin):
+                if isinstance(message, PrepareLoad):
                     await self._load(message)
                 else:
                     self._tell(self._sender.log.chunk(0, finished=True))
@@ -348,7 +348,7 @@ class LoadWorker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._transport.close(), ABANDONED_S_MAX)
 
-    async def _load(self, begin: Begin) -> None:
+    async def _load(self, begin: PrepareLoad) -> None:
         self._sender.log = RequestLog(self._setup.settings.keep_requests)
         slots = self._slots(begin)
         await self._transport.open(self._connection_count(begin, len(slots)))
@@ -358,7 +358,7 @@ class LoadWorker:
         gc.set_threshold(GARBAGE_OBJECTS)
         self._tell(WorkerReady())
         go = await self._next_message()
-        if not isinstance(go, Go):
+        if not isinstance(go, StartLoad):
             return
         loop = self._make(begin, slots, go.begin_ns)
         loop.start()
@@ -370,7 +370,7 @@ class LoadWorker:
                 message = await self._next_message()
                 if message is None:
                     raise EOFError
-                if isinstance(message, End):
+                if isinstance(message, StopLoad):
                     loop.stop()
                     give_up_s = self._events.time() + message.wait_s
         loop.stop()
@@ -388,7 +388,7 @@ class LoadWorker:
         while not loop.is_finished and self._events.time() < until:
             await asyncio.sleep(ENDING_S)
 
-    def _slots(self, begin: Begin) -> list[Slot]:
+    def _slots(self, begin: PrepareLoad) -> list[Slot]:
         settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
         plan = settings.sequences
         mode, value = begin.level.mode, int(begin.level.value)
@@ -406,7 +406,7 @@ class LoadWorker:
             SequenceSlot(plan, source, self._ids, seed * 1_000_003 + number) for number in range(process, total, count)
         ]
 
-    def _make(self, begin: Begin, slots: list[Slot], begin_ns: int) -> Loop:
+    def _make(self, begin: PrepareLoad, slots: list[Slot], begin_ns: int) -> Loop:
         settings, process, count = self._setup.settings, self._setup.process, self._setup.process_count
         plan = settings.load
         mine = schedule.split(begin.request_count, count)[process] if begin.request_count else 0
@@ -426,13 +426,13 @@ class LoadWorker:
         serial = settings.sequences is not None and settings.sequences.serial
         return OpenLoop(self._sender, slots, times, mine, serial)
 
-    def _connection_count(self, begin: Begin, slot_count: int) -> int:
+    def _connection_count(self, begin: PrepareLoad, slot_count: int) -> int:
         wanted = slot_count if begin.level.mode is LoadMode.CONCURRENCY else OPEN_AHEAD
         if self._setup.settings.target.protocol == "grpc":
             return -(-wanted // CALLS_PER_CONNECTION)
         return wanted
 
-    async def _next_message(self) -> Begin | Go | End | None:
+    async def _next_message(self) -> PrepareLoad | StartLoad | StopLoad | None:
         await self._next.wait()
         self._next.clear()
         message, self._message = self._message, None

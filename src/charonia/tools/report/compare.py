@@ -195,10 +195,10 @@ def _level_changes(pairs: list[tuple[LevelResult, LevelResult]], criteria: Crite
     confidence = 1 - (1 - criteria.confidence) / max(known, 1)
     for (first, second), figures in zip(pairs, found, strict=True):
         changes = tuple(_change(figure, confidence, criteria) for figure in figures)
-        yield LevelChange(first.level, changes, (*_doubts("first", first), *_doubts("second", second)))
+        yield LevelChange(first.level, changes, (*_caveats("first", first), *_caveats("second", second)))
 
 
-def _doubts(which: str, result: LevelResult) -> Iterator[str]:
+def _caveats(which: str, result: LevelResult) -> Iterator[str]:
     if not is_trusted(result):
         yield f"the verdict of the {which} run is '{result.verdict.text}'"
     if result.server.other_traffic:
@@ -294,7 +294,9 @@ class _Percentiles:
         self._curve = _Curve(result.response_times)
         pieces = [piece for piece in _pieces(result) if piece.completed_count]
         self._effects = {
-            percent: _design_effect(self._surprises(pieces, percent, value)) if len(pieces) >= PIECES_MIN else None
+            percent: _design_effect(self._rank_deviations(pieces, percent, value))
+            if len(pieces) >= PIECES_MIN
+            else None
             for percent, value in ((50.0, attrgetter("p50_ns")), (99.0, attrgetter("p99_ns")))
         }
         times = result.response_times if times is None else times
@@ -316,7 +318,7 @@ class _Percentiles:
         effect = self._effects[50.0 if percent <= 90 else 99.0]
         return self._count / effect if effect else 0.0
 
-    def _surprises(self, pieces: list[TimeBucket], percent: float, value: Callable[[TimeBucket], int]) -> Floats:
+    def _rank_deviations(self, pieces: list[TimeBucket], percent: float, value: Callable[[TimeBucket], int]) -> Floats:
         """Return the deviation of the rank of each interval's percentile, in standard errors."""
         counts = np.array([piece.completed_count for piece in pieces], np.float64)
         ranks = np.floor(percent / 100 * (counts - 1) + 0.5)

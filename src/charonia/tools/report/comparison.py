@@ -9,7 +9,7 @@ from html import escape
 
 from charonia.tools.report.columns import Column, markup_table, text_table
 from charonia.tools.report.compare import Comparison, MetricChange, Outcome
-from charonia.tools.report.document import to_know
+from charonia.tools.report.document import notes_markup
 from charonia.tools.report.html import render
 from charonia.tools.report.quantities import duration, number, percent, signed_percent
 from charonia.tools.results.records import PerfRun
@@ -35,7 +35,7 @@ def as_text(comparison: Comparison, names: tuple[str, str]) -> str:
             *_section("differences in the setup", comparison.setup),
             "",
             *_table(comparison),
-            *_section("caution", [*comparison.notes, *_doubts(comparison)]),
+            *_section("caution", [*comparison.notes, *_caveats(comparison)]),
             *_section("only before", [str(level) for level in comparison.only_before]),
             *_section("only after", [str(level) for level in comparison.only_after]),
             "",
@@ -53,7 +53,7 @@ def criteria_text(comparison: Comparison) -> str:
     )
 
 
-def _doubts(comparison: Comparison) -> list[str]:
+def _caveats(comparison: Comparison) -> list[str]:
     return [f"{level.level}: {doubt}" for level in comparison.levels for doubt in level.doubts]
 
 
@@ -61,7 +61,7 @@ def cautions(comparison: Comparison) -> list[str]:
     """Return everything that a reader has to know beside the figures, a sentence each."""
     only = [f"{level}: only in the run before." for level in comparison.only_before]
     only += [f"{level}: only in the run after." for level in comparison.only_after]
-    return [*comparison.setup, *comparison.notes, *_doubts(comparison), *only]
+    return [*comparison.setup, *comparison.notes, *_caveats(comparison), *only]
 
 
 def verdict(comparison: Comparison) -> str:
@@ -206,7 +206,7 @@ def _lead(comparison: Comparison, names: tuple[str, str]) -> Iterator[str]:
     if comparison.outcome in (Outcome.BETTER, Outcome.WORSE):
         text = text.partition(": ")[2]  # the badge says it
     yield f'<span class="badge {kind}">{word}</span> {escape(text[:1].upper() + text[1:])}.</p>'
-    yield to_know([escape(note) for note in cautions(comparison)])
+    yield notes_markup([escape(note) for note in cautions(comparison)])
     about = criteria_text(comparison).capitalize()
     yield f'</section><section><h2>Changes</h2><p class="about">{about}.</p>'
     yield markup_table(COLUMNS, changes(comparison)) + "</section>"

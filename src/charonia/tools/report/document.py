@@ -253,7 +253,7 @@ def tile(name: str, value: str, below: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd class='below'>{below}</dd></div>"
 
 
-def to_know(lines: Sequence[str]) -> str:
+def notes_markup(lines: Sequence[str]) -> str:
     """Return the markup of what readers have to know, lines of markup; "" for nothing."""
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<div class="cautions"><h3>To know</h3><ul>{items}</ul></div>' if lines else ""

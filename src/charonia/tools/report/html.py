@@ -19,10 +19,10 @@ from charonia.tools.report.document import (
     language_tables,
     levels_table,
     machine_facts,
+    notes_markup,
     resources_table,
     separated,
     tile,
-    to_know,
     trials_tables,
 )
 from charonia.tools.report.quantities import clock, duration, number, percent, size
@@ -160,7 +160,7 @@ def _cautions(run: PerfRun) -> str:
         if sentences or not is_trusted(result):
             levels.setdefault((_badge(result), " ".join(sentences)), []).append(str(result.level))
     lines += [f"{escape(_enumerated(names))} {badge} {escape(text)}" for (badge, text), names in levels.items()]
-    return to_know(lines)
+    return notes_markup(lines)
 
 
 def _enumerated(levels: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from charonia.tools.report.columns import Column, text_table
 from charonia.tools.report.quantities import in_columns, number
-from charonia.tools.results.language import FIGURES, CountedBy, Figure, LanguageFigures, Spread
+from charonia.tools.results.language import FIGURES, Figure, LanguageFigures, Spread, TokenCounter
 from charonia.tools.results.records import LevelResult, PerfRun
 
 STATISTICS = {
@@ -20,10 +20,10 @@ STATISTICS = {
 """Fields of `Spread` by the headings of their columns."""
 
 COUNTED = {
-    CountedBy.TOKENIZER: "the tokenizer",
-    CountedBy.SERVER: "the server",
-    CountedBy.PIECES: "pieces of the streams, each taken for one token",
-    CountedBy.NOBODY: "nobody",
+    TokenCounter.TOKENIZER: "the tokenizer",
+    TokenCounter.SERVER: "the server",
+    TokenCounter.PIECES: "pieces of the streams, each taken for one token",
+    TokenCounter.NOBODY: "nobody",
 }
 """Who counted tokens, in words."""
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from charonia.core.latency import LatencyHistogram
 
 
-class CountedBy(Enum):
+class TokenCounter(Enum):
     """Who counted the tokens."""
 
     TOKENIZER = "tokenizer"
@@ -77,8 +77,8 @@ class LanguageFigures:
         input_tokens: Tokens of prompts, None if not counted.
     """
 
-    input_counted_by: CountedBy
-    output_counted_by: CountedBy
+    input_counted_by: TokenCounter
+    output_counted_by: TokenCounter
     output_rate: float
     input_rate: float
     request_rate: float

@@ -382,7 +382,7 @@ class Goodput:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedLoad:
     """The offered load of an open loop, and how much of it was achieved.
 
     Attributes:
@@ -478,7 +478,7 @@ class LevelResult:
     timeline: tuple[TimeBucket, ...]
     client: ClientTimes
     server: ServerSide
-    offered: Offered | None = None
+    offered: OfferedLoad | None = None
     goodput: Goodput | None = None
     resources: Resources | None = None
     gpus: tuple[Gpu, ...] = ()

@@ -264,7 +264,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TrialFailed:
     """A trial that could not be measured.
 
     Attributes:
@@ -276,7 +276,7 @@ class Failed:
     elapsed_s: float = 0.0
 
 
-Outcome = Measured | Failed
+Outcome = Measured | TrialFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,17 +290,17 @@ class TrialRecord:
 
     trial: Trial
     measured: Measured | None = None
-    failed: Failed | None = None
+    failed: TrialFailed | None = None
     levels: dict[str, LevelResult] = field(default_factory=dict)
     is_resumed: bool = False
 
     @classmethod
     def of(cls, trial: Trial, outcome: Outcome) -> Self:
-        return cls(trial, failed=outcome) if isinstance(outcome, Failed) else cls(trial, outcome)
+        return cls(trial, failed=outcome) if isinstance(outcome, TrialFailed) else cls(trial, outcome)
 
     @property
     def outcome(self) -> Outcome:
-        return self.measured or self.failed or Failed("nothing is known of it")
+        return self.measured or self.failed or TrialFailed("nothing is known of it")
 
 
 @dataclass(frozen=True, slots=True)

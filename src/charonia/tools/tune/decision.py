@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Constraint, Failed, Goal, LoadPoint, SearchOptions, TrialRecord, Variant
+from charonia.tools.tune.api import Constraint, Goal, LoadPoint, SearchOptions, TrialFailed, TrialRecord, Variant
 from charonia.tools.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
@@ -207,9 +207,12 @@ def _tie_sentences(ties: Sequence[Ranked], best: Ranked) -> tuple[str, ...]:
 
 
 def _nothing(goal: Goal, history: Sequence[TrialRecord]) -> tuple[str, ...]:
-    reasons = dict.fromkeys(told.outcome.reason for told in history if isinstance(told.outcome, Failed))
+    reasons = dict.fromkeys(told.outcome.reason for told in history if isinstance(told.outcome, TrialFailed))
     missing = dict.fromkeys(
-        name for told in history if not isinstance(told.outcome, Failed) for name in Evidence(goal).lacks(told.outcome)
+        name
+        for told in history
+        if not isinstance(told.outcome, TrialFailed)
+        for name in Evidence(goal).lacks(told.outcome)
     )
     lines = [f"Nothing was measured: {len(history)} measurements, none of which counts."]
     lines += [f"Failed: {reason}" for reason in list(reasons)[:_TIES_NAMED_MAX]]

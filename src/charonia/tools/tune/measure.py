@@ -33,8 +33,8 @@ from charonia.tools.perf.pool import WorkerPool, pool, process_count
 from charonia.tools.perf.run import STATISTICS_EXTENSION, Subject, own_cores
 from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import Estimate, Gpu, LevelResult, LoadLevel, LoadMode, Verdict, student
-from charonia.tools.tune.api import PERCENTILES, Failed, LoadPoint, Measured, Metric, Outcome
-from charonia.tools.tune.servers import MeasuredServer, fate_of
+from charonia.tools.tune.api import PERCENTILES, LoadPoint, Measured, Metric, Outcome, TrialFailed
+from charonia.tools.tune.servers import MeasuredServer, exit_reason_of
 from charonia.tools.tune.variants import BaseModel, depth, load_text
 from charonia.wire.answer import Failure
 
@@ -55,7 +55,7 @@ class ServerLostError(ServingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class OriginalModel:
     """A tuned model as it was.
 
     Attributes:
@@ -71,7 +71,7 @@ class Deployment:
 
     def __init__(self, server: MeasuredServer) -> None:
         self._server = server
-        self._before: dict[str, Before] = {}
+        self._before: dict[str, OriginalModel] = {}
         self._ready_before: set[str] = set()
         self._loaded: dict[str, str] = {}
         self._touched: set[str] = set()
@@ -110,7 +110,7 @@ class Deployment:
                 raise not_found(f"the server does not have the model '{name}'; its models are: {listed}")
             if name not in self._before:
                 is_ready = name in self._ready_before
-                self._before[name] = Before(is_ready, dict(self.client.model_config(name)) if is_ready else None)
+                self._before[name] = OriginalModel(is_ready, dict(self.client.model_config(name)) if is_ready else None)
 
     def load_own(self, model: str, instead: ModelConfig | None = None) -> dict[str, object]:
         """Load a model with its own configuration unless it is ready, and return the completed configuration.
@@ -152,7 +152,7 @@ class Deployment:
             self._loaded.clear()
             raise
 
-    def forget(self) -> None:
+    def reset_models(self) -> None:
         """Reset the record of loaded models, because the server was restarted."""
         self._loaded.clear()
         self._overridden.clear()
@@ -170,7 +170,7 @@ class Deployment:
         else:
             self._restore(touched, note)
         self._touched.clear()
-        self.forget()
+        self.reset_models()
 
     def _restore(self, touched: Iterable[str], note: Note) -> None:
         for name in touched:
@@ -215,8 +215,8 @@ class Deployment:
         try:
             yield
         except ClientError as error:
-            if error.failure is not Failure.STATUS or self._server.fate():
-                raise ServerLostError(fate_of(self._server) or f"the server was lost: {error.message}") from None
+            if error.failure is not Failure.STATUS or self._server.exit_reason():
+                raise ServerLostError(exit_reason_of(self._server) or f"the server was lost: {error.message}") from None
             raise
 
 
@@ -246,7 +246,7 @@ def outcome_of(
     for model, result in results.items():
         problem = _problem(model, result)
         if problem:
-            return Failed(problem, elapsed_s=elapsed_s)
+            return TrialFailed(problem, elapsed_s=elapsed_s)
         if result.error_count:
             kinds = ", ".join(f"{error.kind} {error.count}" for error in result.errors)
             notes.append(f"{model}: {result.error_share:.1%} of the requests failed: {kinds}.")
@@ -452,7 +452,7 @@ class Measurer:
                 results = list(threads.map(_measured, contexts, loads))
         self.check()
         if any(result.verdict is Verdict.SERVER_LOST for result in results):
-            raise ServerLostError(fate_of(self._server) or "the server stopped answering")
+            raise ServerLostError(exit_reason_of(self._server) or "the server stopped answering")
         return results
 
     def _takes_longer(self, load: LoadPoint, context: Context, result: LevelResult) -> bool:

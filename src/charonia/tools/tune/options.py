@@ -30,7 +30,7 @@ class LaunchMode(StrEnum):
     C_API = "c_api"
 
 
-class TuneFor(StrEnum):
+class UseCase(StrEnum):
     """The use of the model: the word behind `-m` before the subcommand. It decides the first figures of a report."""
 
     ONLINE = "online"
@@ -154,7 +154,7 @@ class GoalSettings:
     constraints: tuple[Constraint, ...] = ()
     latency_budget_ms: int = 0
     min_throughput: int = 0
-    tune_for: TuneFor = TuneFor.ONLINE
+    tune_for: UseCase = UseCase.ONLINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,6 @@ from charonia.tools.tune.api import (
     PERCENTILES,
     Constraint,
     Dimension,
-    Failed,
     Goal,
     LoadPoint,
     LoadSpace,
@@ -55,6 +54,7 @@ from charonia.tools.tune.api import (
     SearchSpace,
     Skipped,
     Trial,
+    TrialFailed,
     TrialRecord,
     Variant,
 )
@@ -72,14 +72,14 @@ from charonia.tools.tune.options import (
     LaunchMode,
     ModelRequest,
     SearchSettings,
-    TuneFor,
     TuneOptions,
     TuneRequest,
+    UseCase,
 )
 from charonia.tools.tune.output import CONFIG_FILE, OutputRepository
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 from charonia.tools.tune.search.phases import Search
-from charonia.tools.tune.servers import MeasuredServer, is_there, server_of
+from charonia.tools.tune.servers import MeasuredServer, can_start, server_of
 from charonia.tools.tune.space import SMALL_SPACE, automatic_dimensions, manual_dimensions, powers_of_two
 from charonia.tools.tune.variants import (
     BaseModel,
@@ -267,7 +267,7 @@ class Entry:
     scope: str
     key: str
     measured: Measured | None = None
-    failed: Failed | None = None
+    failed: TrialFailed | None = None
     levels: dict[str, LevelResult] = field(default_factory=dict)
 
 
@@ -393,7 +393,7 @@ def _lock(file: IO[bytes], path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialBegun:
+class TrialStarted:
     """A measurement begins.
 
     Attributes:
@@ -421,13 +421,13 @@ class TrialDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NoteAdded:
     """A note for the user."""
 
     text: str
 
 
-Event = TrialBegun | TrialDone | Noted
+Event = TrialStarted | TrialDone | NoteAdded
 Progress = Callable[[Event], None]
 """Called with each event."""
 
@@ -499,7 +499,7 @@ class GroupSearch:
             is_copy = self._key(told, configs) in self._resumed
             if not is_copy:
                 name = self._record(told.variant, configs).name if configs else str(told.variant)
-                self._tell(TrialBegun(told, name, search.trials_left, left))
+                self._tell(TrialStarted(told, name, search.trials_left, left))
             record = self._outcome(told, configs)
             search.tell(record.outcome)
             if not is_copy:
@@ -547,7 +547,7 @@ class GroupSearch:
         levels: dict[str, LevelResult] = {}
         outcome: Outcome
         if not configs:
-            return self._entry(key, Failed("the configuration cannot be written", loading=True), {})
+            return self._entry(key, TrialFailed("the configuration cannot be written", loading=True), {})
         is_loading = True
         try:
             is_fresh = self._load(trial.variant, configs)
@@ -556,16 +556,16 @@ class GroupSearch:
             outcome = outcome_of(levels, self._percentiles, time.monotonic() - begin)
         except ServerLostError as error:
             self._loaded = ""
-            self._bring_back(error)
-            outcome = Failed(f"{error.message}", loading=True, elapsed_s=time.monotonic() - begin)
+            self._recover_server(error)
+            outcome = TrialFailed(f"{error.message}", loading=True, elapsed_s=time.monotonic() - begin)
         except ServingError as error:
             self._loaded = ""
             self._measurer.close()
-            outcome = Failed(str(error), loading=is_loading, elapsed_s=time.monotonic() - begin)
+            outcome = TrialFailed(str(error), loading=is_loading, elapsed_s=time.monotonic() - begin)
         return self._entry(key, outcome, levels)
 
     def _entry(self, key: str, outcome: Outcome, levels: dict[str, LevelResult]) -> Entry:
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, TrialFailed):
             return Entry(self._scope, key, failed=outcome)
         return Entry(self._scope, key, measured=outcome, levels=levels)
 
@@ -579,7 +579,7 @@ class GroupSearch:
         self._loaded = wanted
         return True
 
-    def _bring_back(self, error: ServerLostError) -> None:
+    def _recover_server(self, error: ServerLostError) -> None:
         """Restart a server that this tool started, so that the search continues with other variants."""
         self._measurer.close()
         if not self._run.server.is_ours or self._run.restarts == RESTARTS_MAX:
@@ -590,7 +590,7 @@ class GroupSearch:
             self._run.server.restart()
         except ServingError as failure:
             raise ServerLostError(failure.message) from None
-        self._run.deployment.forget()
+        self._run.deployment.reset_models()
 
     def _configs(self, variant: Variant) -> dict[str, ModelConfig]:
         try:
@@ -636,7 +636,7 @@ class GroupSearch:
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-        self._tell(Noted(text))
+        self._tell(NoteAdded(text))
 
     def _tell(self, event: Event) -> None:
         self._run.progress(event)
@@ -676,13 +676,13 @@ def profile(
     notes = list(request.notes)
     source = options.launch.repository if options.launch.mode is not LaunchMode.REMOTE else None
     output = OutputRepository(options.output.repository, source, override=options.output.override)
-    if options.launch.mode is LaunchMode.LOCAL and not is_there(options.launch.server_path):
+    if options.launch.mode is LaunchMode.LOCAL and not can_start(options.launch.server_path):
         notes.append(f"{options.launch.server_path} is not installed: charonia serve is started instead.")
     for note in notes:
-        progress(Noted(note))
+        progress(NoteAdded(note))
     with (
         Journal(options.output.journal_folder) as journal,
-        server_of(options.launch, options.measure.protocol, lambda text: progress(Noted(text)), stop) as server,
+        server_of(options.launch, options.measure.protocol, lambda text: progress(NoteAdded(text)), stop) as server,
     ):
         deployment = Deployment(server)
         if not options.launch.reload_disabled:
@@ -706,7 +706,7 @@ def profile(
         notes=tuple(notes),
         is_interrupted=run.is_interrupted,
         problem=run.problem,
-        is_offline=options.goal.tune_for is TuneFor.OFFLINE,
+        is_offline=options.goal.tune_for is UseCase.OFFLINE,
     )
 
 
@@ -744,7 +744,7 @@ class TuningRun:
             try:
                 group, problem = self._group(batch, max(left, 0.1) if budget else 0.0)
             except ServingError as error:
-                if len(batches) == 1 or self.server.fate():
+                if len(batches) == 1 or self.server.exit_reason():
                     raise
                 # The other models can still be tuned.
                 self.problem = str(error)
@@ -903,7 +903,7 @@ class TuningRun:
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
-        self.progress(Noted(text))
+        self.progress(NoteAdded(text))
 
 
 def _gpus(server: MeasuredServer) -> tuple[Gpu, ...]:

@@ -76,7 +76,7 @@ class LocalServer:
         self.client.close()
         self._end()
 
-    def fate(self) -> str:
+    def exit_reason(self) -> str:
         """Return how it ended, as a sentence; "" while it runs."""
         status = self._process.poll() if self._process is not None else None
         if status is None:
@@ -145,8 +145,8 @@ class LocalServer:
             with contextlib.suppress(ServingError):
                 if self.client.server_ready():
                     return
-            if self.fate() or time.monotonic() > give_up:
-                reason = self.fate() or f"the server did not answer within {START_SECONDS_MAX:.0f} s"
+            if self.exit_reason() or time.monotonic() > give_up:
+                reason = self.exit_reason() or f"the server did not answer within {START_SECONDS_MAX:.0f} s"
                 raise unavailable(f"{reason} before it was ready; its log ends with:\n{self.log_tail()}")
             time.sleep(RETRY_SECONDS)
 
@@ -230,7 +230,7 @@ class RemoteServer:
         """Close the connections; the server continues."""
         self.client.close()
 
-    def fate(self) -> str:
+    def exit_reason(self) -> str:
         """Return that it no longer answers; how a remote server ended is unknown."""
         with contextlib.suppress(ServingError):
             if self.client.server_live():
@@ -244,17 +244,17 @@ class RemoteServer:
 
     def restart(self) -> None:
         """Refuse: a remote server is not started from here."""
-        raise unavailable(self.fate() or f"the server at {self.control_url} was lost")
+        raise unavailable(self.exit_reason() or f"the server at {self.control_url} was lost")
 
 
 MeasuredServer = LocalServer | RemoteServer
 """A server that answers. `is_ours`: this tool started it, so that it has no other clients."""
 
 
-def fate_of(server: MeasuredServer) -> str:
+def exit_reason_of(server: MeasuredServer) -> str:
     """Return how a server ended that has just stopped answering; a local process may take a moment to exit."""
     give_up = time.monotonic() + (END_SECONDS_MAX if server.is_ours else 0.0)
-    while not (fate := server.fate()) and time.monotonic() < give_up:
+    while not (fate := server.exit_reason()) and time.monotonic() < give_up:
         time.sleep(RETRY_SECONDS)
     return fate
 
@@ -276,7 +276,7 @@ def command_of(options: LaunchOptions) -> list[str]:
         if name in RESERVED_FLAGS:
             raise invalid(f"triton_server_flags: '{name}' is set by charonia tune itself")
     words = shlex.split(options.server_path)
-    if not words or not is_there(options.server_path):
+    if not words or not can_start(options.server_path):
         return python_module("charonia", "serve")
     if shutil.which(words[0]) is None:
         raise invalid(
@@ -286,7 +286,7 @@ def command_of(options: LaunchOptions) -> list[str]:
     return words
 
 
-def is_there(server_path: str) -> bool:
+def can_start(server_path: str) -> bool:
     """Return whether the named server can be started: Model Analyzer's default may not be installed."""
     return server_path != THEIR_SERVER or shutil.which(THEIR_SERVER) is not None
 

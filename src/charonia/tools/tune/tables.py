@@ -124,9 +124,9 @@ _INFERENCE_FIELDS = (
 _TOKEN_FIELDS = ("output_token_throughput", "time_to_first_token_p99", "inter_token_latency_p99")
 _SERVER_TABLE = ("model_name", "gpu_uuid", "gpu_used_memory", "gpu_utilization", "gpu_power_usage")
 _GPU_TABLE = (
-    *("model_name", "gpu_uuid", "batch_size", "concurrency", "model_config_path", "instance_group"),
-    *("satisfies_constraints", "gpu_used_memory", "gpu_utilization", "gpu_power_usage"),
-)
+    "model_name", "gpu_uuid", "batch_size", "concurrency", "model_config_path", "instance_group",
+    "satisfies_constraints", "gpu_used_memory", "gpu_utilization", "gpu_power_usage",
+)  # fmt: skip
 _SUMMED = (Metric.THROUGHPUT.value, Metric.OUTPUT_TOKENS.value)
 
 

@@ -44,7 +44,7 @@ class MemoryRepositories(ModelRepositories):
     def configure(self, address: str, configs: Mapping[str, str]) -> None:
         self.configs[address] = dict(configs)
 
-    def forget(self, deployment: str, kept: Collection[str]) -> None:
+    def remove_except(self, deployment: str, kept: Collection[str]) -> None:
         for address in [each for each in self.configs if f"/{deployment}/" in each and each not in kept]:
             del self.configs[address]
 

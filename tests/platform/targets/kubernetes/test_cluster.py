@@ -15,7 +15,7 @@ from tests.support.process import eventually
 from charonia.core.errors import Code, ServingError
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import RevisionPhase
-from charonia.platform.targets.kubernetes import api, own_objects
+from charonia.platform.targets.kubernetes import api, deployment_objects
 from charonia.platform.targets.kubernetes.api import Cluster
 from charonia.platform.targets.kubernetes.objects import Plain
 
@@ -27,7 +27,7 @@ class KilledError(BaseException):
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "RETRY_S", 0.01)
-    monkeypatch.setattr(own_objects, "LISTED_S", 0.05)
+    monkeypatch.setattr(deployment_objects, "LISTED_S", 0.05)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_a_namespace_that_is_not_there_is_named(stage: ClusterStage) -> None:
 
 
 def test_what_was_seen_does_not_count_for_ever(stage: ClusterStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_objects, "STALE_S_MAX", 0.05)
-    monkeypatch.setattr(own_objects, "AGAIN_S", 0.05)
+    monkeypatch.setattr(deployment_objects, "STALE_S_MAX", 0.05)
+    monkeypatch.setattr(deployment_objects, "AGAIN_S", 0.05)
     target = stage.target()
     target.apply(workload(1))
     assert serves(target, 1)

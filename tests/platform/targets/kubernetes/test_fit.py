@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from tests.platform.targets.kubernetes.conftest import workload
 
-from charonia.platform.targets.kubernetes.values import PodNeed, asked_in_vain, node_misfits, quantity, quota_misfits
+from charonia.platform.targets.kubernetes.values import (
+    PodNeed,
+    node_misfits,
+    quantity,
+    quota_misfits,
+    unsupported_requests,
+)
 
 GIB = 2**30
 
@@ -60,7 +66,7 @@ def test_what_a_quota_leaves() -> None:
 
 
 def test_a_part_of_a_gpu_cannot_be_asked_for() -> None:
-    [found] = asked_in_vain(workload(1, device={"gpus": (0,), "gpu_memory_mib": 2048}))
+    [found] = unsupported_requests(workload(1, device={"gpus": (0,), "gpu_memory_mib": 2048}))
 
     assert found.startswith("device.gpu_memory_mib: pods get whole GPUs")
-    assert list(asked_in_vain(workload(1, device={"gpus": (0,)}))) == []
+    assert list(unsupported_requests(workload(1, device={"gpus": (0,)}))) == []

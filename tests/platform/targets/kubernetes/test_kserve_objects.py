@@ -12,7 +12,7 @@ from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload
 from charonia.platform.targets.kserve.objects import as_workload, kserve_prepared, kserve_problem, kserve_rendered, note
 from charonia.platform.targets.kubernetes.objects import RevisionRecord, annotations
-from charonia.platform.targets.kubernetes.rollout import RolloutState, Sight, rollout
+from charonia.platform.targets.kubernetes.rollout import DeploymentSnapshot, RolloutState, rollout
 
 ADDRESS = "s3://bucket/repositories/default/reader/abc"
 
@@ -121,7 +121,7 @@ def seen(service: dict[str, Any], deployment: dict[str, Any] | None, uid: str = 
     service = {**service, "metadata": {**service["metadata"], "uid": "u", "generation": 2}}
     noted = note({"metadata": {"uid": uid}}, "platform", NAME, 2, 1)
     workload = as_workload(service, noted, [deployment] if deployment else [])
-    found = rollout(Sight(workload), lambda pod: "")
+    found = rollout(DeploymentSnapshot(workload), lambda pod: "")
     return found.state, found.said
 
 

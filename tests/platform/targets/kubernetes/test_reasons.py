@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from charonia.platform.targets.kubernetes.rollout import is_hopeless, needs_log, pod_reason, refusal
+from charonia.platform.targets.kubernetes.rollout import needs_log, never_becomes_ready, pod_reason, refusal
 
 
 def pod(**status: Any) -> dict[str, Any]:
@@ -108,8 +108,8 @@ def test_a_server_that_ends_says_how_often_and_its_last_lines() -> None:
     assert pod_reason(found, log="a\nb\nc\nd\ne\nthe model is broken\n") == (
         "its server ends with exit code 1, 4 times so far:\nb\nc\nd\ne\nthe model is broken"
     )
-    assert is_hopeless(found)
-    assert not is_hopeless(pod(containerStatuses=[container(ended={"exitCode": 1}, restartCount=2)]))
+    assert never_becomes_ready(found)
+    assert not never_becomes_ready(pod(containerStatuses=[container(ended={"exitCode": 1}, restartCount=2)]))
 
 
 def test_a_server_that_cannot_begin_says_what_the_node_says() -> None:
@@ -136,7 +136,7 @@ def test_a_step_that_has_ended_well_and_a_server_that_was_restarted_long_ago_are
     server = container(ended={"exitCode": 1}, restartCount=5, ready=True)
 
     assert pod_reason(pod(initContainerStatuses=[done], containerStatuses=[server])) == ""
-    assert not is_hopeless(pod(initContainerStatuses=[done], containerStatuses=[server]))
+    assert not never_becomes_ready(pod(initContainerStatuses=[done], containerStatuses=[server]))
 
 
 @pytest.mark.parametrize(

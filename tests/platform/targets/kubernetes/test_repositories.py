@@ -69,13 +69,13 @@ def test_repositories_that_no_revision_has_are_removed_and_no_others(s3: S3, tmp
     for each in (asked, neighbour, changed):
         repositories.publish(each)
 
-    repositories.forget("default/reader", [repositories.address(changed)])
+    repositories.remove_except("default/reader", [repositories.address(changed)])
     store.collect(lambda: set())  # blobs that nobody uses go, repositories of deployments stay
 
     assert store.remote is not None
     left = {file.path.rpartition("/echo/")[0] for file in store.remote.files()}
     assert left == {repositories.address(each).removeprefix(f"{s3.uri}/") for each in (neighbour, changed)}
-    repositories.forget("default/reader", ())
+    repositories.remove_except("default/reader", ())
     assert {file.path.split("/")[2] for file in store.remote.files()} == {"reader-2"}
 
 
@@ -108,7 +108,7 @@ def test_a_repository_on_a_volume_is_made_of_links(tmp_path: Path) -> None:
     assert (folder / "echo" / "1").is_dir()
     assert (folder / "echo" / "config.pbtxt").read_text() == changed
     assert (folder / "echo" / "2" / "model.bin").samefile(tmp_path / "versions" / "2" / "1" / "model.bin")
-    repositories.forget("default/reader", ())
+    repositories.remove_except("default/reader", ())
     assert not folder.exists()
 
 

@@ -13,7 +13,7 @@ from tests.support.process import eventually
 
 from charonia.core.errors import ServingError
 from charonia.platform.targets.api import RevisionPhase
-from charonia.platform.targets.kubernetes.rollout import Sight
+from charonia.platform.targets.kubernetes.rollout import DeploymentSnapshot
 
 
 def test_only_what_has_to_be_different_begins_pods_anew(stage: ClusterStage) -> None:
@@ -145,11 +145,11 @@ def test_a_pod_that_was_evicted_is_no_server_any_more_once_another_one_is_there(
     assert serves(target, 1)
     [pod] = stage.api.all("pods")
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
-    others = Sight(stage.api.get("deployments", OBJECT), [pod, {**pod, "status": evicted}])
-    alone = Sight(stage.api.get("deployments", OBJECT), [{**pod, "status": evicted}])
+    others = DeploymentSnapshot(stage.api.get("deployments", OBJECT), [pod, {**pod, "status": evicted}])
+    alone = DeploymentSnapshot(stage.api.get("deployments", OBJECT), [{**pod, "status": evicted}])
 
-    assert others.living() == [pod]
-    assert [each["status"] for each in alone.living()] == [evicted]
+    assert others.active_pods() == [pod]
+    assert [each["status"] for each in alone.active_pods()] == [evicted]
 
 
 def test_keys_are_those_of_now_also_when_an_earlier_revision_comes_back(stage: ClusterStage) -> None:

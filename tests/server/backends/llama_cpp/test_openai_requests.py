@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from charonia.server.backends.language.worker.members import MemberError
-from charonia.server.backends.llama_cpp.worker.openai_members import Abilities, AnswerForm, llama_request
+from charonia.server.backends.llama_cpp.worker.openai_members import AnswerForm, Capabilities, llama_request
 
 CHAT = "chat/completions"
 TOOL = {"type": "function", "function": {"name": "f"}}
 OTHER = {"type": "function", "function": {"name": "g"}}
-ALL = Abilities(tools=True, images=True, audio=True)
+ALL = Capabilities(tools=True, images=True, audio=True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,9 @@ def test_what_fits_is_sent_and_null_is_left_out() -> None:
     others = {"logit_bias": {"5": -100}, "tools": [TOOL], "min_p": 0.1, "logprobs": True, "user": "me"}
 
     assert llama_request(CHAT, {**bounds, **others, "seed": None}, ALL) == {**bounds, **others}
-    assert llama_request("completions", {"logprobs": 20, "stop": None, "best_of": 1, "echo": False}, Abilities()) == {
+    assert llama_request(
+        "completions", {"logprobs": 20, "stop": None, "best_of": 1, "echo": False}, Capabilities()
+    ) == {
         "logprobs": 20,
         "best_of": 1,
         "echo": False,
@@ -135,10 +137,10 @@ def test_the_format_of_a_completion_is_a_schema() -> None:
 
 
 def test_tools_need_a_place_in_the_template() -> None:
-    llama_request(CHAT, {"tools": []}, Abilities())
-    llama_request(CHAT, {"tools": [TOOL], "tool_choice": "none"}, Abilities())
+    llama_request(CHAT, {"tools": []}, Capabilities())
+    llama_request(CHAT, {"tools": [TOOL], "tool_choice": "none"}, Capabilities())
     with pytest.raises(MemberError, match=r"^tools: the chat template of the model has no place for tools"):
-        llama_request(CHAT, {"tools": [TOOL]}, Abilities())
+        llama_request(CHAT, {"tools": [TOOL]}, Capabilities())
 
 
 def test_the_choice_of_a_function_leaves_out_the_others() -> None:
@@ -155,9 +157,9 @@ def test_parts_of_a_message_need_a_model_that_takes_them(kind: str, taken: str) 
     body = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": kind}]}]}
 
     with pytest.raises(MemberError, match=r"^messages\[1\].content\[0\]: "):
-        llama_request(CHAT, body, Abilities())
+        llama_request(CHAT, body, Capabilities())
     if taken:
-        assert llama_request(CHAT, body, Abilities(**{taken: True})) == body
+        assert llama_request(CHAT, body, Capabilities(**{taken: True})) == body
 
 
 def test_a_completion_has_its_own_id_and_log_probabilities() -> None:
@@ -194,10 +196,10 @@ def test_a_stream_can_have_the_usage_in_each_chunk() -> None:
 def test_a_text_between_two_others_is_asked_for_in_the_words_of_llama_cpp() -> None:
     asked = {"model": "m", "prompt": "a", "suffix": "b", "max_tokens": 3, "n": 1}
 
-    sent = llama_request("completions", asked, Abilities())
+    sent = llama_request("completions", asked, Capabilities())
 
     assert (sent["input_prefix"], sent["input_suffix"], sent["n_predict"]) == ("a", "b", 3)
     assert not {"prompt", "suffix", "max_tokens"} & set(sent)
     for name, value in {"n": 2, "logprobs": 1, "prompt": ["a"]}.items():
         with pytest.raises(MemberError, match=f"^{name}: "):
-            llama_request("completions", {**asked, name: value}, Abilities())
+            llama_request("completions", {**asked, name: value}, Capabilities())

@@ -100,11 +100,11 @@ class TritonPythonModel:
 """
 
 
-Made = Callable[..., Model]
+SharedObject = Callable[..., Model]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def made(tmp_path: Path) -> SharedObject:
     """Return what makes a model whose `execute` has these lines."""
     return lambda body, *, is_async=False, **options: Model(tmp_path, execute(body, is_async=is_async), **options)
 
@@ -119,7 +119,7 @@ def test_every_name_of_the_module_is_documented() -> None:
 # Requests
 
 
-def test_a_request_tells_what_it_carries(made: Made) -> None:
+def test_a_request_tells_what_it_carries(made: SharedObject) -> None:
     model = made("""
 r, = requests
 r.set_flags(1)
@@ -220,7 +220,7 @@ AGAIN = (RESCHEDULED, "")
 RESCHEDULE = "set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)"
 
 
-def test_a_model_may_ask_for_requests_again(made: Made) -> None:
+def test_a_model_may_ask_for_requests_again(made: SharedObject) -> None:
     model = made(f"""
 requests[0].{RESCHEDULE}
 requests[1].{RESCHEDULE}
@@ -239,7 +239,7 @@ return [None, answer(2), answer(3), None]
     assert fourth is None
 
 
-def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(made: Made) -> None:
+def test_a_decoupled_model_may_send_responses_and_ask_for_the_request_again(made: SharedObject) -> None:
     model = made(
         f"""
 sender = requests[0].get_response_sender()
@@ -260,7 +260,7 @@ finally:
     assert [(index, final) for _, index, _, final in model.host.responses] == [(0, False), (2, True), (0, False)]
 
 
-def test_an_async_decoupled_model_asks_when_it_is_done(made: Made) -> None:
+def test_an_async_decoupled_model_asks_when_it_is_done(made: SharedObject) -> None:
     body = f"requests[0].{RESCHEDULE}; requests[1].get_response_sender().send(flags=1); requests[1].{RESCHEDULE}"
     model = made(body, is_async=True, decoupled=True)
     model.run(1, 2)
@@ -269,7 +269,7 @@ def test_an_async_decoupled_model_asks_when_it_is_done(made: Made) -> None:
     assert model.host.responses == [(1, 1, None, True), (1, 0, AGAIN, True)]
 
 
-def test_a_model_that_raises_asks_for_nothing(made: Made) -> None:
+def test_a_model_that_raises_asks_for_nothing(made: SharedObject) -> None:
     (result,) = made(f"requests[0].{RESCHEDULE}; raise ValueError('no')").run(1)
 
     assert "ValueError: no" in result[1]
@@ -305,7 +305,7 @@ def test_other_models_are_called_during_execute_only(tmp_path: Path, where: str)
 
 
 @pytest.mark.parametrize("code", range(8))
-def test_an_error_of_every_code_is_passed_on(made: Made, code: int) -> None:
+def test_an_error_of_every_code_is_passed_on(made: SharedObject, code: int) -> None:
     model = made(f"return [pb_utils.InferenceResponse(error=pb_utils.TritonError('no', {code}))]")
 
     assert model.run(1) == [(code, "no")]
@@ -348,7 +348,7 @@ def test_an_error_takes_its_own_codes_only() -> None:
         ("raise ValueError('pity')", "Failed to process the request(s) for model 'm_0_0', message: ValueError: pity"),
     ],
 )
-def test_what_execute_does_wrong_is_the_answer(made: Made, body: str, message: str) -> None:
+def test_what_execute_does_wrong_is_the_answer(made: SharedObject, body: str, message: str) -> None:
     model = made(body)
 
     ((code, text),) = model.run(1)
@@ -357,7 +357,7 @@ def test_what_execute_does_wrong_is_the_answer(made: Made, body: str, message: s
     assert message in text
 
 
-def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(made: Made) -> None:
+def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(made: SharedObject) -> None:
     model = made("raise ValueError('pity')")
 
     model.run(1)
@@ -368,7 +368,7 @@ def test_an_exception_is_reported_with_its_traceback_and_the_requests_ids(made: 
     assert text.rstrip().endswith("ValueError: pity")
 
 
-def test_outputs_that_nobody_asked_for_are_dropped(made: Made) -> None:
+def test_outputs_that_nobody_asked_for_are_dropped(made: SharedObject) -> None:
     model = made("return [pb_utils.InferenceResponse(answer(1).output_tensors() + [pb_utils.Tensor('X', np.ones(1))])]")
 
     ((_, tensors, _),) = model.run(1)
@@ -376,7 +376,7 @@ def test_outputs_that_nobody_asked_for_are_dropped(made: Made) -> None:
     assert [tensor.name() for tensor in tensors] == ["OUT"]
 
 
-def test_a_model_may_empty_the_list_of_requests(made: Made) -> None:
+def test_a_model_may_empty_the_list_of_requests(made: SharedObject) -> None:
     model = made("return [answer(requests.pop(0).inputs()[0].as_numpy()[0]) for _ in range(2)]")
 
     assert [values_of(r) for r in model.run(1, 2)] == [[1], [2]]
@@ -385,7 +385,7 @@ def test_a_model_may_empty_the_list_of_requests(made: Made) -> None:
 # Senders
 
 
-def test_senders_of_several_requests_send_together_and_listen_for_their_callers(made: Made) -> None:
+def test_senders_of_several_requests_send_together_and_listen_for_their_callers(made: SharedObject) -> None:
     body = """
 senders = [r.get_response_sender() for r in requests]
 self.gone = []
@@ -407,7 +407,7 @@ except pb_utils.TritonModelException as error:
     assert model.runner._model.gone == [1]
 
 
-def test_an_ordinary_model_may_answer_through_the_sender(made: Made) -> None:
+def test_an_ordinary_model_may_answer_through_the_sender(made: SharedObject) -> None:
     model = made("""
 sender = requests[0].get_response_sender()
 assert sender is requests[0].get_response_sender()
@@ -425,21 +425,21 @@ return [None, answer(6)]
     assert values_of(second) == [6]
 
 
-def test_an_ordinary_model_may_return_nothing_where_it_sends_everything(made: Made) -> None:
+def test_an_ordinary_model_may_return_nothing_where_it_sends_everything(made: SharedObject) -> None:
     model = made("for r in requests: r.get_response_sender().send(answer(1), 1)")
 
     assert model.run(1, 2) == [None, None]
     assert [index for _, index, _, _ in model.host.responses] == [0, 1]
 
 
-def test_a_response_after_the_senders_is_dropped_and_logged(made: Made) -> None:
+def test_a_response_after_the_senders_is_dropped_and_logged(made: SharedObject) -> None:
     model = made("requests[0].get_response_sender().send(answer(1)); return [answer(2)]")
 
     assert model.run(1) == [None]
     assert "response for request 'id-1', which its response sender had answered" in model.host.logged[0][1]
 
 
-def test_an_unused_sender_does_not_keep_the_returned_response(made: Made) -> None:
+def test_an_unused_sender_does_not_keep_the_returned_response(made: SharedObject) -> None:
     model = made("requests[0].get_response_sender(); return [answer(2)]")
 
     assert values_of(model.run(1)[0]) == [2]
@@ -460,7 +460,7 @@ SENDER_MISUSE = [
 
 
 @pytest.mark.parametrize(("decoupled", "body", "message"), SENDER_MISUSE)
-def test_wrong_use_of_a_sender_is_refused(made: Made, decoupled: bool, body: str, message: str) -> None:
+def test_wrong_use_of_a_sender_is_refused(made: SharedObject, decoupled: bool, body: str, message: str) -> None:
     model = made(
         f"""
 s = requests[0].get_response_sender()
@@ -478,7 +478,7 @@ s._is_closed = True
     assert message in logged[1]
 
 
-def test_a_decoupled_model_sends_any_number_of_responses(made: Made) -> None:
+def test_a_decoupled_model_sends_any_number_of_responses(made: SharedObject) -> None:
     model = made(
         """
 for request in requests:
@@ -496,7 +496,7 @@ for request in requests:
     assert seen == [(0, None, True), (1, [0], False), (1, [1], False), (1, None, True)]
 
 
-def test_a_decoupled_response_may_leave_outputs_out(made: Made) -> None:
+def test_a_decoupled_response_may_leave_outputs_out(made: SharedObject) -> None:
     model = made("requests[0].get_response_sender().send(pb_utils.InferenceResponse([]), 1)", decoupled=True)
 
     model.run(1)
@@ -512,7 +512,7 @@ def test_a_decoupled_response_may_leave_outputs_out(made: Made) -> None:
     ],
 )
 def test_what_a_decoupled_model_returns_or_raises_ends_the_requests_that_are_open(
-    made: Made, ends: str, text: str
+    made: SharedObject, ends: str, text: str
 ) -> None:
     model = made(f"requests[0].get_response_sender().send(answer(1), 1)\n{ends}", decoupled=True)
 
@@ -522,7 +522,7 @@ def test_what_a_decoupled_model_returns_or_raises_ends_the_requests_that_are_ope
     assert text in second[1]
 
 
-def test_requests_that_a_decoupled_model_forgets_are_answered(made: Made) -> None:
+def test_requests_that_a_decoupled_model_forgets_are_answered(made: SharedObject) -> None:
     model = made("requests[1].get_response_sender().send(answer(1))", decoupled=True)
 
     assert model.run(1, 2) == [None, None]
@@ -534,7 +534,7 @@ def test_requests_that_a_decoupled_model_forgets_are_answered(made: Made) -> Non
         assert final
 
 
-def test_a_request_that_is_kept_stays_open(made: Made) -> None:
+def test_a_request_that_is_kept_stays_open(made: SharedObject) -> None:
     model = made("TritonPythonModel.kept = requests[0]", decoupled=True)
     model.run(1)
     assert model.host.responses == []
@@ -546,7 +546,7 @@ def test_a_request_that_is_kept_stays_open(made: Made) -> None:
     assert model.host.responses == [(1, 0, None, True)]
 
 
-def test_threads_may_send_after_execute_has_returned(made: Made) -> None:
+def test_threads_may_send_after_execute_has_returned(made: SharedObject) -> None:
     model = made(
         """
 senders = [request.get_response_sender() for request in requests]
@@ -575,7 +575,7 @@ for thread in self.threads:
         assert own[-1] == (None, True)
 
 
-def test_cancellation_is_seen_by_request_and_sender(made: Made) -> None:
+def test_cancellation_is_seen_by_request_and_sender(made: SharedObject) -> None:
     model = made("TritonPythonModel.kept = requests", decoupled=True)
     model.run(1, 2)
     first, second = type(model.runner._model).kept
@@ -592,7 +592,7 @@ def test_cancellation_is_seen_by_request_and_sender(made: Made) -> None:
 # async
 
 
-def test_an_async_model_waits_for_several_calls_at_once(made: Made) -> None:
+def test_an_async_model_waits_for_several_calls_at_once(made: SharedObject) -> None:
     model = made(
         """
 a, b = await asyncio.gather(call("a").async_exec(), call("b").async_exec())
@@ -607,7 +607,7 @@ return [answer(sum(r.output_tensors()[0].as_numpy()[0] for r in (a, b, c)))]
     assert [call.model_name for call in model.host.calls[:3]] == ["a", "b", "c"]
 
 
-def test_async_exec_starts_at_once(made: Made) -> None:
+def test_async_exec_starts_at_once(made: SharedObject) -> None:
     model = made(
         """
 started = [call("a").async_exec(), call("b").async_exec()]
@@ -622,14 +622,14 @@ return [answer(self.count)]
     assert values_of(model.run(1)[0]) == [2]
 
 
-def test_async_exec_needs_an_event_loop(made: Made) -> None:
+def test_async_exec_needs_an_event_loop(made: SharedObject) -> None:
     model = made("call().async_exec()")
 
     assert "async_exec needs a running event loop" in model.run(1)[0][1]
     assert model.host.calls == []
 
 
-def test_a_cancelled_task_gives_its_call_up(made: Made) -> None:
+def test_a_cancelled_task_gives_its_call_up(made: SharedObject) -> None:
     model = made(
         """
 tasks = [call().async_exec(), call(timeout=5).async_exec()]
@@ -649,7 +649,7 @@ return [answer(1)]
     assert sorted(model.host.ended) == [1, 2]
 
 
-def test_an_async_model_that_is_cancelled_or_raises_says_so(made: Made) -> None:
+def test_an_async_model_that_is_cancelled_or_raises_says_so(made: SharedObject) -> None:
     model = made("raise asyncio.CancelledError('gone')", is_async=True)
 
     assert "CancelledError: gone" in model.run(1)[0][1]
@@ -724,7 +724,7 @@ def test_the_tasks_of_an_async_model_answer_after_its_execute_has_returned(tmp_p
     assert third[2][1] == "the model dropped the response sender of the request without a final response"
 
 
-def test_the_calls_of_a_task_belong_to_the_batch_that_created_it(made: Made) -> None:
+def test_the_calls_of_a_task_belong_to_the_batch_that_created_it(made: SharedObject) -> None:
     body = """
 async def later(sender):
     await asyncio.sleep(0.001)
@@ -773,7 +773,7 @@ class TritonPythonModel:
 # Calls of other models
 
 
-def test_a_failed_call_is_a_response_with_an_error(made: Made) -> None:
+def test_a_failed_call_is_a_response_with_an_error(made: SharedObject) -> None:
     model = made("r = call().exec(); return [pb_utils.InferenceResponse(error=r.error())]")
     failure = InferenceResponse(error=TritonError("Model 'other' is not ready", TritonError.UNAVAILABLE))
     model.host.outcomes = lambda call: [(failure, True)]
@@ -791,7 +791,7 @@ def test_a_call_that_gets_no_response_is_an_error(tmp_path: Path) -> None:
         assert model.run(1) == [(TritonError.INTERNAL, "model 'other' sent no response")]
 
 
-def test_an_iterator_gives_the_responses_in_order(made: Made) -> None:
+def test_an_iterator_gives_the_responses_in_order(made: SharedObject) -> None:
     stream = [(answer(1), False), (answer(2), False), (answer(3), True)]
     for outcomes in (stream, [*[(r, False) for r, _ in stream], (None, True)]):
         for body, is_async in (
@@ -809,7 +809,7 @@ def test_an_iterator_gives_the_responses_in_order(made: Made) -> None:
             assert model.host.ended == []
 
 
-def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(made: Made) -> None:
+def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(made: SharedObject) -> None:
     for body, is_async in (
         ("i = call().exec(decoupled=True)\nfirst = next(i)\ni.cancel()\ni.cancel()\nrest = list(i)", False),
         (
@@ -827,7 +827,7 @@ def test_an_iterator_that_is_cancelled_yields_what_the_model_still_sends(made: M
         assert model.host.ended == []
 
 
-def test_an_iterator_that_is_dropped_gives_the_call_up(made: Made) -> None:
+def test_an_iterator_that_is_dropped_gives_the_call_up(made: SharedObject) -> None:
     model = made("next(call().exec(decoupled=True)); gc.collect(); return [answer(1)]")
     model.host.outcomes = lambda call: [(answer(1), False)]
 
@@ -835,7 +835,7 @@ def test_an_iterator_that_is_dropped_gives_the_call_up(made: Made) -> None:
     assert model.host.ended == [1]
 
 
-def test_a_call_is_made_for_the_batch_that_waits_for_it(made: Made) -> None:
+def test_a_call_is_made_for_the_batch_that_waits_for_it(made: SharedObject) -> None:
     body = """
 thread = threading.Thread(target=lambda: call("thread").exec())
 thread.start()
@@ -898,7 +898,7 @@ def test_what_the_server_refuses_is_raised() -> None:
 # Log
 
 
-def test_the_log_gets_levels_and_places(made: Made) -> None:
+def test_the_log_gets_levels_and_places(made: SharedObject) -> None:
     body = "log = pb_utils.Logger\nlog.log('a')\nlog.log('b', log.ERROR)\nlog.log_info(1)\nlog.log_warn('w')\n"
     model = made(body + "log.log_error('e')\nlog.log_verbose('v')\nreturn [answer(1)]")
 

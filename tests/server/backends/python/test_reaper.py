@@ -50,7 +50,7 @@ def test_it_ends_when_there_is_nothing_left_to_watch() -> None:
         reaper.watch(watched.pid)
         assert reaper.end() == 0  # not while it has something to watch
 
-        reaper.forget(watched.pid)
+        reaper.unregister(watched.pid)
         watched.kill()
 
     pid = reaper.end()

@@ -124,7 +124,7 @@ async def test_what_a_forked_child_logs_reaches_the_log_as_output(
 async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     code = HEAD + "    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
     reaper.watch(0)  # so that it is there before, too
-    reaper.forget(0)
+    reaper.unregister(0)
     before = set(psutil.Process().children())
     starting = asyncio.ensure_future(load(tmp_path, code))
     while not set(psutil.Process().children()) > before:

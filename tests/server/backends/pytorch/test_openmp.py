@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.support.process import eventually
 
-from charonia.server.backends.pytorch.openmp import awake_while_waiting, in_passing_thread
+from charonia.server.backends.pytorch.openmp import in_passing_thread, spinning_while_waiting
 
 
 def threads_of_process() -> int:
@@ -44,7 +44,7 @@ def test_waiting_is_set_only_while_the_library_is_loaded(monkeypatch: pytest.Mon
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
 
-    with awake_while_waiting():
+    with spinning_while_waiting():
         within = os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"]
 
     assert within == ("ACTIVE", "300000")
@@ -56,7 +56,7 @@ def test_what_the_environment_says_of_waiting_stays(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
 
-    with awake_while_waiting():
+    with spinning_while_waiting():
         assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
         assert "GOMP_SPINCOUNT" not in os.environ
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 from tests.support import pretended_tensorrt_llm
-from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by, started_by
+from tests.support.engine_requests import (
+    EngineRequest,
+    RefusedError,
+    answered_by,
+    openai,
+    pretended,
+    refused_by,
+    started_by,
+)
 from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS
@@ -53,16 +61,18 @@ refused = partial(refused_by, started)
 
 
 def test_a_prompt_is_answered_without_the_prompt_as_in_triton() -> None:
-    asked = answered(Asked("one two", sampling={"sampling_param_max_tokens": 3}))
+    asked = answered(EngineRequest("one two", sampling={"sampling_param_max_tokens": 3}))
     assert asked.responses == [{"text_output": [b" one two one"]}]
     assert asked.usage == {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 0}
-    asked = answered(Asked("one two", excludes_input=False, sampling={"max_tokens": "1"}))
+    asked = answered(EngineRequest("one two", excludes_input=False, sampling={"max_tokens": "1"}))
     assert asked.responses == [{"text_output": [b"one two one"]}]
 
 
 def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted() -> None:
     wanted = frozenset(("finish_reason", "stop_reason", "num_output_tokens", "num_input_tokens", "logprobs"))
-    asked = answered(Asked("one two", stream=True, excludes_input=True, returns=wanted, sampling={"max_tokens": 2}))
+    asked = answered(
+        EngineRequest("one two", stream=True, excludes_input=True, returns=wanted, sampling={"max_tokens": 2})
+    )
     assert [response["text_output"] for response in asked.responses] == [[b" one"], [b" two"]]
     assert [response["finish_reason"] for response in asked.responses] == [[b"None"], [b"length"]]
     last = asked.responses[1]
@@ -71,7 +81,7 @@ def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted(
 
 
 def test_what_was_measured_is_in_outputs_of_tritons_names() -> None:
-    asked = answered(Asked("one", sampling={"sampling_param_return_perf_metrics": True, "max_tokens": 1}))
+    asked = answered(EngineRequest("one", sampling={"sampling_param_return_perf_metrics": True, "max_tokens": 1}))
     found = {name: value.tolist() for name, value in asked.responses[0].items() if name != "text_output"}
     assert found == {
         "kv_cache_reused_block": [1],
@@ -105,13 +115,13 @@ def test_what_was_measured_is_in_outputs_of_tritons_names() -> None:
     ],
 )
 def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: str) -> None:
-    error = refused(Asked("one", sampling=sampling))
+    error = refused(EngineRequest("one", sampling=sampling))
     assert str(error).startswith(message)
     assert error.code == TritonError.INVALID_ARG
 
 
 def test_a_temperature_of_0_takes_the_most_likely_token() -> None:
-    answered(Asked("one", sampling={"temperature": 0, "top_p": 0.5, "seed": None, "stop": ["a", "b"]}))
+    answered(EngineRequest("one", sampling={"temperature": 0, "top_p": 0.5, "seed": None, "stop": ["a", "b"]}))
     params = LLM.latest.requests[0][1]
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (None, None, 1, ["a", "b"])
 
@@ -183,13 +193,13 @@ def test_a_wrong_member_is_named(more: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
+        EngineRequest("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
         openai(CHAT, {"messages": MESSAGES, "stream": True, "max_tokens": 1000}),
         openai(CHAT, {"messages": MESSAGES, "max_tokens": 1000}),
     ],
     ids=["generate", "chat", "document"],
 )
-async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: EngineRequest) -> None:
     async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         await until_one_runs(engine)
@@ -202,27 +212,27 @@ async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> 
 
 async def test_a_request_is_cancelled_by_its_id_as_in_triton() -> None:
     async with started() as engine:
-        first = Asked("one", id="a", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        first = EngineRequest("one", id="a", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
         await until_one_runs(engine)
         with pytest.raises(RefusedError) as caught:
-            await engine.answer(Asked("", id="a", sampling={"stop": True}))
+            await engine.answer(EngineRequest("", id="a", sampling={"stop": True}))
         assert caught.value.code == TritonError.CANCELLED
         await running
         assert len(LLM.latest.aborted) == 1
         assert first.is_over
         with pytest.raises(RefusedError, match="stop: expected the id"):
-            await engine.answer(Asked("", sampling={"stop": True}))
+            await engine.answer(EngineRequest("", sampling={"stop": True}))
 
 
 async def test_the_end_of_the_engine_fails_open_requests_and_is_seen() -> None:
     async with started() as engine:
         assert engine.problem() == ""
-        first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        first = EngineRequest("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
         await until_one_runs(engine)
         with pytest.raises(RefusedError, match="the engine of the model has failed") as caught:
-            await engine.answer(Asked("die"))
+            await engine.answer(EngineRequest("die"))
         assert caught.value.code == TritonError.UNAVAILABLE
         assert "the executor is gone" in engine.problem()
         with pytest.raises(RefusedError, match="the executor is gone"):

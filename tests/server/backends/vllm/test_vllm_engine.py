@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 from tests.support import pretended_vllm
-from tests.support.engine_requests import Asked, RefusedError, answered_by, openai, pretended, refused_by, started_by
+from tests.support.engine_requests import (
+    EngineRequest,
+    RefusedError,
+    answered_by,
+    openai,
+    pretended,
+    refused_by,
+    started_by,
+)
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS, ChunkWriter
@@ -59,7 +67,7 @@ refused = partial(refused_by, started)
 
 
 def test_a_prompt_is_answered_with_one_response_that_begins_with_it() -> None:
-    asked = answered(Asked("one two", sampling={"max_tokens": "3"}))
+    asked = answered(EngineRequest("one two", sampling={"max_tokens": "3"}))
     assert asked.responses == [{"text_output": [b"one two one two one"]}]
     assert asked.usage == {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 2}
 
@@ -67,7 +75,7 @@ def test_a_prompt_is_answered_with_one_response_that_begins_with_it() -> None:
 def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted() -> None:
     wanted = frozenset(("finish_reason", "num_output_tokens", "num_input_tokens", "logprobs", "cumulative_logprob"))
     sampling = {"max_tokens": 2, "logprobs": 0}
-    asked = answered(Asked("one two", stream=True, excludes_input=True, returns=wanted, sampling=sampling))
+    asked = answered(EngineRequest("one two", stream=True, excludes_input=True, returns=wanted, sampling=sampling))
     assert [response["text_output"] for response in asked.responses] == [[b" one"], [b" two"]]
     assert [response["finish_reason"] for response in asked.responses] == [[b"None"], [b"length"]]
     last = asked.responses[1]
@@ -87,23 +95,23 @@ def test_a_stream_has_a_response_for_each_token_and_the_outputs_that_are_wanted(
     ],
 )
 def test_a_wrong_sampling_parameter_is_named(sampling: dict[str, Any], message: str) -> None:
-    error = refused(Asked("one", sampling=sampling))
+    error = refused(EngineRequest("one", sampling=sampling))
     assert str(error).startswith(message)
     assert error.code == INVALID_ARG
 
 
 @pytest.mark.parametrize("given", ["{", "[]", "{}", {"input": "x"}, '{"input": "x", "pooling_params": 1}'])
 def test_a_wrong_request_for_an_embedding_is_named(given: object) -> None:
-    error = refused(Asked("", sampling={"embedding_request": given}))
+    error = refused(EngineRequest("", sampling={"embedding_request": given}))
     assert str(error).startswith("embedding_request: expected a JSON object with `input`")
     assert error.code == INVALID_ARG
 
 
 def test_an_adapter_is_chosen_by_its_name() -> None:
-    asked = Asked("one", sampling={"lora_name": "sql"})
+    asked = EngineRequest("one", sampling={"lora_name": "sql"})
     answered(asked, loras={"sql": "weights"})
     assert AsyncLLM.latest.requests[0][1]["lora_request"].name == "lm:sql"
-    error = refused(Asked("one", sampling={"lora_name": "x"}), loras={"sql": "weights"})
+    error = refused(EngineRequest("one", sampling={"lora_name": "x"}), loras={"sql": "weights"})
     assert str(error) == "lora_name: expected one of sql, got 'x'"
 
 
@@ -184,12 +192,12 @@ def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> 
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
+        EngineRequest("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000}),
         openai(CHAT, {"messages": MESSAGES, "stream": True, "max_tokens": 1000}),
     ],
     ids=["generate", "chat"],
 )
-async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> None:
+async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: EngineRequest) -> None:
     async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         while len(asked.responses) < 3:
@@ -206,9 +214,9 @@ async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: Asked) -> 
 async def test_the_end_of_the_engine_fails_open_requests_and_later_ones() -> None:
     async with started() as engine:
         assert engine.problem() == ""
-        first = Asked("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
+        first = EngineRequest("one", stream=True, excludes_input=True, sampling={"max_tokens": 1000})
         running = asyncio.create_task(engine.answer(first))
-        for asked in (Asked("die"), Asked("one"), openai(CHAT, {"messages": MESSAGES, "stream": True})):
+        for asked in (EngineRequest("die"), EngineRequest("one"), openai(CHAT, {"messages": MESSAGES, "stream": True})):
             with pytest.raises(RefusedError) as caught:
                 await engine.answer(asked)
             assert caught.value.code == UNAVAILABLE

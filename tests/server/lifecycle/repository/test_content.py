@@ -12,7 +12,7 @@ def made(folder: Path, **files: str) -> bytes:
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return content_digest(ModelFolder(name="m", repository=folder, elsewhere=folder, fingerprint=""), 1)
+    return content_digest(ModelFolder(name="m", repository=folder, actual_path=folder, fingerprint=""), 1)
 
 
 FILES = {"1__model": "weights", "labels": "a", "warmup__x": "data"}

@@ -51,8 +51,8 @@ def test_a_link_that_leads_nowhere_or_in_a_circle_takes_no_model_with_it(tmp_pat
 def test_a_symbolic_link_to_a_folder_is_a_model(tmp_path: Path) -> None:
     repository = folders(tmp_path / "r")
     repository.mkdir()
-    elsewhere = folders(tmp_path, "store/bert-v3") / "store" / "bert-v3"
-    (repository / "bert").symlink_to(elsewhere)
+    actual_path = folders(tmp_path, "store/bert-v3") / "store" / "bert-v3"
+    (repository / "bert").symlink_to(actual_path)
 
     assert list(scan([repository]).models) == ["bert"]
 

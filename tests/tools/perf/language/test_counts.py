@@ -12,7 +12,7 @@ from charonia.tools.perf.language.replies import (
     INPUT_TOKENS,
     OUTPUT_TOKENS,
     UNKNOWN,
-    Counted,
+    CountedResponse,
     Reply,
     ReplyReader,
     figures,
@@ -22,16 +22,16 @@ from charonia.tools.perf.language.replies import (
     values_of,
     widened,
 )
-from charonia.tools.perf.language.requests import Dialogue, LanguageSource, Turn
-from charonia.tools.perf.samples import DONE, INTENDED, OUTCOME, RESPONSES, SENT, WIDTH, Received, Rows
-from charonia.tools.results.language import CountedBy
+from charonia.tools.perf.language.requests import Conversation, LanguageSource, Turn
+from charonia.tools.perf.samples import DONE, INTENDED, OUTCOME, RESPONSES, SENT, WIDTH, ReceivedResponse, Rows
+from charonia.tools.results.language import TokenCounter
 
 START = 1_000
 MS = 1_000_000
 
 
 def reader() -> ReplyReader:
-    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Dialogue((Turn("hi"),))])
+    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Conversation((Turn("hi"),))])
     return ReplyReader(source, LanguageEndpoint.CHAT, None, is_grpc=False)
 
 
@@ -43,7 +43,7 @@ def row_of(reply: Reply, output_tokens: int, input_tokens: int = 5) -> tuple[Row
     row = np.zeros((1, WIDTH), np.int64)
     row[0, INTENDED] = row[0, SENT] = START
     rows = widened(row)
-    gaps = fill(rows[0], Counted(reply, input_tokens, output_tokens))
+    gaps = fill(rows[0], CountedResponse(reply, input_tokens, output_tokens))
     return rows, gaps.tolist()
 
 
@@ -135,10 +135,10 @@ def test_a_good_request_meets_all_limits() -> None:
 def test_without_usage_and_tokenizer_each_piece_is_a_token() -> None:
     counting = reader()
     body = b'data: {"choices": [{"delta": {"content": "a b"}}]}\n\n' * 3
-    found = counting.read(0, Received(np.array([[9, len(body)]], np.int64).tobytes(), body))
+    found = counting.read(0, ReceivedResponse(np.array([[9, len(body)]], np.int64).tobytes(), body))
 
     assert (found.output_tokens, found.input_tokens) == (3, UNKNOWN)
-    assert (counting.output_counted_by, counting.input_counted_by) == (CountedBy.PIECES, CountedBy.NOBODY)
+    assert (counting.output_counted_by, counting.input_counted_by) == (TokenCounter.PIECES, TokenCounter.NOBODY)
 
 
 def test_a_response_without_content_or_with_an_error_is_a_failure() -> None:
@@ -167,19 +167,19 @@ class Words:
 
 def test_a_tokenizer_counts_the_prompt_with_what_was_said_before() -> None:
     turns = (Turn("one two"), Turn("three"))
-    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Dialogue(turns)])
+    source = LanguageSource(("m", ""), LanguagePlan(), PromptPlan(), [Conversation(turns)])
     counting = ReplyReader(source, LanguageEndpoint.CHAT, Words(), is_grpc=False)
     body = b'data: {"choices": [{"delta": {"reasoning": "hm", "content": "a b"}}]}\n\n'
     arrivals = np.array([[9, len(body)]], np.int64).tobytes()
     second = 1
 
-    first = [counting.read(0, Received(arrivals, body)).input_tokens for _ in range(2)]
-    later = [counting.read(second, Received(arrivals, body, (reply,))).input_tokens for reply in ("x", "x y z")]
+    first = [counting.read(0, ReceivedResponse(arrivals, body)).input_tokens for _ in range(2)]
+    later = [counting.read(second, ReceivedResponse(arrivals, body, (reply,))).input_tokens for reply in ("x", "x y z")]
 
     assert first == [2, 2]
     assert later == [4, 6]
-    assert counting.read(0, Received(arrivals, body)).output_tokens == 3
-    assert (counting.output_counted_by, counting.input_counted_by) == (CountedBy.TOKENIZER, CountedBy.TOKENIZER)
+    assert counting.read(0, ReceivedResponse(arrivals, body)).output_tokens == 3
+    assert (counting.output_counted_by, counting.input_counted_by) == (TokenCounter.TOKENIZER, TokenCounter.TOKENIZER)
 
 
 def test_two_tokens_have_an_inter_token_latency() -> None:

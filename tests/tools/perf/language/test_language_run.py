@@ -9,7 +9,7 @@ from tests.support.language_server import FakeLanguageModel, language_server
 
 from charonia.cli.perf import parse, run
 from charonia.tools.results.json_form import from_json
-from charonia.tools.results.language import CountedBy
+from charonia.tools.results.language import TokenCounter
 from charonia.tools.results.records import LevelResult, PerfRun, Verdict
 
 MS = 1_000_000
@@ -47,7 +47,7 @@ def test_times_and_tokens_of_a_stream_are_measured(tmp_path: Path) -> None:
     assert 70 <= figures.latency.p50 / MS < 600
     assert figures.inter_token.p50 > 5 * MS
     assert figures.inter_chunk.count == 6 * 4
-    assert (figures.output_counted_by, figures.input_counted_by) == (CountedBy.SERVER, CountedBy.SERVER)
+    assert (figures.output_counted_by, figures.input_counted_by) == (TokenCounter.SERVER, TokenCounter.SERVER)
     assert figures.output_tokens is not None
     assert figures.input_tokens is not None
     assert (figures.output_tokens.mean, figures.input_tokens.mean) == (5, 12)
@@ -121,7 +121,7 @@ def test_without_usage_pieces_are_counted_and_the_report_says_so(tmp_path: Path)
 
     figures = level(made).language
     assert figures is not None
-    assert (figures.output_counted_by, figures.input_counted_by) == (CountedBy.PIECES, CountedBy.NOBODY)
+    assert (figures.output_counted_by, figures.input_counted_by) == (TokenCounter.PIECES, TokenCounter.NOBODY)
     assert figures.output_tokens is not None
     assert figures.output_tokens.mean == 3
 

@@ -9,7 +9,7 @@ from tests.support.process import ServeProcess
 
 from charonia.cli.perf import run
 from charonia.tools.results.json_form import from_json
-from charonia.tools.results.language import CountedBy, LanguageFigures
+from charonia.tools.results.language import LanguageFigures, TokenCounter
 
 SPEAKING = '''
 import json
@@ -86,8 +86,8 @@ def test_pieces_and_tokens_are_those_that_the_model_sent(server: ServeProcess, t
     assert figures.inter_chunk.count == 4 * 3
     assert figures.inter_chunk.mean >= 2_000_000
     assert figures.output_tokens is not None
-    assert (figures.output_tokens.mean, figures.output_counted_by) == (8, CountedBy.SERVER)
-    assert (figures.input_tokens, figures.input_counted_by) == (None, CountedBy.NOBODY)
+    assert (figures.output_tokens.mean, figures.output_counted_by) == (8, TokenCounter.SERVER)
+    assert (figures.input_tokens, figures.input_counted_by) == (None, TokenCounter.NOBODY)
 
 
 def test_a_stream_without_a_response_is_a_failed_request(server: ServeProcess, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from charonia.core.errors import ServingError
 from charonia.tools.perf.language.load import FileTokenizer, read_prompts
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, Length, PromptPlan
 from charonia.tools.perf.language.requests import (
-    Dialogue,
+    Conversation,
     LanguageSource,
     ModelInputs,
     TextGenerator,
@@ -127,7 +127,7 @@ def test_equal_hash_ids_are_equal_text() -> None:
     assert first[1024:] == second[1024:]
 
 
-def read(path: Path, lines: Sequence[object], **plan: Any) -> list[Dialogue]:
+def read(path: Path, lines: Sequence[object], **plan: Any) -> list[Conversation]:
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return read_prompts(PromptPlan(file=str(path), **plan), lambda: TextGenerator(None, 0), 0)
 
@@ -198,7 +198,7 @@ def test_a_replay_needs_times(tmp_path: Path) -> None:
 
 def source(endpoint: LanguageEndpoint, turns: Sequence[Turn], names: Sequence[str] = (), **plan: Any) -> LanguageSource:
     inputs = ModelInputs(frozenset(names))
-    return LanguageSource(("m", ""), LanguagePlan(endpoint), PromptPlan(**plan), [Dialogue(tuple(turns))], inputs)
+    return LanguageSource(("m", ""), LanguagePlan(endpoint), PromptPlan(**plan), [Conversation(tuple(turns))], inputs)
 
 
 def test_a_chat_repeats_what_was_said() -> None:

@@ -13,7 +13,7 @@ from charonia.core.tensor import Tensor
 from charonia.schema.pool import message_class
 from charonia.tools.perf.language.plan import LanguageEndpoint
 from charonia.tools.perf.language.replies import UNKNOWN, Reply, events, read_reply
-from charonia.tools.perf.samples import Received
+from charonia.tools.perf.samples import ReceivedResponse
 from charonia.wire.tensors import encode_tensor
 
 
@@ -29,7 +29,7 @@ def stream(*documents: dict[str, Any] | str, end: str = "\n\n") -> bytes:
 
 
 def reply(body: bytes, endpoint: LanguageEndpoint = LanguageEndpoint.CHAT) -> Reply:
-    return read_reply(endpoint, Received(arrivals(body, [], [7]), body))
+    return read_reply(endpoint, ReceivedResponse(arrivals(body, [], [7]), body))
 
 
 def delta(**members: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_a_chat_has_pieces_where_there_is_content() -> None:
     ends = np.cumsum([len(stream(item)) for item in (role, hello, there, used, "[DONE]")]).tolist()
     packed = np.array(list(zip((10, 20, 30, 40, 50), ends, strict=True)), np.int64).tobytes()
 
-    found = read_reply(LanguageEndpoint.CHAT, Received(packed, body))
+    found = read_reply(LanguageEndpoint.CHAT, ReceivedResponse(packed, body))
 
     assert found.times_ns.tolist() == [20, 30]
     assert (found.content, found.prompt_tokens, found.completion_tokens) == ("Hello there", 5, 2)
@@ -144,7 +144,7 @@ def test_inference_over_grpc_has_a_message_for_each_piece() -> None:
     ends = np.cumsum([len(message) for message in messages]).tolist()
     packed = np.array(list(zip((3, 9), ends, strict=True)), np.int64).tobytes()
 
-    found = read_reply(LanguageEndpoint.INFER, Received(packed, b"".join(messages)), is_grpc=True)
+    found = read_reply(LanguageEndpoint.INFER, ReceivedResponse(packed, b"".join(messages)), is_grpc=True)
 
     assert (found.content, found.times_ns.tolist()) == ("a b", [3, 9])
 

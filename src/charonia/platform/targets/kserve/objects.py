@@ -18,6 +18,7 @@ from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Workload, key_file
 from charonia.platform.targets.fit import MIB, needs_of
 from charonia.platform.targets.kubernetes.api import Cluster
+from charonia.platform.targets.kubernetes.deployment_objects import DeploymentObjects
 from charonia.platform.targets.kubernetes.objects import (
     INFERENCE_SERVICE,
     MANAGED_BY,
@@ -43,9 +44,8 @@ from charonia.platform.targets.kubernetes.objects import (
     template_mark,
     with_marks,
 )
-from charonia.platform.targets.kubernetes.own_objects import OwnObjects
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
-from charonia.platform.targets.kubernetes.rollout import KSERVE, Sight
+from charonia.platform.targets.kubernetes.rollout import KSERVE, DeploymentSnapshot
 from charonia.platform.targets.kubernetes.target import KubernetesTarget, owner_of
 
 KEYS_FOLDER = "/etc/charonia/keys"
@@ -107,10 +107,10 @@ def kserve_rendered(workload: Workload, repository: str, settings: KubernetesSet
         memory=f"{spec.device.memory_mib or -(-needs_of(workload).memory_bytes // MIB)}Mi",
         gpus=len(spec.device.gpus),
         arguments=(
-            *("--exit-on-error=true", f"--api-keys={KEYS_FOLDER}/{key_file(spec)}"),
+            "--exit-on-error=true", f"--api-keys={KEYS_FOLDER}/{key_file(spec)}",
             *([f"--model-idle-unload={spec.idle_unload_s}"] if spec.idle_unload_s else []),
         ),
-    )
+    )  # fmt: skip
     models = tuple(ModelConfig(name=model.name) for model in workload.models)  # served as one repository
     made: dict[str, Any] = kserve_objects(ExportedModels(name, models, is_repository=True), options)
     predictor = made["service"]["spec"]["predictor"]
@@ -277,26 +277,26 @@ def kserve_target(
     )
 
 
-class KserveObjects(OwnObjects):
-    """Reads and writes the objects of deployments. See `OwnObjects`."""
+class KserveObjects(DeploymentObjects):
+    """Reads and writes the objects of deployments. See `DeploymentObjects`."""
 
     kinds: ClassVar[Mapping[str, tuple[ObjectKind, str]]] = {
-        **OwnObjects.kinds,
+        **DeploymentObjects.kinds,
         "services": (INFERENCE_SERVICE, ""),
         "notes": (SECRET, f",{RECORD}={NOTE}"),
     }
 
     def apply_objects(self, record: RevisionRecord, serving: int) -> None:
-        """Apply the objects of a record, then record their revision in the note. See `OwnObjects`."""
+        """Apply the objects of a record, then record their revision in the note. See `DeploymentObjects`."""
         for each in record.objects:
             applied = self._cluster.apply(each)
             if reference(each).kind == INFERENCE_SERVICE:
                 noted = note(applied, self.owner, record.deployment, record.revision, serving)
                 self._cluster.apply(noted, force=True)
-        self.forget()
+        self.invalidate()
 
-    def look(self, deployment: str, *, is_live: bool = False) -> Sight:
-        """Return the state of a deployment. See `OwnObjects`."""
+    def snapshot(self, deployment: str, *, is_live: bool = False) -> DeploymentSnapshot:
+        """Return the state of a deployment. See `DeploymentObjects`."""
         found = self._found(deployment, is_live=is_live)
         service, noted = (next(iter(found[what]), None) for what in ("services", "notes"))
-        return self._sight(as_workload(service, noted, found["workloads"]), found)
+        return self._snapshot(as_workload(service, noted, found["workloads"]), found)

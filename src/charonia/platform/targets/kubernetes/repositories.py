@@ -72,7 +72,7 @@ class ModelRepositories:
         for model, text in configs.items():
             self._remote.put(f"{folder}/{model}/{_CONFIG}", text.encode())
 
-    def forget(self, deployment: str, kept: Collection[str]) -> None:
+    def remove_except(self, deployment: str, kept: Collection[str]) -> None:
         """Remove all repositories of a deployment except these. Raises as `publish`."""
         folder = f"{FOLDER}/{deployment}/"
         inside = tuple(address.removeprefix(f"{self._remote.uri}/") + "/" for address in kept)
@@ -123,7 +123,7 @@ class ClaimRepositories(ModelRepositories):
                 (folder / f".{_CONFIG}.new").write_text(text, encoding="utf-8")
                 (folder / f".{_CONFIG}.new").replace(folder / _CONFIG)
 
-    def forget(self, deployment: str, kept: Collection[str]) -> None:
+    def remove_except(self, deployment: str, kept: Collection[str]) -> None:
         root = self._folder / FOLDER / deployment
         for path in root.iterdir() if root.is_dir() else ():
             if f"{FOLDER}/{deployment}/{path.name}" not in kept:

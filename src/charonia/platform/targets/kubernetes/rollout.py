@@ -67,7 +67,7 @@ def needs_log(pod: Plain) -> str:
     return ""
 
 
-def is_hopeless(pod: Plain) -> bool:
+def never_becomes_ready(pod: Plain) -> bool:
     """Return whether a new pod will never be ready."""
     containers = _containers(pod)
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in containers]
@@ -214,7 +214,7 @@ def has_started(pod: Plain) -> bool:
     return any(container.get("started") for container in _main(pod))
 
 
-def unwell(pods: Sequence[Plain]) -> Iterator[Plain]:
+def unhealthy(pods: Sequence[Plain]) -> Iterator[Plain]:
     for pod in pods:
         if not is_ready(pod):
             yield pod
@@ -258,7 +258,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class DeploymentSnapshot:
     """The objects of a deployment.
 
     Attributes:
@@ -277,9 +277,9 @@ class Sight:
         if self.workload is None:
             return []
         wanted = template_mark(self.workload)
-        return [pod for pod in self.living() if annotations(pod).get(TEMPLATE) == wanted]
+        return [pod for pod in self.active_pods() if annotations(pod).get(TEMPLATE) == wanted]
 
-    def living(self) -> list[Plain]:
+    def active_pods(self) -> list[Plain]:
         """Return the pods that are not terminating, newest last; pods that have exited only if there are no others."""
         pods = [pod for pod in self.pods if not pod["metadata"].get("deletionTimestamp")]
         running = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
@@ -288,18 +288,18 @@ class Sight:
         return sorted(pods, key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
 
 
-def rollout(sight: Sight, reason: Callable[[Plain], str]) -> Rollout:
+def rollout(snapshot: DeploymentSnapshot, reason: Callable[[Plain], str]) -> Rollout:
     """Return the progress of a deployment.
 
     Args:
         reason: Returns why a pod does not answer, "" if nothing is wrong with it.
     """
-    workload = sight.workload
-    failed = max((each for each in sight.records if each.failure), key=lambda each: each.revision, default=None)
+    workload = snapshot.workload
+    failed = max((each for each in snapshot.records if each.failure), key=lambda each: each.revision, default=None)
     if workload is None or workload["metadata"].get("deletionTimestamp"):
         if failed is not None:
             return Rollout(RolloutState.FAILED, applying=failed.revision, said=failed.failure)
-        if sight.pods or workload is not None:
+        if snapshot.pods or workload is not None:
             return Rollout(RolloutState.ENDING, said="requests in flight are finished")
         return Rollout(RolloutState.ABSENT)
     revision, serving = number_of(workload, REVISION), number_of(workload, SERVING)
@@ -309,9 +309,9 @@ def rollout(sight: Sight, reason: Callable[[Plain], str]) -> Rollout:
         return Rollout(RolloutState.STEADY, serving)
     if _is_complete(workload):
         return Rollout(RolloutState.DONE, revision)
-    new = sight.new_pods()
+    new = snapshot.new_pods()
     said = _told(workload, new, reason)
-    if is_seen(workload) and (_is_late(workload) or any(is_hopeless(pod) for pod in unwell(new))):
+    if is_seen(workload) and (_is_late(workload) or any(never_becomes_ready(pod) for pod in unhealthy(new))):
         return Rollout(RolloutState.BROKEN, serving, revision, said)
     return Rollout(RolloutState.UNDER_WAY, serving, revision, said)
 
@@ -341,7 +341,7 @@ def _is_late(workload: Plain) -> bool:
 
 def _told(workload: Plain, new: Sequence[Plain], reason: Callable[[Plain], str]) -> str:
     refused = refusal(workload)
-    wrong = [f"{pod['metadata']['name']}: {why}" for pod in unwell(new) if (why := reason(pod))]
+    wrong = [f"{pod['metadata']['name']}: {why}" for pod in unhealthy(new) if (why := reason(pod))]
     if refused or wrong:
         return "\n".join([refused, *wrong[:NAMED_MAX]] if refused else wrong[:NAMED_MAX])
     ready, wanted = sum(map(is_ready, new)), int(workload["spec"].get("replicas", 1))

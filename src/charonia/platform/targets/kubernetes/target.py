@@ -23,10 +23,11 @@ import yaml
 
 from charonia.core.errors import Code, ServingError, invalid, unavailable
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.data_folder import kept_text
+from charonia.platform.data_folder import private_text
 from charonia.platform.settings import KubernetesSettings
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload
 from charonia.platform.targets.kubernetes.api import Cluster
+from charonia.platform.targets.kubernetes.deployment_objects import DeploymentObjects
 from charonia.platform.targets.kubernetes.objects import (
     EVENT,
     NODE,
@@ -45,13 +46,12 @@ from charonia.platform.targets.kubernetes.objects import (
     record_name,
     same,
 )
-from charonia.platform.targets.kubernetes.own_objects import OwnObjects
 from charonia.platform.targets.kubernetes.repositories import ModelRepositories, open_repositories
 from charonia.platform.targets.kubernetes.rollout import (
     LOG_LINES,
+    DeploymentSnapshot,
     Rollout,
     RolloutState,
-    Sight,
     has_started,
     is_ready,
     needs_log,
@@ -60,11 +60,11 @@ from charonia.platform.targets.kubernetes.rollout import (
     rollout,
 )
 from charonia.platform.targets.kubernetes.values import (
-    asked_in_vain,
     chart_values,
     node_misfits,
     pod_need,
     quota_misfits,
+    unsupported_requests,
     usual_values,
 )
 from charonia.platform.targets.server_calls import change_traffic, traffic_of
@@ -109,7 +109,7 @@ class KubernetesTarget:
         problem: Callable[[Workload], str] = lambda _: "",
         *,
         name: str = "kubernetes",
-        objects: Callable[[Cluster, str], OwnObjects] = OwnObjects,
+        objects: Callable[[Cluster, str], DeploymentObjects] = DeploymentObjects,
         prepare: Callable[..., list[dict[str, Any]]] = prepared,
     ) -> None:
         self.name = name
@@ -128,11 +128,11 @@ class KubernetesTarget:
         self._cluster.close()
 
     def problems(self, workload: Workload) -> Sequence[str]:
-        need, is_new = pod_need(workload), self._objects.look(workload.deployment).workload is None
+        need, is_new = pod_need(workload), self._objects.snapshot(workload.deployment).workload is None
         replicas = workload.spec.replicas.min if is_new else 1  # one more at a time
         return [
             *filter(None, [self._repositories.problem(), self._problem(workload)]),
-            *asked_in_vain(workload),
+            *unsupported_requests(workload),
             *node_misfits(need, self._readable(NODE)),
             *quota_misfits(need, replicas, self._readable(QUOTA)),
         ]
@@ -140,21 +140,21 @@ class KubernetesTarget:
     def apply(self, workload: Workload) -> None:
         name, number = workload.deployment, workload.revision
         with self._locks[name]:
-            sight = self._objects.look(name, is_live=True)
-            seen = rollout(sight, self._reasons.reason)
+            snapshot = self._objects.snapshot(name, is_live=True)
+            seen = rollout(snapshot, self._reasons.reason)
             if seen.state in (RolloutState.DONE, RolloutState.BROKEN):
-                self._conclude(name, sight, seen)
-                sight = self._objects.look(name, is_live=True)
-                seen = rollout(sight, self._reasons.reason)
+                self._conclude(name, snapshot, seen)
+                snapshot = self._objects.snapshot(name, is_live=True)
+                seen = rollout(snapshot, self._reasons.reason)
             if seen.state is RolloutState.ENDING:
                 raise unavailable(f"the servers of '{name}' are stopping", hint="wait until they have stopped")
             if seen.state is RolloutState.UNDER_WAY and seen.applying != number:
                 raise unavailable(f"revision {seen.applying} of '{name}' is still being applied: {seen.said}")
             if number in (seen.serving, seen.applying if seen.state is RolloutState.UNDER_WAY else 0):
                 return
-            before = sight.record(seen.serving)
-            record = self._prepare(workload, sight, before)
-            self._objects.try_out(record)
+            before = snapshot.record(seen.serving)
+            record = self._prepare(workload, snapshot, before)
+            self._objects.dry_run(record)
             if before is not None and same(record.objects, before.objects):
                 self._change_traffic(record, before)
                 serving = number
@@ -169,28 +169,30 @@ class KubernetesTarget:
 
     def abandon(self, deployment: str) -> None:
         with self._locks[deployment]:
-            sight = self._objects.look(deployment, is_live=True)
-            seen = rollout(sight, self._reasons.reason)
+            snapshot = self._objects.snapshot(deployment, is_live=True)
+            seen = rollout(snapshot, self._reasons.reason)
             if seen.state in (RolloutState.UNDER_WAY, RolloutState.BROKEN):
-                self._restore(deployment, sight, seen)
+                self._restore(deployment, snapshot, seen)
 
     def observe(self, deployment: str) -> Observed:
-        sight = self._objects.look(deployment)
-        seen = rollout(sight, self._reasons.reason)
+        snapshot = self._objects.snapshot(deployment)
+        seen = rollout(snapshot, self._reasons.reason)
         lock = self._locks[deployment]
         if seen.state in (RolloutState.DONE, RolloutState.BROKEN) and lock.acquire(blocking=False):
             try:
-                sight = self._objects.look(deployment, is_live=True)
-                seen = rollout(sight, self._reasons.reason)
-                self._conclude(deployment, sight, seen)
-                sight = self._objects.look(deployment)
+                snapshot = self._objects.snapshot(deployment, is_live=True)
+                seen = rollout(snapshot, self._reasons.reason)
+                self._conclude(deployment, snapshot, seen)
+                snapshot = self._objects.snapshot(deployment)
             finally:
                 lock.release()
         if seen.state is RolloutState.ABSENT:
             return Observed()
-        is_there = sight.workload is not None
-        pods = sight.living() if seen.state is RolloutState.UNDER_WAY else sight.new_pods()  # others are terminating
-        record = sight.record(seen.serving)
+        is_there = snapshot.workload is not None
+        pods = (
+            snapshot.active_pods() if seen.state is RolloutState.UNDER_WAY else snapshot.new_pods()
+        )  # others are terminating
+        record = snapshot.record(seen.serving)
         name = object_name(deployment)
         is_failed = _PHASES[seen.state] is RevisionPhase.FAILED
         return Observed(
@@ -199,45 +201,45 @@ class KubernetesTarget:
             phase=_PHASES[seen.state],
             doing="" if is_failed else seen.said,
             reason=seen.said if is_failed else "",
-            http=self._addresses.http(name, sight.workload) if sight.workload is not None else "",
+            http=self._addresses.http(name, snapshot.workload) if snapshot.workload is not None else "",
             grpc=self._addresses.grpc(name) if is_there else "",
             metrics=self._addresses.metrics(name) if is_there else "",
             key=record.key if record is not None else "",
             replicas=tuple(map(self._replica, pods)) if is_there else (),
-            wanted_replicas=int(sight.workload["spec"].get("replicas", 1)) if sight.workload is not None else 0,
+            wanted_replicas=int(snapshot.workload["spec"].get("replicas", 1)) if snapshot.workload is not None else 0,
             scaled_by="" if record is None or record.has_fixed_replicas() else AUTOSCALER,
         )
 
     def stop(self, deployment: str) -> None:
         with self._locks[deployment]:
-            sight = self._objects.look(deployment, is_live=True)
-            for record in sight.records:
+            snapshot = self._objects.snapshot(deployment, is_live=True)
+            for record in snapshot.records:
                 for which in sorted(record.references(), key=str):
                     if is_ended_by_stop(which.kind):
                         self._objects.delete(which)
                 if record.failure:
                     self._objects.apply_record(replace(record, failure=""))
-            self._objects.look(deployment, is_live=True)
+            self._objects.snapshot(deployment, is_live=True)
 
     def remove(self, deployment: str) -> None:
         with self._locks[deployment]:
-            sight = self._objects.look(deployment, is_live=True)
-            if sight.workload is not None:
+            snapshot = self._objects.snapshot(deployment, is_live=True)
+            if snapshot.workload is not None:
                 raise unavailable(f"the servers of '{deployment}' still run")
-            if not sight.records:
+            if not snapshot.records:
                 return
-            self._repositories.forget(deployment, ())
-            for which in {which for record in sight.records for which in record.references()}:
+            self._repositories.remove_except(deployment, ())
+            for which in {which for record in snapshot.records for which in record.references()}:
                 self._objects.delete(which)
             for name in (keys_name(object_name(deployment)), note_name(object_name(deployment))):
                 self._objects.delete(Reference(SECRET, name))
-            for record in sight.records:
+            for record in snapshot.records:
                 self._objects.delete(_record_of(deployment, record.revision))
-            self._objects.look(deployment, is_live=True)
+            self._objects.snapshot(deployment, is_live=True)
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         with self._locks[deployment]:
-            records = self._objects.look(deployment, is_live=True).records
+            records = self._objects.snapshot(deployment, is_live=True).records
             key = next((record.key for record in records if record.key), "")
             if key:
                 self._objects.apply_keys(deployment, key, keys)
@@ -246,7 +248,7 @@ class KubernetesTarget:
         return self._objects.deployments()
 
     def log(self, deployment: str, lines: int) -> str:
-        pods = self._objects.look(deployment).living()[-LOG_PODS_MAX:]
+        pods = self._objects.snapshot(deployment).active_pods()[-LOG_PODS_MAX:]
         texts = []
         for pod in pods:
             name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
@@ -265,7 +267,9 @@ class KubernetesTarget:
                 raise
             return ()
 
-    def _prepare(self, workload: Workload, sight: Sight, before: RevisionRecord | None) -> RevisionRecord:
+    def _prepare(
+        self, workload: Workload, snapshot: DeploymentSnapshot, before: RevisionRecord | None
+    ) -> RevisionRecord:
         if problem := self._repositories.problem():
             raise invalid(problem)
         address = self._repositories.address(workload)
@@ -273,7 +277,7 @@ class KubernetesTarget:
         present = before.objects if before is not None else ()
         objects = self._prepare_objects(rendered, self._objects.owner, workload.deployment, workload.revision, present)
         self._repositories.publish(workload)
-        key = next((record.key for record in sight.records if record.key), "") or secrets.token_urlsafe(_KEY_BYTES)
+        key = next((record.key for record in snapshot.records if record.key), "") or secrets.token_urlsafe(_KEY_BYTES)
         return RevisionRecord(
             deployment=workload.deployment,
             revision=workload.revision,
@@ -284,18 +288,18 @@ class KubernetesTarget:
             replicas_min=workload.spec.replicas.min,
         )
 
-    def _conclude(self, deployment: str, sight: Sight, seen: Rollout) -> None:
+    def _conclude(self, deployment: str, snapshot: DeploymentSnapshot, seen: Rollout) -> None:
         """Record the outcome of a revision in the cluster. Repeated if it is interrupted."""
         if seen.state is RolloutState.BROKEN:
-            self._restore(deployment, sight, seen, failure=seen.said)
-        record = sight.record(seen.serving)
+            self._restore(deployment, snapshot, seen, failure=seen.said)
+        record = snapshot.record(seen.serving)
         if seen.state is RolloutState.DONE and record is not None:
-            self._tidy(deployment, sight, record)
+            self._tidy(deployment, snapshot, record)
             self._objects.apply_objects(replace(record, objects=[record.workload()]), record.revision)
 
-    def _restore(self, deployment: str, sight: Sight, seen: Rollout, failure: str = "") -> None:
+    def _restore(self, deployment: str, snapshot: DeploymentSnapshot, seen: Rollout, failure: str = "") -> None:
         """Apply the serving revision again, in place of a cancelled or failed one; stop if nothing served."""
-        given_up, before = sight.record(seen.applying), sight.record(seen.serving)
+        given_up, before = snapshot.record(seen.applying), snapshot.record(seen.serving)
         if given_up is not None and failure:
             self._objects.apply_record(replace(given_up, failure=failure))
         if before is not None:
@@ -307,15 +311,15 @@ class KubernetesTarget:
                 if is_ended_by_stop(which.kind):
                     self._objects.delete(which)
         if before is not None:
-            self._tidy(deployment, sight, before, failed=seen.applying if failure else 0)
-        self._objects.look(deployment, is_live=True)
+            self._tidy(deployment, snapshot, before, failed=seen.applying if failure else 0)
+        self._objects.snapshot(deployment, is_live=True)
 
-    def _tidy(self, deployment: str, sight: Sight, kept: RevisionRecord, failed: int = 0) -> None:
+    def _tidy(self, deployment: str, snapshot: DeploymentSnapshot, kept: RevisionRecord, failed: int = 0) -> None:
         """Remove objects of other revisions that this one lacks, and their records except that of a failed one."""
-        others = [record for record in sight.records if record.revision != kept.revision]
+        others = [record for record in snapshot.records if record.revision != kept.revision]
         for which in {which for record in others for which in record.references()} - kept.references():
             self._objects.delete(which)
-        self._repositories.forget(deployment, [kept.repository])
+        self._repositories.remove_except(deployment, [kept.repository])
         for record in others:
             if record.revision != failed:
                 self._objects.delete(_record_of(deployment, record.revision))
@@ -326,7 +330,7 @@ class KubernetesTarget:
         told: dict[str, str] = {}
         try:
             for _ in range(2):  # servers that started during the first pass may have read the old split
-                for pod in self._objects.look(record.deployment, is_live=True).new_pods():
+                for pod in self._objects.snapshot(record.deployment, is_live=True).new_pods():
                     if pod["metadata"]["uid"] not in told:
                         address = told[pod["metadata"]["uid"]] = self._addresses.pod_http(pod)
                         self._tell(address, before.key, record.configs, changed)
@@ -438,7 +442,7 @@ def open_kubernetes(settings: KubernetesSettings, store: ArtifactStore, data: Pa
 
 def owner_of(settings: KubernetesSettings, data: Path) -> str:
     """Return the name of this platform among all that use the namespace: from the setting, or from its data folder."""
-    return settings.owner or kept_text(data / OWNER_FILE, 8)
+    return settings.owner or private_text(data / OWNER_FILE, 8)
 
 
 HELM_S_MAX = 30.0

@@ -32,7 +32,7 @@ def pod_need(workload: Workload) -> PodNeed:
     )
 
 
-def asked_in_vain(workload: Workload) -> Iterator[str]:
+def unsupported_requests(workload: Workload) -> Iterator[str]:
     """Yield which requests of a workload pods cannot meet."""
     if workload.spec.device.gpu_memory_mib:
         yield "device.gpu_memory_mib: pods get whole GPUs: expected 0, or a slice of GPUs as gpu.resource in the values"

@@ -24,7 +24,7 @@ from urllib.parse import urlencode, urlsplit
 from charonia.core.errors import ServingError, invalid, unavailable
 from charonia.http_call import NO_ANSWER, http_call
 from charonia.platform.artifacts.store import ArtifactStore
-from charonia.platform.data_folder import kept_text
+from charonia.platform.data_folder import private_text
 from charonia.platform.settings import RaySettings
 from charonia.platform.targets.api import Observed, Replica, RevisionPhase, Workload, key_file, key_files
 from charonia.platform.targets.kubernetes.repositories import (
@@ -109,7 +109,7 @@ def application(owner: str, workload: Workload, repository: str, key: str, repli
     return found
 
 
-def asked_in_vain(workload: Workload) -> Iterator[str]:
+def unsupported_requests(workload: Workload) -> Iterator[str]:
     """Yield which requests of a workload Ray cannot meet."""
     spec = workload.spec
     if spec.keys:
@@ -236,7 +236,7 @@ class Dashboard:
         self._token = token
         self._lock = threading.Lock()
 
-    def look(self) -> Plain:
+    def fetch_state(self) -> Plain:
         """Return the state of Serve and of all applications."""
         try:
             found: Plain = json.loads(self._call(APPLICATIONS))
@@ -252,19 +252,19 @@ class Dashboard:
         """
         with self._lock:
             for _ in range(CHANGE_TRIES):
-                seen = self.look()
+                seen = self.fetch_state()
                 declared = declared_in(seen)
                 wanted = make(declared)
                 if wanted == declared:
                     return
-                if declared_in(self.look()) == declared:
+                if declared_in(self.fetch_state()) == declared:
                     kept = {name: seen[name] for name in KEPT_SETTINGS if seen.get(name) is not None}
                     self._call(APPLICATIONS, {**kept, "applications": list(wanted.values())})
                     return
         raise unavailable(f"other clients changed the applications of Ray {CHANGE_TRIES} times", hint="try again")
 
     def log(self, node: str, path: str, lines: int) -> str:
-        """Return the last lines of a log file of a node. Raises as `look`."""
+        """Return the last lines of a log file of a node. Raises as `fetch_state`."""
         query = urlencode({"node_id": node, "filename": path.lstrip("/"), "lines": lines})
         return self._call(f"{LOG}?{query}").decode("utf-8", "replace")
 
@@ -331,14 +331,14 @@ class RayTarget:
 
     def problems(self, workload: Workload) -> Sequence[str]:
         return [
-            *self._cannot_be_declared(workload, self._dashboard.look()),
-            *asked_in_vain(workload),
+            *self._cannot_be_declared(workload, self._dashboard.fetch_state()),
+            *unsupported_requests(workload),
         ]
 
     def apply(self, workload: Workload) -> None:
         name, number = workload.deployment, workload.revision
         with self._locks[name]:
-            seen = self._dashboard.look()
+            seen = self._dashboard.fetch_state()
             there = revisions(self._owner, name, seen["applications"])
             if number in there.applying or (number in there.serving and not there.applying):
                 return
@@ -366,13 +366,13 @@ class RayTarget:
 
     def abandon(self, deployment: str) -> None:
         with self._locks[deployment]:
-            there = self._look(deployment)
+            there = self._revisions(deployment)
             for number in there.applying:
                 self._drop(deployment, number)
 
     def observe(self, deployment: str) -> Observed:
         """Give a running revision the route, delete a failed one, and return the state. See `DeploymentTarget`."""
-        seen = self._dashboard.look()
+        seen = self._dashboard.fetch_state()
         there = revisions(self._owner, deployment, seen["applications"])
         is_over = any(each["status"] in ("RUNNING", *FAILED) for each in there.applying.values())
         if is_over and self._locks[deployment].acquire(blocking=False):
@@ -414,21 +414,21 @@ class RayTarget:
 
     def remove(self, deployment: str) -> None:
         with self._locks[deployment]:
-            there = self._look(deployment)
+            there = self._revisions(deployment)
             if there.serving or there.applying or there.ending:
                 raise unavailable(f"the servers of '{deployment}' still run")
             self._failures.pop(deployment, None)
-            self._repositories.forget(deployment, ())
+            self._repositories.remove_except(deployment, ())
 
     def set_keys(self, deployment: str, keys: Sequence[str]) -> None:
         """Do nothing: deployments with keys are refused. See `DeploymentTarget`."""
 
     def deployments(self) -> Sequence[str]:
-        found = {deployment_of(self._owner, name)[0] for name in self._dashboard.look()["applications"]}
+        found = {deployment_of(self._owner, name)[0] for name in self._dashboard.fetch_state()["applications"]}
         return sorted((found | self._failures.keys()) - {""})
 
     def log(self, deployment: str, lines: int) -> str:
-        there, texts = self._look(deployment), []
+        there, texts = self._revisions(deployment), []
         for details in (*there.serving.values(), *there.applying.values()):
             for each in details["deployments"].values():
                 for one in (each["replicas"] or each.get("recent_dead_replicas", []))[-LOG_REPLICAS_MAX:]:
@@ -443,8 +443,8 @@ class RayTarget:
     def _key(self, deployment: str) -> str:
         return hmac.new(self._secret.encode(), deployment.encode(), "sha256").hexdigest()
 
-    def _look(self, deployment: str) -> Revisions:
-        return revisions(self._owner, deployment, self._dashboard.look()["applications"])
+    def _revisions(self, deployment: str) -> Revisions:
+        return revisions(self._owner, deployment, self._dashboard.fetch_state()["applications"])
 
     def _cannot_be_declared(self, workload: Workload, seen: Plain) -> Sequence[str]:
         problems = [_NO_STORE] if self._repositories.problem() else []
@@ -455,7 +455,7 @@ class RayTarget:
 
     def _conclude(self, deployment: str) -> None:
         """Give a revision that runs the route, or end one that has failed."""
-        there = self._look(deployment)
+        there = self._revisions(deployment)
         for number, details in there.applying.items():
             if details["status"] == "RUNNING":
                 config = {**details["deployed_app_config"], "route_prefix": route(deployment)}
@@ -464,11 +464,11 @@ class RayTarget:
                     return {**self._without(configs, deployment), config["name"]: config}
 
                 self._dashboard.change(with_route)
-                self._forget(deployment, [number])
+                self._discard(deployment, [number])
             elif details["status"] in FAILED:
                 self._failures[deployment] = (number, reason(details))
                 self._drop(deployment, number)
-                self._forget(deployment, list(there.serving))
+                self._discard(deployment, list(there.serving))
 
     def _drop(self, deployment: str, number: int) -> None:
         name = application_name(self._owner, deployment, number)
@@ -477,8 +477,8 @@ class RayTarget:
     def _without(self, configs: Configs, deployment: str) -> Configs:
         return {name: each for name, each in configs.items() if deployment_of(self._owner, name)[0] != deployment}
 
-    def _forget(self, deployment: str, kept: Sequence[int]) -> None:
-        self._repositories.forget(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
+    def _discard(self, deployment: str, kept: Sequence[int]) -> None:
+        self._repositories.remove_except(deployment, [f"{FOLDER}/{deployment}/{number}" for number in kept])
 
     def _address(self, seen: Plain) -> str:
         """Return the address of Ray's proxies for clients: from the settings, or on the machine of the dashboard."""
@@ -511,6 +511,6 @@ SECRET_FILE = "ray-secret"
 def open_ray(settings: RaySettings, store: ArtifactStore, data: Path) -> RayTarget:
     """Return the target, without contacting the cluster."""
     repositories = ClaimRepositories(store.local.folder) if settings.folder else open_repositories(store, "")
-    owner = settings.owner or kept_text(data / OWNER_FILE, 8)
-    secret = kept_text(data / SECRET_FILE, 32)
+    owner = settings.owner or private_text(data / OWNER_FILE, 8)
+    secret = private_text(data / SECRET_FILE, 32)
     return RayTarget(Dashboard(settings.dashboard, settings.token), owner, repositories, settings, secret)

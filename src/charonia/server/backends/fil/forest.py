@@ -157,9 +157,9 @@ OPERATORS = range(1, 6)
 """Comparisons of a node."""
 
 _NODE_FIELDS = (
-    *("category_list_begin", "category_list_end", "category_list_right_child", "cleft", "cmp", "cright"),
-    *("default_left", "leaf_value", "leaf_vector_begin", "leaf_vector_end", "node_type", "split_index", "threshold"),
-)
+    "category_list_begin", "category_list_end", "category_list_right_child", "cleft", "cmp", "cright",
+    "default_left", "leaf_value", "leaf_vector_begin", "leaf_vector_end", "node_type", "split_index", "threshold",
+)  # fmt: skip
 
 
 def structure_problem(model: treelite.Model) -> str:

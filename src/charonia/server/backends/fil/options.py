@@ -61,7 +61,7 @@ PARAMETERS = Params("fil", *declared_by(ForestPlan), others=WITHOUT_EFFECT)
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[ForestPlan, list[Problem]]:
     values = PARAMETERS.values(config)
-    newer, older = (values.given.get(name, ("", ""))[1] for name in ("is_classifier", "output_class"))
+    newer, older = (values.entries.get(name, ("", ""))[1] for name in ("is_classifier", "output_class"))
     if newer and older and newer.lower() != older.lower():
         message = f"'{older}' contradicts is_classifier, which is its newer name: leave one of them out"
         values.problems.append(Problem("parameters['output_class']", message))

@@ -364,7 +364,7 @@ def _per_channel(values: Values, key: str, channels: int) -> tuple[float, ...]:
     found: tuple[float, ...] = values[key]
     if len(found) not in (0, 1, channels):
         expected = f"{channels} numbers, or one for all" if channels > 1 else "a number"
-        values.fail(key, f"expected {expected}, got '{short(values.given[key][1])}'")
+        values.fail(key, f"expected {expected}, got '{short(values.entries[key][1])}'")
         return ()
     return found * channels if len(found) == 1 else found
 

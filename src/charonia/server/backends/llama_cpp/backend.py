@@ -67,7 +67,7 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
     Args:
         file: Content of `model.json`, None where there is none.
     """
-    given: dict[str, tuple[str, str]] = {}
+    parameters: dict[str, tuple[str, str]] = {}
     problems: list[Problem] = []
     if file is not None:
         try:
@@ -79,13 +79,13 @@ def read_parameters(config: ModelConfig, file: bytes | None) -> tuple[dict[str, 
         known = {each.name for each in PARAMETERS.declared}
         for name, value in document.items():
             if name not in known:
-                near = PARAMETERS.near(name)
+                near = PARAMETERS.closest(name)
                 hint = f"; did you mean '{near}'?" if near else ""
                 problems.append(Problem(f"{FILE}: {name}", f"llama.cpp has no such parameter here{hint}"))
             elif name not in config.parameters:
-                given[name] = (f"{FILE}: {name}", value if isinstance(value, str) else json.dumps(value))
-    values = PARAMETERS.values(config, overriding=given)
-    return {name: values[name] for name in values.given}, [*problems, *values.problems]
+                parameters[name] = (f"{FILE}: {name}", value if isinstance(value, str) else json.dumps(value))
+    values = PARAMETERS.values(config, overriding=parameters)
+    return {name: values[name] for name in values.entries}, [*problems, *values.problems]
 
 
 MAGIC = b"GGUF"

@@ -354,10 +354,10 @@ class ConvertedOnnx:
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         texts = {tensor.name for tensor in self.signature.inputs if tensor.datatype is DataType.BYTES}
-        given = {name: to_text(name, array) if name in texts else array for name, array in feed.items()}
+        inputs = {name: to_text(name, array) if name in texts else array for name, array in feed.items()}
         outputs = self.signature.outputs
         try:
-            arrays = self._session.run([tensor.name for tensor in outputs], given)
+            arrays = self._session.run([tensor.name for tensor in outputs], inputs)
         except Exception as error:  # ONNX Runtime's errors have no common base class
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
             raise plain_error(f"the converted model fails on the samples ({shapes})", error) from error

@@ -102,15 +102,15 @@ _OWN = ("HINT_BF16", *(each.name for each in declared_by(OpenVinoPlan)))
 
 def read_plan(config: ModelConfig, settings: Mapping[str, str]) -> tuple[OpenVinoPlan, list[Problem]]:
     values = PARAMETERS.values(config, settings)
-    given = {name: text for name, (_, text) in values.given.items()}
-    given |= {name: text for name, text in config.parameters.items() if name not in SERVER_PARAMETERS}
-    properties = {name: text for name, text in given.items() if name not in (*_OWN, *GLOBAL_PROPERTIES)}
+    parameters = {name: text for name, (_, text) in values.entries.items()}
+    parameters |= {name: text for name, text in config.parameters.items() if name not in SERVER_PARAMETERS}
+    properties = {name: text for name, text in parameters.items() if name not in (*_OWN, *GLOBAL_PROPERTIES)}
     if values["HINT_BF16"]:
         properties.setdefault(_PRECISION, "bf16")
     plan = values.into(
         OpenVinoPlan,
         properties=properties,
-        global_properties={name: given[name] for name in GLOBAL_PROPERTIES if name in given},
+        global_properties={name: parameters[name] for name in GLOBAL_PROPERTIES if name in parameters},
     )
     return plan, values.problems
 
@@ -287,16 +287,16 @@ def _shapes(model: Any, config: ModelConfig, plan: OpenVinoPlan) -> tuple[dict[A
     batch = 0
     shapes = {}
     dims = {tensor.name: tensor.inner_dims for tensor in config.input}
-    for port, given in zip(model.inputs, _ports(model.inputs, config.input), strict=True):
-        shape = given.shape
-        if plan.reshapes and given.name in dims:
+    for port, model_input in zip(model.inputs, _ports(model.inputs, config.input), strict=True):
+        shape = model_input.shape
+        if plan.reshapes and model_input.name in dims:
             own = shape[:1] if shape else (-1,)
-            shape = (*own, *dims[given.name]) if config.max_batch_size > 0 else dims[given.name]
+            shape = (*own, *dims[model_input.name]) if config.max_batch_size > 0 else dims[model_input.name]
         if config.max_batch_size > 0 and shape:
             size = _batch_size(shape[0], config, plan)
             batch = max(batch, size)
             shape = (size or -1, *shape[1:])
-        if shape is not None and shape != given.shape:
+        if shape is not None and shape != model_input.shape:
             shapes[port] = shape
     return shapes, batch
 

@@ -381,8 +381,8 @@ async def cached(
     key: str, build: Callable[[Path], Awaitable[None]], settings: BackendSettings, what: str
 ) -> Environment:
     """Return the environment with a key, which is built and tried if the cache does not have it."""
-    given = settings.values.get(CACHE)
-    place = (Path(given).expanduser() if given else Path.home() / ".cache" / "charonia" / "environments") / key
+    value = settings.values.get(CACHE)
+    place = (Path(value).expanduser() if value else Path.home() / ".cache" / "charonia" / "environments") / key
     folder = _complete(place)
     try:
         if folder is None:
@@ -437,16 +437,16 @@ async def environment_of(
     Raises:
         ServingError: It cannot be found, unpacked or built, or workers cannot run in it, with the reason.
     """
-    given = config.parameters.get(ENVIRONMENT, "")
-    if (files.model_dir / STUB).exists() and not given:
+    value = config.parameters.get(ENVIRONMENT, "")
+    if (files.model_dir / STUB).exists() and not value:
         raise unsupported(
             f"model '{config.name}': the executable '{STUB}' in the model's folder cannot be used here",
             hint=f"remove it, and name the environment that it was made for in parameter {ENVIRONMENT}, "
             f"or list the model's packages in a {REQUIREMENTS}; its Python may have any version from 3.8",
         )
     try:
-        if given:
-            return await _prepared(Path(given.replace(MODEL_DIRECTORY, str(files.model_dir))), files, settings)
+        if value:
+            return await _prepared(Path(value.replace(MODEL_DIRECTORY, str(files.model_dir))), files, settings)
         if backend_dir is not None and (backend_dir / BACKEND_ARCHIVE).is_file():
             return await _prepared(backend_dir / BACKEND_ARCHIVE, files, settings)
         requirements = requirements_of(files, backend_dir)

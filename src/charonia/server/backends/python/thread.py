@@ -63,7 +63,7 @@ def received_from(outcome: Outcome, on_gpu: bool) -> tuple[Any, ...] | None:
     return (-1, outputs, outcome.parameters or {})
 
 
-class _Produced:
+class _OutputTensor:
     """A model's tensor in GPU memory, for the server."""
 
     def __init__(self, tensor: GpuTensor) -> None:
@@ -94,7 +94,7 @@ def shown(tensor: Tensor, on_gpu: bool) -> ModelTensor:
 def taken(tensor: ModelTensor) -> Tensor:
     """Return a tensor of the model for the server."""
     if isinstance(tensor, GpuTensor):
-        return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _Produced(tensor))
+        return DeviceTensor(tensor._name, BY_WIRE[tensor._datatype], _OutputTensor(tensor))
     array = tensor._array
     if tensor._datatype == "BYTES":
         array = as_bytes(array)
@@ -118,7 +118,7 @@ Tell = Callable[..., None]
 """Runs an action on the event loop with these arguments. Thread-safe."""
 
 
-class _Handed(Work):
+class _PendingBatch(Work):
     """A batch of a thread."""
 
     __slots__ = ("batch", "is_done")
@@ -166,7 +166,7 @@ class ThreadInstance:
         self._takes_gpu = takes_gpu
         self.services = ModelServices(server)
         self._busy_poll = server.busy_poll
-        self._handed: dict[int, _Handed] = {}
+        self._pending: dict[int, _PendingBatch] = {}
         self._batches = 0
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[None] = loop.create_future()
@@ -174,7 +174,7 @@ class ThreadInstance:
         self._is_closed = False
         self._has_is_ready = False
         self._tell = tell = partial(_tell, loop)
-        self._queue: Inbox[_Handed | int | None] = Inbox()
+        self._queue: Inbox[_PendingBatch | int | None] = Inbox()
         self._runner = PythonModelRunner(_ThreadHost(self, tell), shares_process=True)
         self._readiness = Readiness(name, self._queue.put)
 
@@ -182,7 +182,7 @@ class ThreadInstance:
         """Return e.g. `<ThreadInstance 'm_0_0' running batches=2>`."""
         state = "running" if self._started.done() else "starting"
         state = "ended" if self._ended.done() else "closing" if self._is_closed else state
-        return f"<ThreadInstance '{self.name}' {state} batches={len(self._handed)}>"
+        return f"<ThreadInstance '{self.name}' {state} batches={len(self._pending)}>"
 
     async def open(self) -> None:
         with bound_to(self._cores):
@@ -206,20 +206,20 @@ class ThreadInstance:
             sink.finish(now, now, unavailable(f"instance '{self.name}' is closed"))
             return
         self._batches += 1
-        handed = _Handed(sink, requests, self._shapes, ModelBatch(self._batches, len(requests)))
-        self._handed[self._batches] = handed
+        pending = _PendingBatch(sink, requests, self._shapes, ModelBatch(self._batches, len(requests)))
+        self._pending[self._batches] = pending
         if self._busy_poll is not None:
             self._busy_poll.thread_runs()
-        self._queue.put(handed)
+        self._queue.put(pending)
 
     def cancel(self, sink: BatchSink, index: int) -> None:
-        handed = next((h for h in self._handed.values() if h.sink is sink), None)
-        if handed is None:
+        pending = next((h for h in self._pending.values() if h.sink is sink), None)
+        if pending is None:
             return
-        handed.batch.cancel(index)
-        if all(sink.is_cancelled(i) for i in range(len(handed.requests))):
+        pending.batch.cancel(index)
+        if all(sink.is_cancelled(i) for i in range(len(pending.requests))):
             self.services.calls.cancel_batch(sink)
-            self._forget_if_over(handed)
+            self._discard_if_finished(pending)
 
     @property
     def is_closed(self) -> bool:
@@ -243,8 +243,8 @@ class ThreadInstance:
     # Actions of the thread and its host, on the event loop
 
     def begin(self, call: ModelCall, request: InferRequest) -> None:
-        handed = self._handed.get(call.batch)
-        work = handed if handed is not None and not handed.is_done else None
+        pending = self._pending.get(call.batch)
+        work = pending if pending is not None and not pending.is_done else None
         calls = self.services.calls
 
         def reply(outcome: Outcome, final: bool) -> None:
@@ -259,24 +259,26 @@ class ThreadInstance:
 
     def respond(self, number: int, index: int, result: Result | None, final: bool) -> None:
         """Handle a response that the model sends through a response sender."""
-        handed = self._handed.get(number)
-        if handed is None:
+        pending = self._pending.get(number)
+        if pending is None:
             return
         if final or not self._is_decoupled:
-            handed.note_over(index)
-        handed.sink.respond(index, handed.answered(result), final)
-        self._forget_if_over(handed)
+            pending.record_last_response(index)
+        pending.sink.respond(index, pending.answered(result), final)
+        self._discard_if_finished(pending)
 
-    def _done(self, handed: _Handed, results: Sequence[Result | None], input_end: int, output_start: int) -> None:
-        handed.is_done = True
+    def _done(
+        self, pending: _PendingBatch, results: Sequence[Result | None], input_end: int, output_start: int
+    ) -> None:
+        pending.is_done = True
         if self._busy_poll is not None:
             self._busy_poll.thread_done()
-        is_open, error = handed.hand_on(results, self.name)
+        is_open, error = pending.deliver(results, self.name)
         if not is_open:
-            self._handed.pop(handed.batch.number, None)
-        handed.sink.finish(input_end, output_start, error, leaves_open=is_open)
+            self._pending.pop(pending.batch.number, None)
+        pending.sink.finish(input_end, output_start, error, leaves_open=is_open)
 
-    def _note_start(self, started: Mapping[str, object] | ServingError) -> None:
+    def _record_start(self, started: Mapping[str, object] | ServingError) -> None:
         """Handle the capabilities of the initialized model, or why it failed to initialize."""
         if self._started.done():
             return
@@ -286,9 +288,9 @@ class ThreadInstance:
             self._has_is_ready = bool(started.get("has_is_ready"))
             self._started.set_result(None)
 
-    def _forget_if_over(self, handed: _Handed) -> None:
-        if handed.is_done and not handed.is_open():
-            self._handed.pop(handed.batch.number, None)
+    def _discard_if_finished(self, pending: _PendingBatch) -> None:
+        if pending.is_done and not pending.is_open():
+            self._pending.pop(pending.batch.number, None)
 
     def _close(self) -> None:
         if not self._is_closed:
@@ -303,12 +305,12 @@ class ThreadInstance:
                 capabilities = self._runner.initialize(*self._load, self._is_decoupled)
             except BaseException as error:  # sys.exit must not end the server
                 reason = internal(f"instance '{self.name}' failed to start: {describe(error)}")
-                self._tell(self._note_start, reason)
+                self._tell(self._record_start, reason)
                 return
-            self._tell(self._note_start, capabilities)
+            self._tell(self._record_start, capabilities)
             while (task := self._next_task()) is not None:
                 if isinstance(task, int):
-                    self._say_whether_ready(task)
+                    self._report_readiness(task)
                 else:
                     self._execute(task)
                 del task
@@ -320,7 +322,7 @@ class ThreadInstance:
         except TritonModelException:  # the event loop has ended before the thread
             _log.debug("'%s' ends after the server", self.name)
 
-    def _next_task(self) -> _Handed | int | None:
+    def _next_task(self) -> _PendingBatch | int | None:
         while not self._queue.items:
             try:
                 self._runner.wait(self._queue)
@@ -329,23 +331,23 @@ class ThreadInstance:
                 error.__traceback__ = None  # it is part of a cycle that would keep the senders of the task
         return self._queue.items.popleft()
 
-    def _execute(self, handed: _Handed) -> None:
+    def _execute(self, pending: _PendingBatch) -> None:
         input_end = time.monotonic_ns()
         results: list[Result | None]
         try:
             sent = [
-                (request_fields(request, self._output_names), self._inputs(handed.batch, index, request))
-                for index, request in enumerate(handed.requests)
+                (request_fields(request, self._output_names), self._inputs(pending.batch, index, request))
+                for index, request in enumerate(pending.requests)
             ]
-            given, output_start = self._runner.execute(handed.batch, sent)
-            results = [result_of(result, self.name) for result in given]
+            returned, output_start = self._runner.execute(pending.batch, sent)
+            results = [result_of(result, self.name) for result in returned]
         except BaseException as error:  # sys.exit must not end the server
             output_start = time.monotonic_ns()
-            ids = [request.id for request in handed.requests]
+            ids = [request.id for request in pending.requests]
             self._tell(self.services.raised, self.name, ids, traced(error))
             text = f"Failed to process the request(s) for model '{self.name}', message: {describe(error)}"
-            results = [internal(text)] * len(handed.requests)
-        self._tell(self._done, handed, results, input_end, output_start)
+            results = [internal(text)] * len(pending.requests)
+        self._tell(self._done, pending, results, input_end, output_start)
 
     def _inputs(self, batch: ModelBatch, index: int, request: InferRequest) -> list[ModelTensor]:
         """Return the inputs of a request; if one is lost, the request is refused."""
@@ -356,12 +358,12 @@ class ThreadInstance:
             batch.refused[index] = encode_error(error)
             return []
 
-    def _say_whether_ready(self, number: int) -> None:
+    def _report_readiness(self, number: int) -> None:
         try:
-            said = self._runner.readiness()
+            readiness = self._runner.readiness()
         except BaseException as error:  # sys.exit must not end the server
-            said = describe(error)
-        self._tell(self._readiness.answered, number, said)
+            readiness = describe(error)
+        self._tell(self._readiness.answered, number, readiness)
 
 
 class _ThreadHost:

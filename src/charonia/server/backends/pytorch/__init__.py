@@ -13,7 +13,7 @@ Decisions:
 4. Files are checked before they are read: pickles that hold more than tensors need ALLOW_UNPICKLING.
 """
 
-from charonia.server.backends.pytorch.openmp import awake_while_waiting
+from charonia.server.backends.pytorch.openmp import spinning_while_waiting
 
-with awake_while_waiting():
+with spinning_while_waiting():
     import torch  # noqa: F401 # its OpenMP library reads the environment when it is loaded

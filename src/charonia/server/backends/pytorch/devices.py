@@ -141,7 +141,7 @@ class GpuDevice:
         block = self._pool.take(size)
         if block is None or size == 0:
             if block is not None:
-                self._pool.give_back(block)
+                self._pool.release(block)
             return torch.from_numpy(joined(parts)).to(self._device)
         self._busy.append(block)
         host = block.array(size).view(datatype).reshape(shape)
@@ -168,7 +168,7 @@ class GpuDevice:
             self._stream.synchronize()
         finally:
             for block in self._busy:
-                self._pool.give_back(block)
+                self._pool.release(block)
             self._busy.clear()
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
@@ -184,7 +184,7 @@ class GpuDevice:
             return tensor.cpu().numpy()
         raw = block.array(size)
         # Views keep it alive: the block is free when the last one is gone.
-        weakref.finalize(raw, self._pool.give_back, block)
+        weakref.finalize(raw, self._pool.release, block)
         host = raw.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tuple(tensor.shape))
         torch.from_numpy(host).copy_(tensor, non_blocking=True)
         return host

@@ -45,10 +45,10 @@ class PyTorchInstance(BatchInstance):
         self._arguments = program.interface.bind([plan.name for plan in self.inputs])
         self._results = ResultNames([plan.name for plan in self.outputs])
         kinds = program.interface.kinds(self._arguments)
-        for index, given in enumerate(config.input):
-            if given.optional and index in self._arguments.positional:
-                raise invalid(f"input '{given.name}' has no default in the model, so it cannot be optional")
-            _check_kind(given, kinds.get(index, ParameterKind.TENSOR), self.is_batched)
+        for index, tensor in enumerate(config.input):
+            if tensor.optional and index in self._arguments.positional:
+                raise invalid(f"input '{tensor.name}' has no default in the model, so it cannot be optional")
+            _check_kind(tensor, kinds.get(index, ParameterKind.TENSOR), self.is_batched)
         self._numbers = {config.input[i].name for i, kind in kinds.items() if kind is ParameterKind.NUMBER}
 
     def close(self) -> None:
@@ -114,9 +114,9 @@ class PyTorchInstance(BatchInstance):
         """Return an input that lies on a GPU in every request; None for arrays."""
         if plan.name in self._numbers:
             return None
-        given = [request.inputs[plan.name] for request in requests]
-        contents = [tensor.content for tensor in given if isinstance(tensor, DeviceTensor)]
-        if len(contents) != len(given):
+        tensors = [request.inputs[plan.name] for request in requests]
+        contents = [tensor.content for tensor in tensors if isinstance(tensor, DeviceTensor)]
+        if len(contents) != len(tensors):
             return None
         tensor = self._device.adopt(contents)
         # The plan uses only `shape` and `reshape`, which tensors share with arrays.
@@ -180,15 +180,15 @@ class PyTorchInstance(BatchInstance):
         return tensor.view(torch.int16) if plan.datatype is DataType.BF16 else tensor
 
 
-def _check_kind(given: ModelInput, kind: ParameterKind, is_batched: bool) -> None:
+def _check_kind(tensor: ModelInput, kind: ParameterKind, is_batched: bool) -> None:
     """Check that strings, and only strings, go to arguments of strings, and that batched requests share no number."""
-    is_text = given.data_type is DataType.BYTES
+    is_text = tensor.data_type is DataType.BYTES
     if is_text != (kind is ParameterKind.STRINGS):
-        datatype = given.data_type.config if given.data_type else "none"
-        raise invalid(f"input '{given.name}' is {datatype}: the model's argument takes {kind.value}")
+        datatype = tensor.data_type.config if tensor.data_type else "none"
+        raise invalid(f"input '{tensor.name}' is {datatype}: the model's argument takes {kind.value}")
     if is_batched and kind is ParameterKind.NUMBER:
         raise invalid(
-            f"input '{given.name}': the model's argument takes {kind.value}, which requests of a batch cannot share",
+            f"input '{tensor.name}': the model's argument takes {kind.value}, which requests of a batch cannot share",
             hint="set max_batch_size to 0",
         )
 

@@ -167,8 +167,8 @@ class Parameters:
             raise invalid(f"inputs {_listed(names)} do not fit: {_describe(self.parameters)}")
         if len(names) > len(self.parameters):
             raise invalid(f"{len(names)} inputs are configured: {_describe(self.parameters)}")
-        given = [self.parameters[number] for number in (numbers if numbers is not None else range(len(names)))]
-        named = {parameter.name: Slot(index) for index, parameter in enumerate(given)}
+        bound = [self.parameters[number] for number in (numbers if numbers is not None else range(len(names)))]
+        named = {parameter.name: Slot(index) for index, parameter in enumerate(bound)}
         return _checked(Template((), named), self.parameters, set(named))
 
     def kinds(self, template: Template) -> dict[int, ParameterKind]:
@@ -201,13 +201,13 @@ def _of_paths(paths: Sequence[Path], parameters: Sequence[Parameter]) -> Templat
     return _checked(Template((), arguments), parameters, set(arguments))
 
 
-def _checked(template: Template, parameters: Sequence[Parameter], given: set[str]) -> Template:
+def _checked(template: Template, parameters: Sequence[Parameter], names: set[str]) -> Template:
     """Return the template with leading arguments by position, which is faster than by name."""
-    missing = [p.name for p in parameters if p.is_required and p.name not in given]
+    missing = [p.name for p in parameters if p.is_required and p.name not in names]
     if missing:
         raise invalid(f"no input is given for argument {_listed(missing)} of the model: {_describe(parameters)}")
     for parameter in parameters:
-        if parameter.name in given and parameter.kind is ParameterKind.OTHER:
+        if parameter.name in names and parameter.kind is ParameterKind.OTHER:
             raise invalid(f"argument '{parameter.name}' of the model takes {parameter.kind.value}")
     kwargs = dict(template.kwargs)
     args = []

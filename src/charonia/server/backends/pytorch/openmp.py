@@ -30,7 +30,7 @@ async def in_passing_thread(function: Callable[..., T], *arguments: object) -> T
 
 
 @contextmanager
-def awake_while_waiting() -> Iterator[None]:
+def spinning_while_waiting() -> Iterator[None]:
     """Have the OpenMP library that is loaded meanwhile spin while it waits, unless the environment configures this."""
     if any(name in os.environ for name in _WAITING):
         yield

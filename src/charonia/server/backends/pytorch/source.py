@@ -213,15 +213,15 @@ def load_exported(path: Path, device: torch.device | None, plan: RunPlan) -> Pro
 def interface_of(program: Any) -> Leaves:
     """Return the arguments of an exported program."""
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    given = placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
+    inputs = placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]
     leaves, template = leaves_of(program.call_spec.in_spec)
     known = []
-    for leaf, node in zip(leaves, given, strict=True):
+    for leaf, node in zip(leaves, inputs, strict=True):
         value = node.meta.get("val")
         is_direct = len(leaf.path) == 2
         known.append(Leaf(leaf.path, node.name if is_direct else "", not isinstance(value, torch.Tensor)))
     constants = [None if leaf.is_constant else Slot(index) for index, leaf in enumerate(known)]
-    for index, (leaf, node) in enumerate(zip(known, given, strict=True)):
+    for index, (leaf, node) in enumerate(zip(known, inputs, strict=True)):
         if leaf.is_constant:
             constants[index] = node.meta.get("val")
     args, kwargs = template.fill(constants)
@@ -466,7 +466,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InferredSignature:
     """A signature, as far as it could be inferred.
 
     Attributes:
@@ -480,7 +480,9 @@ class Found:
     guess: Signature | None = None
 
 
-def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Found:
+def of_exported(
+    program: Any, interface: Leaves, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+) -> InferredSignature:
     """Return the signature of an exported program, whose dynamic dimensions are variable.
 
     Args:
@@ -501,7 +503,7 @@ def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), out
     [returned] = [node for node in program.graph.nodes if node.op == "output"]
     kept = returned.args[0][-len(program.graph_signature.user_outputs) :]
     spec = program.call_spec.out_spec
-    shaped = torch.utils._pytree.tree_unflatten([_Named(node) for node in kept], spec)
+    shaped = torch.utils._pytree.tree_unflatten([_ResultPlaceholder(node) for node in kept], spec)
     paths = result_paths(shaped)
     names = output_names(paths)
     places = bind_results(outputs, paths) if outputs else range(len(names))
@@ -509,10 +511,10 @@ def of_exported(program: Any, interface: Leaves, inputs: Sequence[str] = (), out
     for name, place in zip(outputs or names, places, strict=True):
         node = kept[place]
         gives += _tensors("output", name, node.meta["val"] if isinstance(node, torch.fx.Node) else node, notes)
-    return Found(Signature(tuple(takes), tuple(gives)), tuple(notes))
+    return InferredSignature(Signature(tuple(takes), tuple(gives)), tuple(notes))
 
 
-class _Named:
+class _ResultPlaceholder:
     """Placeholder of a result while the names of results are inferred."""
 
     def __init__(self, node: object) -> None:
@@ -527,7 +529,7 @@ def _tensors(kind: str, name: str, value: Any, notes: list[str]) -> Iterator[Sig
     yield SignatureTensor(name, PROTOCOL[value.dtype], tuple(d if isinstance(d, int) else -1 for d in value.shape))
 
 
-def of_torchscript(path: Path, program: Program) -> Found:
+def of_torchscript(path: Path, program: Program) -> InferredSignature:
     """Return the signature of a TorchScript file.
 
     Its schema has the names. Shapes and datatypes come from the inputs that it was traced with, where they were saved,
@@ -540,7 +542,7 @@ def of_torchscript(path: Path, program: Program) -> Found:
     if strange or not parameters:
         arguments = ", ".join(f"{p.name} ({p.kind.value})" for p in parameters) or "none that is a tensor"
         note = f"inputs: could not be inferred; the arguments are {arguments}"
-        return Found(None, (note,), _guessed(program, parameters, numbers_of(module)))
+        return InferredSignature(None, (note,), _guessed(program, parameters, numbers_of(module)))
     shapes = {name.split(".")[0]: shape for name, shape in _traced(module)}
     is_traced = len(shapes) == len(parameters)
     if not is_traced:
@@ -549,12 +551,12 @@ def of_torchscript(path: Path, program: Program) -> Found:
     if unknown:
         names = ", ".join(f"'{name}'" for name in unknown)
         note = f"inputs: could not be inferred, as nothing tells datatype and dims of {names}"
-        return Found(None, (note,), _guessed(program, parameters, {}))
+        return InferredSignature(None, (note,), _guessed(program, parameters, {}))
     inputs = [SignatureTensor(p.name, *shapes[p.name]) for p in parameters]
     if is_traced:
         free = [replace(tensor, shape=(-1, *tensor.shape[1:])) for tensor in inputs if tensor.shape]
         batch = {tensor.shape[:1] for tensor in inputs}
-        found = try_outputs(program, free) if len(free) == len(inputs) and len(batch) == 1 else Found(None)
+        found = try_outputs(program, free) if len(free) == len(inputs) and len(batch) == 1 else InferredSignature(None)
         if found.signature is not None and not found.signature.fixed:
             return found
         return try_outputs(program, inputs)
@@ -605,14 +607,16 @@ def _operand(node: Any, value: Any) -> tuple[DataType, Shape] | None:
     return None
 
 
-def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> Found:
+def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> InferredSignature:
     """Return the signature that two trial runs on zeros show: dimensions that differ are variable.
 
     Args:
         inputs: Its inputs; a variable first dimension of all is the batch.
     """
     if any(tensor.datatype is DataType.BYTES for tensor in inputs):
-        return Found(None, ("outputs: could not be inferred, as there is no telling which strings the model takes",))
+        return InferredSignature(
+            None, ("outputs: could not be inferred, as there is no telling which strings the model takes",)
+        )
     names = [tensor.name for tensor in inputs]
     problem = ""
     has_free = any(-1 in tensor.shape[1:] for tensor in inputs)
@@ -627,7 +631,7 @@ def try_outputs(program: Program, inputs: Sequence[SignatureTensor]) -> Found:
             return _compared(inputs, runs)
         except Exception as error:  # zeros are not valid inputs of every model
             problem = problem or plain_text(error)
-    return Found(None, (f"outputs: could not be inferred, as a trial run on zeros failed: {problem}",))
+    return InferredSignature(None, (f"outputs: could not be inferred, as a trial run on zeros failed: {problem}",))
 
 
 def _guessed(program: Program, parameters: Sequence[Parameter], numbers: Mapping[str, DataType]) -> Signature | None:
@@ -654,18 +658,18 @@ def _zeros(tensor: SignatureTensor, batch: int, size: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=TORCH[tensor.datatype])
 
 
-def _compared(inputs: Sequence[SignatureTensor], runs: Sequence[Any]) -> Found:
+def _compared(inputs: Sequence[SignatureTensor], runs: Sequence[Any]) -> InferredSignature:
     notes: list[str] = []
     outputs = []
     names = output_names(result_paths(runs[0]))
     one, other = (torch.utils._pytree.tree_leaves(run) for run in runs)
     if len(one) != len(other) or len(one) != len(names):
-        return Found(None, ("outputs: could not be inferred, as their number varies",))
+        return InferredSignature(None, ("outputs: could not be inferred, as their number varies",))
     for name, first, second in zip(names, one, other, strict=True):
         for tensor in _tensors("output", name, first, notes):
             varied = tuple(-1 if a != b else a for a, b in zip(first.shape, second.shape, strict=True))
             outputs.append(replace(tensor, shape=varied))
-    return Found(Signature(tuple(inputs), tuple(outputs)), tuple(notes))
+    return InferredSignature(Signature(tuple(inputs), tuple(outputs)), tuple(notes))
 
 
 FILES = ("model.pt", "model.pt2")
@@ -700,23 +704,29 @@ class Source:
             return load_exported(self.path, device, plan)
         return load_package(self.path, device, plan, runners)
 
-    def inspect(self, config: ModelConfig, plan: RunPlan) -> Found:
+    def inspect(self, config: ModelConfig, plan: RunPlan) -> InferredSignature:
         plan = replace(plan, precision=None, is_channels_last=False, compile_options=None, shares_weights=False)
         signature = self.signature(plan)
         if signature is not None:
             return signature
-        given = _configured_inputs(config)
-        if self.kind is None and not given:
-            return Found(None, ("inputs: could not be inferred, as a module in Python does not say what it takes",))
+        configured = _configured_inputs(config)
+        if self.kind is None and not configured:
+            return InferredSignature(
+                None, ("inputs: could not be inferred, as a module in Python does not say what it takes",)
+            )
         program = self.open(None if self.kind is FileKind.AOT_INDUCTOR else torch.device("cpu"), plan)
         if isinstance(program.interface, Leaves):
             places = ", ".join(leaf.place for leaf in program.interface.leaves)
-            return Found(None, (f"inputs: datatypes and dims could not be inferred; the package takes {places}",))
-        if given or self.path is None:
-            return try_outputs(program, given)
+            return InferredSignature(
+                None, (f"inputs: datatypes and dims could not be inferred; the package takes {places}",)
+            )
+        if configured or self.path is None:
+            return try_outputs(program, configured)
         return of_torchscript(self.path, program)
 
-    def signature(self, plan: RunPlan, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Found | None:
+    def signature(
+        self, plan: RunPlan, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> InferredSignature | None:
         """Return the signature that was exported with the model, None where there is none.
 
         Args:

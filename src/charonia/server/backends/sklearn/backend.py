@@ -127,9 +127,9 @@ class SklearnInstance(ArrayInstance):
 _log = logging.getLogger(__name__)
 
 _FORESTS = (
-    *(ExtraTreesClassifier, ExtraTreesRegressor, GradientBoostingClassifier, GradientBoostingRegressor),
-    *(HistGradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier, RandomForestRegressor),
-)
+    ExtraTreesClassifier, ExtraTreesRegressor, GradientBoostingClassifier, GradientBoostingRegressor,
+    HistGradientBoostingClassifier, HistGradientBoostingRegressor, RandomForestClassifier, RandomForestRegressor,
+)  # fmt: skip
 
 
 class SklearnModel(SharingModel):

@@ -41,8 +41,8 @@ def main() -> None:
                 folder = Path(question["folder"])
                 run, answer = _convert(question)
             else:
-                with np.load(folder / question["run"]) as given:
-                    results = run({name: given[name] for name in given.files})
+                with np.load(folder / question["run"]) as arrays:
+                    results = run({name: arrays[name] for name in arrays.files})
                 np.savez(folder / "out.npz", **{name: _plain(value) for name, value in results.items()})
                 answer = {}
         except (Exception, SystemExit) as error:  # the libraries raise what they like

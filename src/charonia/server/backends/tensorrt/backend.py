@@ -163,7 +163,7 @@ class GpuStream:
         return self._driver.current(self._context)
 
     def take(self, size: int) -> Block:
-        """Return a block of the GPU's memory, which goes back by `give_back` after `wait`.
+        """Return a block of the GPU's memory, which goes back by `release` after `wait`.
 
         Raises:
             ServingError: UNAVAILABLE when there is not enough, even without the idle blocks.
@@ -180,9 +180,9 @@ class GpuStream:
             )
         return block
 
-    def give_back(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Give a block back that the stream no longer uses."""
-        self._memory.give_back(block)
+        self._memory.release(block)
 
     def clear(self, address: int, size: int) -> None:
         """Begin to fill memory of the GPU with zeros. Raises CudaError."""
@@ -243,7 +243,7 @@ class GpuStream:
             raw: Array = np.empty(size, np.uint8)
         else:
             raw = block.array(size)
-            weakref.finalize(raw, self._pinned.give_back, block)
+            weakref.finalize(raw, self._pinned.release, block)
         self._busy.append(raw)
         return raw
 
@@ -328,7 +328,7 @@ class PlanInstance(ArrayInstance):
             self._gpu.close(graphs)
         own, self._own = self._own, None
         if own is not None:
-            self._gpu.give_back(own)
+            self._gpu.release(own)
 
     def run(self, names: Sequence[str], feed: dict[str, Array]) -> Sequence[Array]:
         gpu = self._gpu
@@ -359,7 +359,7 @@ class PlanInstance(ArrayInstance):
             if self._keeps_block:
                 self._own = block
             else:
-                self._gpu.give_back(block)
+                self._gpu.release(block)
 
     def _run(self, names: Sequence[str], feed: Mapping[str, Array], block: int) -> dict[str, Array]:
         """Begin everything; return the outputs that lie on the GPU."""

@@ -99,8 +99,8 @@ def engine_arguments(config: ModelConfig, text: str) -> tuple[dict[str, Any], li
     Raises:
         ServingError: INVALID_ARG: the file holds no JSON object.
     """
-    given = arguments_of(config, ())
-    return read_object(config.name, ARGUMENTS_FILE, text) | given, sorted(given)
+    arguments = arguments_of(config, ())
+    return read_object(config.name, ARGUMENTS_FILE, text) | arguments, sorted(arguments)
 
 
 def enables_loras(arguments: Mapping[str, Any]) -> bool:

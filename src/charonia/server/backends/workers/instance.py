@@ -189,13 +189,13 @@ class Batches:
             return
         decoded = decode_results(results, message, link)
         if released or freed:
-            link.note(released, freed)
+            link.handle_lists(released, freed)
         batch = line.popleft()
         if line is self._queue:
             self.answered += 1
             if self._execute_s_max:
                 self._limit(self._execute_s_max if self._queue else 0, self._executed_too_long)
-        is_open, error = batch.hand_on(decoded, self._name)
+        is_open, error = batch.deliver(decoded, self._name)
         if is_open:
             self._left_open[number] = batch
         batch.sink.finish(input_end, output_start, error, leaves_open=is_open)
@@ -204,7 +204,7 @@ class Batches:
         """Handle responses to requests of the running batch, or to open ones. Raises as `decode_results`."""
         _, sent, released, freed = message.header
         decoded = decode_results([result for _, _, result, _ in sent], message, link)
-        link.note(released, freed)
+        link.handle_lists(released, freed)
         for (number, index, _, final), result in zip(sent, decoded, strict=True):
             self._respond(number, index, result, bool(final))
         del decoded, result
@@ -221,7 +221,7 @@ class Batches:
             if not 0 <= index < len(batch.requests):
                 raise ChannelError(f"batch {number} has no request {index}")
             if final or not self._is_decoupled:
-                batch.note_over(index)
+                batch.record_last_response(index)
                 if not batch.open_requests():
                     self._left_open.pop(number, None)
             batch.sink.respond(index, batch.answered(result), final)

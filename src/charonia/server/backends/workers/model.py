@@ -88,7 +88,7 @@ class PythonModel:
             )
         processes = self._processes
         which = (placement.name.removeprefix(self._config.name), placement.kind, placement.device_id)
-        key = (self._path, _state_beside(self._path), self._environment.python, which)
+        key = (self._path, _sources_fingerprint(self._path), self._environment.python, which)
 
         def shared(start: Start) -> SharedProcess:
             assert processes is not None
@@ -172,6 +172,6 @@ def what_to_load(
     return str(path), str(files.version_dir), str(files.model_dir), arguments
 
 
-def _state_beside(path: Path) -> tuple[tuple[str, int], ...]:
+def _sources_fingerprint(path: Path) -> tuple[tuple[str, int], ...]:
     """Return what changes when one of the Python files in a folder does."""
     return tuple((each.name, each.stat().st_mtime_ns) for each in sorted(path.parent.glob("*.py")) if each.exists())

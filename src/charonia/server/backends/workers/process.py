@@ -88,7 +88,7 @@ class SharedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, 9)
             await asyncio.to_thread(self.popen.wait)
-        reaper.forget(self.popen.pid)
+        reaper.unregister(self.popen.pid)
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 
@@ -398,7 +398,7 @@ class WorkerProcess:
             return
         self._is_ended = True
         if self._process.returncode is not None:
-            reaper.forget(self._process.pid)
+            reaper.unregister(self._process.pid)
         self._gone.set_result(None)
         self._loop.remove_reader(self._output.fileno())
         if self._pidfd is not None:

@@ -28,7 +28,7 @@ class Reaper:
         self._groups.add(group)
         self._tell(f"+{group}\n")
 
-    def forget(self, group: int) -> None:
+    def unregister(self, group: int) -> None:
         if self._owner == os.getpid() and group in self._groups:
             self._groups.discard(group)
             self._tell(f"-{group}\n")

@@ -44,36 +44,36 @@ class Work:
     """A batch of an instance that is not finished, or has left requests open, in the shapes of its model.
 
     Attributes:
-        over: Indices of requests that have their last response; None for none.
+        finished: Indices of requests that have their last response; None for none.
     """
 
-    __slots__ = ("_shapes", "over", "requests", "sink")
+    __slots__ = ("_shapes", "finished", "requests", "sink")
 
     def __init__(self, sink: BatchSink, requests: Sequence[InferRequest], shapes: ModelShapes | None = None) -> None:
         self.sink = sink
-        self.requests = requests if shapes is None else list(map(shapes.given, requests))
-        self.over: set[int] | None = None
+        self.requests = requests if shapes is None else list(map(shapes.in_model_shapes, requests))
+        self.finished: set[int] | None = None
         self._shapes = shapes
 
     def answered(self, result: Result | None) -> Result | None:
         """Return an answer of the model in the shapes of the configuration."""
         return result if result is None or self._shapes is None else self._shapes.answered(result)
 
-    def note_over(self, index: int) -> None:
+    def record_last_response(self, index: int) -> None:
         """Note that a request has its last response."""
-        if self.over is None:
-            self.over = set()
-        self.over.add(index)
+        if self.finished is None:
+            self.finished = set()
+        self.finished.add(index)
 
     def open_requests(self) -> list[int]:
         """Return the indices of the requests without a last response."""
-        return [index for index in range(len(self.requests)) if self.over is None or index not in self.over]
+        return [index for index in range(len(self.requests)) if self.finished is None or index not in self.finished]
 
     def is_open(self) -> bool:
         """Return whether a caller still waits for a last response."""
         return any(not self.sink.is_cancelled(index) for index in self.open_requests())
 
-    def hand_on(self, results: Sequence[Result | None], instance: str) -> tuple[bool, ServingError | None]:
+    def deliver(self, results: Sequence[Result | None], instance: str) -> tuple[bool, ServingError | None]:
         """Answer the requests that have a result; return whether others stay open, and the error if this fails."""
         try:
             for index, result in enumerate(results):
@@ -86,7 +86,7 @@ class Work:
             return False, None
         for index, result in enumerate(results):
             if result is not None:
-                self.note_over(index)
+                self.record_last_response(index)
         return self.is_open(), None
 
     def deadline_ns(self) -> int:
@@ -486,7 +486,7 @@ class WorkerServices(ModelServices):
             case "call_stop":
                 self.calls.cancel(header[1], softly=True)
             case "release":
-                link.note(header[1], header[2])
+                link.handle_lists(header[1], header[2])
             case "control":
                 _, number, action, name, options = header
                 self.control(action, name, options, partial(_send_answer, link, number), is_ready=is_ready)
@@ -500,7 +500,7 @@ class WorkerServices(ModelServices):
         _, call, batch, model, version, allows_decoupled, on_gpu, fields, tensors, released, freed = message.header
         kind = DeviceRequest if on_gpu else InferRequest
         request = made_request((model, version), fields, found_tensors(tensors, message, link), kind)
-        link.note(released, freed)
+        link.handle_lists(released, freed)
 
         def reply(outcome: Outcome, final: bool) -> None:
             if not final and link.process.unsent > REPLIES_UNSENT_MAX:

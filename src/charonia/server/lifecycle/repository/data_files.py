@@ -46,9 +46,9 @@ def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, tuple[str
         if output.label_filename and len(labels[output.name]) < classes:
             _log.warning(
                 "model '%s': '%s' has %d labels for the %d classes of output '%s': the last %d have none",
-                *(folder.name, output.label_filename, len(labels[output.name]), classes, output.name),
+                folder.name, output.label_filename, len(labels[output.name]), classes, output.name,
                 classes - len(labels[output.name]),
-            )
+            )  # fmt: skip
     named = {output.name: labels_of(config, output.name) for output in config.output}
     return {name: found for name, found in named.items() if found} | labels
 
@@ -85,10 +85,12 @@ def read_warmup_files(folder: ModelFolder, config: ModelConfig) -> dict[str, byt
     """
     contents: dict[str, bytes] = {}
     for index, sample in enumerate(config.model_warmup):
-        for name, given in sample.inputs.items():
-            if sample.batch_size and given.input_data_file is not None:
+        for name, warmup_input in sample.inputs.items():
+            if sample.batch_size and warmup_input.input_data_file is not None:
                 path = f"model_warmup[{index}].inputs[{name}].input_data_file"
-                contents[given.input_data_file] = read_data_file(folder, WARMUP_FOLDER, given.input_data_file, path)
+                contents[warmup_input.input_data_file] = read_data_file(
+                    folder, WARMUP_FOLDER, warmup_input.input_data_file, path
+                )
     return contents
 
 

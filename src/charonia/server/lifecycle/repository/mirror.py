@@ -118,7 +118,7 @@ class StoreCache:
         os.close(fd)
         return None
 
-    def plant(self, key: str, model: str, folders: list[str], files: Mapping[str, Path]) -> None:
+    def add_tree(self, key: str, model: str, folders: list[str], files: Mapping[str, Path]) -> None:
         """Add a tree.
 
         Args:
@@ -295,7 +295,7 @@ class StoreMirror:
         """The models of the last successful scan."""
         return self._known
 
-    def look(self) -> tuple[ModelFolder, ...]:
+    def list_models(self) -> tuple[ModelFolder, ...]:
         """Scan the store and return its models. Their files are not on this machine yet: see `fetch`.
 
         Raises:
@@ -336,7 +336,7 @@ class StoreMirror:
                 f"files from '{self.uri}' cannot be stored in '{self._cache.folder}': {reason}",
                 hint="--model-store-cache names another folder",
             ) from error
-        return replace(folder, elsewhere=lease.path, fingerprint=fingerprint), lease
+        return replace(folder, actual_path=lease.path, fingerprint=fingerprint), lease
 
     def _make(self, key: str, name: str, model: _Listed) -> Lease:
         wanted = {_digest(self.uri, name, f.path, str(f.size), f.tag): f for f in model.files}
@@ -348,7 +348,7 @@ class StoreMirror:
                 _log.info("fetching %d of %d files of '%s' from %s", len(lacking), len(wanted), name, self.uri)
             self._fetch_all(name, lacking)
             files = {file.path: self._cache.folder / "blobs" / blob for blob, file in wanted.items()}
-            self._cache.plant(key, name, sorted(model.folders), files)
+            self._cache.add_tree(key, name, sorted(model.folders), files)
             lease = self._cache.lease(key, name)
         if lease is None:
             raise unavailable(f"the files of '{name}' from '{self.uri}' were removed while they were being fetched")

@@ -128,8 +128,8 @@ class ModelFolder:
     Attributes:
         name: Name of the model.
         repository: The repository that contains it.
-        elsewhere: The folder, where it is not that of this name in the repository. A `Path` takes 400 bytes, and there
-            may be thousands of models.
+        actual_path: The folder, where it is not that of this name in the repository. A `Path` takes 400 bytes, and
+            there may be thousands of models.
         fingerprint: Compares equal as long as nothing in the folder changes; "" where it was not taken.
         origin: URI of the store that contains the model, "" for a folder of this machine. The files of a store are at
             `path` only after they were fetched.
@@ -138,7 +138,7 @@ class ModelFolder:
 
     name: str
     repository: Path
-    elsewhere: Path | None = None
+    actual_path: Path | None = None
     fingerprint: Fingerprint = ""
     origin: str = ""
     namespace: str = ""
@@ -146,7 +146,7 @@ class ModelFolder:
     @property
     def path(self) -> Path:
         """The folder."""
-        return self.elsewhere or self.repository / self.name
+        return self.actual_path or self.repository / self.name
 
     @property
     def key(self) -> str:
@@ -338,7 +338,7 @@ class Watch:
         self._acted = _view(scan)
         self._last = _view(scan)
 
-    def look(self, scan: Scan) -> Changes:
+    def changes(self, scan: Scan) -> Changes:
         """Compare with a new scan and return the changes that have settled; each is returned once."""
         seen = _view(scan)
         changes = diff(self._acted, seen)
@@ -354,7 +354,7 @@ class Watch:
         self._last = seen
         return settled
 
-    def forget(self, name: str) -> None:
+    def invalidate(self, name: str) -> None:
         """Treat a model as new: the next scan reports it as a change."""
         self._acted.pop(name, None)
 

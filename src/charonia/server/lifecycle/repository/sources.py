@@ -48,13 +48,13 @@ class Sources:
         stores: dict[str, RemoteStore] | None = None,
     ) -> None:
         options = options or StoreSettings()
-        given = [str(path) for path in dict.fromkeys(repositories)]
-        self._local = [path for path in given if not is_store(path)]
+        paths = [str(path) for path in dict.fromkeys(repositories)]
+        self._local = [path for path in paths if not is_store(path)]
         self._has_namespaces = has_namespaces
         self._mirrors: dict[str, StoreMirror] = {}
         self._looked_s = 0.0
         self._refreshing = threading.Lock()
-        addresses = [parse_address(path) for path in given if is_store(path)]
+        addresses = [parse_address(path) for path in paths if is_store(path)]
         self._pool = ThreadPoolExecutor(options.downloads, "fetch") if addresses else None
         cache = StoreCache(Path(options.cache or CACHE), options.cache_mb * 2**20)
         for address in addresses:
@@ -62,17 +62,17 @@ class Sources:
             if self._pool is not None:
                 self._mirrors[address.uri] = StoreMirror(store, cache, self._pool)
 
-    def look_for(self, name: str) -> Scan:
-        """Scan for one model, without fingerprints; stores are scanned as by `look`.
+    def scan_model(self, name: str) -> Scan:
+        """Scan for one model, without fingerprints; stores are scanned as by `scan_all`.
 
         Raises:
-            ServingError: As `look`.
+            ServingError: As `scan_all`.
         """
         if self._mirrors:
-            return self.look(fingerprints=False)
+            return self.scan_all(fingerprints=False)
         return scan(self._local, fingerprints=False, has_namespaces=self._has_namespaces, only=name)
 
-    def look(self, *, fingerprints: bool = True) -> Scan:
+    def scan_all(self, *, fingerprints: bool = True) -> Scan:
         """Scan every repository.
 
         For a store that cannot be read, the models of the last time count, and `Scan.unread` has the reason.
@@ -85,7 +85,7 @@ class Sources:
         unread: list[str] = []
         for mirror in self._mirrors.values():
             try:
-                folders += mirror.look()
+                folders += mirror.list_models()
             except ServingError as error:
                 unread.append(str(error))
                 folders += mirror.known
@@ -97,7 +97,7 @@ class Sources:
         """Scan the folders, and return the known models of stores, which are refreshed in the background when stale.
 
         Raises:
-            ServingError: As `look`, for folders.
+            ServingError: As `scan_all`, for folders.
         """
         folders = [folder for mirror in self._mirrors.values() for folder in mirror.known]
         if self._mirrors and time.monotonic() - self._looked_s > STALE_S and self._refreshing.acquire(blocking=False):
@@ -123,7 +123,7 @@ class Sources:
             return replace(folder, fingerprint=fingerprint(folder.path))
         mirror = self._mirrors[folder.origin]
         try:
-            mirror.look()
+            mirror.list_models()
         except ServingError as error:
             _log.warning("%s; the last successful scan of it is used", error)
         same = [replace(each, namespace=folder.namespace) for each in mirror.known if each.name == folder.name]
@@ -157,7 +157,7 @@ class Sources:
     def _refresh(self) -> None:
         try:
             for mirror in self._mirrors.values():
-                mirror.look()
+                mirror.list_models()
         except ServingError as error:
             _log.warning("%s", error)
         finally:

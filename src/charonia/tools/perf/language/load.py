@@ -21,7 +21,7 @@ from charonia.tools.perf.api import RunSettings, SequencePlan
 from charonia.tools.perf.language.plan import LanguageEndpoint, LanguagePlan, PromptPlan
 from charonia.tools.perf.language.replies import ReplyReader
 from charonia.tools.perf.language.requests import (
-    Dialogue,
+    Conversation,
     LanguageSource,
     ModelInputs,
     TextGenerator,
@@ -47,7 +47,7 @@ _MEMBERS = (*_TEXTS, *_OUTPUT_LENGTHS, *_OTHERS)
 _EXPECTED = "expected 'text', 'messages', 'turns' or 'input_length'"
 
 
-def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed: int) -> list[Dialogue]:
+def read_prompts(plan: PromptPlan, generator: Callable[[], TextGenerator], seed: int) -> list[Conversation]:
     """Return the dialogues of a file.
 
     Args:
@@ -67,7 +67,7 @@ class _Reader:
         self._random = Random(seed)
         self._line = 0
 
-    def read(self, path: Path) -> list[Dialogue]:
+    def read(self, path: Path) -> list[Conversation]:
         sessions: dict[str, tuple[float | None, list[Turn]]] = {}
         try:
             with path.open("rb") as lines:
@@ -83,7 +83,7 @@ class _Reader:
             raise invalid(f"{path}: line {self._line}: {error.message}", hint=error.hint) from None
         if not sessions:
             raise invalid(f"{path}: {_EXPECTED} in each line, got no line")
-        found = [Dialogue(tuple(turns), at_ms) for at_ms, turns in sessions.values()]
+        found = [Conversation(tuple(turns), at_ms) for at_ms, turns in sessions.values()]
         return _in_time(found, path) if self._plan.is_replay else found
 
     def _add(self, line: Mapping[str, Any], sessions: dict[str, tuple[float | None, list[Turn]]]) -> None:
@@ -152,7 +152,7 @@ def _number(line: Mapping[str, Any], name: str, low: float, high: float = math.i
     return float(value)
 
 
-def _in_time(found: list[Dialogue], path: Path) -> list[Dialogue]:
+def _in_time(found: list[Conversation], path: Path) -> list[Conversation]:
     missing = [number for number, each in enumerate(found, 1) if each.at_ms is None]
     if missing:
         raise invalid(
@@ -190,11 +190,11 @@ class LanguageRun:
             return TextGenerator(tokenizer, seed)
 
         if prompts.file:
-            self._dialogues = read_prompts(prompts, generator, seed)
+            self._conversations = read_prompts(prompts, generator, seed)
         else:
-            self._dialogues = generated(prompts, generator(), seed)
+            self._conversations = generated(prompts, generator(), seed)
         self._is_replay = prompts.is_replay
-        self.source = LanguageSource(model, plan, prompts, self._dialogues, inputs)
+        self.source = LanguageSource(model, plan, prompts, self._conversations, inputs)
         self.replies = ReplyReader(self.source, plan.endpoint, tokenizer, is_grpc)
 
     def settings(self, settings: RunSettings) -> RunSettings:
@@ -203,7 +203,7 @@ class LanguageRun:
             settings = replace(settings, sequences=SequencePlan(length_from_data=True))
         if not self._is_replay:
             return settings
-        times_s = [(dialogue.at_ms or 0.0) / 1000 for dialogue in self._dialogues]
+        times_s = [(conversation.at_ms or 0.0) / 1000 for conversation in self._conversations]
         return replayed(settings, gaps_between(times_s, "--fixed-schedule"))
 
 
@@ -213,11 +213,11 @@ def language_run(options: PerfOptions, subject: Subject) -> LanguageRun:
     Raises:
         ServingError: As `LanguageRun`, and INVALID_ARG if the model is not a language model.
     """
-    given, plan = options.target, options.language
+    target, plan = options.target, options.language
     inputs = model_inputs(plan, subject.metadata, subject.config)
-    prompts = replace(options.prompts, fields=given.parameters)
-    is_grpc = given.protocol is WireProtocol.GRPC
-    return LanguageRun((given.model, given.version), plan, prompts, options.load.seed, inputs, is_grpc)
+    prompts = replace(options.prompts, fields=target.parameters)
+    is_grpc = target.protocol is WireProtocol.GRPC
+    return LanguageRun((target.model, target.version), plan, prompts, options.load.seed, inputs, is_grpc)
 
 
 def model_inputs(plan: LanguagePlan, metadata: ModelMetadata, config: Mapping[str, Any]) -> ModelInputs:

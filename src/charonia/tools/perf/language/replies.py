@@ -17,8 +17,8 @@ from charonia.core.latency import LatencyHistogram
 from charonia.core.tensor import Tensor
 from charonia.tools.perf.language.plan import LanguageEndpoint, Tokenizer
 from charonia.tools.perf.language.requests import LanguageSource
-from charonia.tools.perf.samples import DONE, FIRST, INTENDED, OUTCOME, RESPONSES, WIDTH, Received, Rows
-from charonia.tools.results.language import CountedBy, LanguageFigures, Spread
+from charonia.tools.perf.samples import DONE, FIRST, INTENDED, OUTCOME, RESPONSES, WIDTH, ReceivedResponse, Rows
+from charonia.tools.results.language import LanguageFigures, Spread, TokenCounter
 from charonia.wire.grpc_codec import decode_stream_response
 
 Times = NDArray[np.int64]
@@ -65,7 +65,7 @@ class _Piece:
     has_content: bool = False
 
 
-def read_reply(endpoint: LanguageEndpoint, received: Received, is_grpc: bool = False) -> Reply:
+def read_reply(endpoint: LanguageEndpoint, received: ReceivedResponse, is_grpc: bool = False) -> Reply:
     """Return the response that was received.
 
     Raises:
@@ -249,7 +249,7 @@ _PLACE_MASK = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedResponse:
     """A response and its tokens.
 
     Attributes:
@@ -280,22 +280,22 @@ class ReplyReader:
         self._tokenizer = tokenizer
         self._is_grpc = is_grpc
         self._inputs: dict[int, int] = {}
-        default = CountedBy.SERVER if tokenizer is None else CountedBy.TOKENIZER
+        default = TokenCounter.SERVER if tokenizer is None else TokenCounter.TOKENIZER
         self.input_counted_by = default
         self.output_counted_by = default
 
-    def read(self, place: int, received: Received) -> Counted:
+    def read(self, place: int, received: ReceivedResponse) -> CountedResponse:
         """Return the response to the request at a place of the data."""
         try:
             reply = read_reply(self._endpoint, received, self._is_grpc)
         except ServingError as error:
             raise ValueError(error.message) from None
-        return Counted(reply, self._input_tokens(place, received, reply), self._output_tokens(reply))
+        return CountedResponse(reply, self._input_tokens(place, received, reply), self._output_tokens(reply))
 
-    def _input_tokens(self, place: int, received: Received, reply: Reply) -> int:
+    def _input_tokens(self, place: int, received: ReceivedResponse, reply: Reply) -> int:
         if self._tokenizer is None:
             if reply.prompt_tokens == UNKNOWN:
-                self.input_counted_by = CountedBy.NOBODY
+                self.input_counted_by = TokenCounter.NOBODY
             return reply.prompt_tokens
         known = None if received.history else self._inputs.get(place)
         if known is None:
@@ -312,7 +312,7 @@ class ReplyReader:
             return sum(self._tokenizer.counts([text for text in (reply.reasoning, reply.content) if text]))
         if reply.completion_tokens != UNKNOWN:
             return reply.completion_tokens
-        self.output_counted_by = CountedBy.PIECES if reply.is_stream else CountedBy.NOBODY
+        self.output_counted_by = TokenCounter.PIECES if reply.is_stream else TokenCounter.NOBODY
         return len(reply.times_ns) if reply.is_stream else UNKNOWN
 
 
@@ -325,7 +325,7 @@ def problem(reply: Reply) -> tuple[str, str]:
     return "", ""
 
 
-def fill(row: Times, counted: Counted) -> Times:
+def fill(row: Times, counted: CountedResponse) -> Times:
     """Write the times and tokens of a successful response into its row, and return the gaps between its pieces."""
     times, is_stream = counted.reply.times_ns, counted.reply.is_stream
     row[FIRST] = times[0] if is_stream else 0

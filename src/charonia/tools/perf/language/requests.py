@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
+class Conversation:
     """Turns in their order; each follows the response to the previous one.
 
     Attributes:
@@ -121,11 +121,11 @@ def drawn(length: Length, random: Random, least: float = 1.0) -> float:
     return max(random.gauss(length.mean, length.deviation), least)
 
 
-def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Dialogue]:
+def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Conversation]:
     """Return generated dialogues."""
     random = Random(seed)
     prefixes = [generator.text(plan.prefix_tokens, f"prefix {number}") for number in range(plan.prefix_count)]
-    dialogues = []
+    conversations = []
     for number in range(plan.count):
         turns = []
         for turn in range(round(drawn(plan.turns, random))):
@@ -134,8 +134,8 @@ def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Dia
                 text = f"{random.choice(prefixes)} {text}"
             delay_ms = drawn(plan.turn_delay_ms, random, 0.0) if turn else 0.0
             turns.append(Turn(text, output_tokens=output_tokens(plan, random), delay_ms=delay_ms))
-        dialogues.append(Dialogue(tuple(turns)))
-    return dialogues
+        conversations.append(Conversation(tuple(turns)))
+    return conversations
 
 
 def output_tokens(plan: PromptPlan, random: Random) -> int:
@@ -192,28 +192,28 @@ class LanguageSource:
         model: tuple[str, str],
         plan: LanguagePlan,
         prompts: PromptPlan,
-        dialogues: Sequence[Dialogue],
+        conversations: Sequence[Conversation],
         inputs: ModelInputs = ModelInputs(),
     ) -> None:
         self.batch_size = 1
-        self.stream_count = len(dialogues)
+        self.stream_count = len(conversations)
         self._name, self._version = model
         self._plan = plan
         self._prompts = prompts
-        self._dialogues = dialogues
+        self._conversations = conversations
         self._inputs = inputs
 
     @property
     def has_sessions(self) -> bool:
         """Whether a dialogue has several turns."""
-        return any(len(dialogue.turns) > 1 for dialogue in self._dialogues)
+        return any(len(conversation.turns) > 1 for conversation in self._conversations)
 
     def step_count(self, stream: int) -> int:
         """Return the number of turns of a dialogue."""
-        return len(self._dialogues[stream].turns)
+        return len(self._conversations[stream].turns)
 
     def delay_s(self, stream: int, step: int) -> float:
-        return self._dialogues[stream].turns[step].delay_ms / 1000
+        return self._conversations[stream].turns[step].delay_ms / 1000
 
     def expected(self, stream: int, step: int) -> Mapping[str, Tensor] | None:
         """Return None: answers are not checked."""
@@ -310,11 +310,11 @@ class LanguageSource:
         return {**dict(self._prompts.fields), **turn.fields}
 
     def _turn(self, stream: int, step: int) -> Turn:
-        return self._dialogues[stream].turns[step]
+        return self._conversations[stream].turns[step]
 
     def _messages(self, stream: int, step: int, history: Sequence[str]) -> list[Mapping[str, Any]]:
         messages: list[Mapping[str, Any]] = []
-        for place, turn in enumerate(self._dialogues[stream].turns[: step + 1]):
+        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
             messages += turn.messages or ({"role": "user", "content": turn.text},)
             if place < len(history) and place < step:
                 messages.append({"role": "assistant", "content": history[place]})
@@ -322,7 +322,7 @@ class LanguageSource:
 
     def _prompt(self, stream: int, step: int, history: Sequence[str]) -> str:
         parts = []
-        for place, turn in enumerate(self._dialogues[stream].turns[: step + 1]):
+        for place, turn in enumerate(self._conversations[stream].turns[: step + 1]):
             parts.append(turn.text or _JOINT.join(map(_content, turn.messages)))
             if place < len(history) and place < step:
                 parts.append(history[place])

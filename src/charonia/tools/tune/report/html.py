@@ -17,9 +17,9 @@ from charonia.tools.report.document import (
     document,
     environment,
     machine_facts,
+    notes_markup,
     separated,
     tile,
-    to_know,
 )
 from charonia.tools.report.html import PARTS, latency_axis, parts
 from charonia.tools.report.quantities import clock, duration, number, percent, size
@@ -310,7 +310,7 @@ def _summary(group: GroupRecord, views: Sequence[VariantView]) -> Iterator[str]:
         notes = (*filter(None, [group.disturbance]), *group.decision.sentences[1:], *group.notes)
     if not group.is_complete:
         notes = ("The search did not come to its end.", *notes)
-    yield to_know([escape(note) for note in notes])
+    yield notes_markup([escape(note) for note in notes])
 
 
 _BADGES = {
@@ -618,7 +618,7 @@ def plot_data(run: TuneRun, views: Sequence[Sequence[VariantView]]) -> dict[str,
 
 def _group_data(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, Any]:
     places = {view.record.variant.key: place for place, view in enumerate(views)}
-    shades = dict(_shades(views))
+    shades = dict(_colored_variants(views))
     return {
         "models": list(group.models),
         "latencies": [LATENCIES[metric] for metric in LATENCIES if _is_measured(views, metric)],
@@ -632,7 +632,7 @@ def _group_data(group: GroupRecord, views: Sequence[VariantView]) -> dict[str, A
     }
 
 
-def _shades(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
+def _colored_variants(views: Sequence[VariantView]) -> Iterator[tuple[int, str]]:
     """Yield the variants with a separate colour: first the ones with a role, then the best of the others."""
     measured = [(place, view) for place, view in enumerate(views) if view.rows]
     measured.sort(key=lambda pair: not (pair[1].role or pair[1].is_default))

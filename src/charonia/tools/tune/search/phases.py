@@ -25,7 +25,6 @@ from typing import TypeVar
 from charonia.core.errors import invalid
 from charonia.tools.results.records import LoadMode, student
 from charonia.tools.tune.api import (
-    Failed,
     Goal,
     LoadPoint,
     Measured,
@@ -38,6 +37,7 @@ from charonia.tools.tune.api import (
     SearchSpace,
     Skipped,
     Trial,
+    TrialFailed,
     TrialRecord,
     Variant,
 )
@@ -194,7 +194,7 @@ class Search:
         self._spent_s += outcome.elapsed_s
         total, count = self._elapsed_s.get(trial.effort, (0.0, 0))
         self._elapsed_s[trial.effort] = (total + outcome.elapsed_s, count + 1)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, TrialFailed):
             self._failed.add((trial.variant.key, trial.loads))
             if outcome.loading:
                 self._skipped[trial.variant.key] = Skipped(trial.variant, outcome.reason)
@@ -207,7 +207,7 @@ class Search:
     def _check_budget(self, effort: float) -> None:
         if len(self.history) >= FAILURES_MAX and not self._any_success:
             last = self.history[-1].outcome
-            reason = f", the last one: {last.reason}" if isinstance(last, Failed) else ""
+            reason = f", the last one: {last.reason}" if isinstance(last, TrialFailed) else ""
             raise OutOfBudget(f"the first {FAILURES_MAX} measurements all failed{reason}")
         if len(self.history) >= self.options.trials_max - self._reserve:
             raise OutOfBudget(f"the limit of {self.options.trials_max} measurements was reached")
@@ -430,7 +430,7 @@ def _climb(search: Search, variant: Variant, origin: tuple[int, int], effort: fl
     batch_size, start = origin
     values = load_values(search.grid.space.load)
     first = yield from search.measure(variant, search.loads(values[start], batch_size), effort, purpose)
-    if first is None or _hopeless(search, first):
+    if first is None or _cannot_win(search, first):
         return
     for step in (-1, 1) if first.violation else (1, -1):
         here, index = first, start + step
@@ -443,7 +443,7 @@ def _climb(search: Search, variant: Variant, origin: tuple[int, int], effort: fl
             return
 
 
-def _hopeless(search: Search, first: Point) -> bool:
+def _cannot_win(search: Search, first: Point) -> bool:
     """Return whether no other load can make a variant win, given its measurement with full batches.
 
     Less load never brings more throughput, and more than fills the batches brings only a little.
@@ -480,7 +480,7 @@ def halve(search: Search) -> Steps[None]:
     Random(search.options.seed).shuffle(order)
     coordinates = {search.grid.variant(coordinate).key: coordinate for coordinate in order}
     for coordinate in coordinates.values():
-        yield from _look(search, coordinate)
+        yield from _explore_first(search, coordinate)
     yield from _visit_neighbours(search, coordinates)
     for variant in _survivors(search, max(2 * search.options.finalist_count, len(coordinates) // _KEPT)):
         point = search.evidence.best(variant)
@@ -508,7 +508,7 @@ def _evenly(size: int, count: int) -> list[int]:
     return [round(index * (size - 1) / (count - 1)) for index in range(count)]
 
 
-def _look(search: Search, coordinate: Coordinate) -> Steps[None]:
+def _explore_first(search: Search, coordinate: Coordinate) -> Steps[None]:
     yield from climb(search, search.grid.variant(coordinate), search.look_effort, "first look")
 
 
@@ -523,7 +523,7 @@ def _visit_neighbours(search: Search, seen: dict[str, Coordinate]) -> Steps[None
             return
         seen |= new
         for coordinate in new.values():
-            yield from _look(search, coordinate)
+            yield from _explore_first(search, coordinate)
 
 
 def _survivors(search: Search, count: int) -> list[Variant]:
@@ -533,7 +533,7 @@ def _survivors(search: Search, count: int) -> list[Variant]:
         return []
     leader = ranking[0]
     hopes = [(hope, point) for point in ranking if (hope := potential(search, point.variant))]
-    left = [(hope, point) for hope, point in hopes if _hopeful(search, leader, point, hope)]
+    left = [(hope, point) for hope, point in hopes if _may_win(search, leader, point, hope)]
     left.sort(key=lambda pair: (pair[1].violation == 0, pair[0].score.value), reverse=True)
     kept = [point.variant for _, point in left[:count]]
     search.note(
@@ -542,7 +542,7 @@ def _survivors(search: Search, count: int) -> list[Variant]:
     return kept
 
 
-def _hopeful(search: Search, leader: Point, point: Point, hope: Point) -> bool:
+def _may_win(search: Search, leader: Point, point: Point, hope: Point) -> bool:
     """Return whether a variant may win, by its best point or by its potential at the limit of the constraints."""
     if leader.violation:
         return True

@@ -237,7 +237,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
             patch.setattr("charonia.stores.remote.RETRIES_MAX", 1)
             patch.setattr(f"charonia.stores.remote.{limit}", 1.0)
             sources = Sources([uri], StoreSettings(str(tmp_path)))
-        model = sources.look().models["m"]
+        model = sources.scan_all().models["m"]
         network.to_client = link
 
         with pytest.raises(ServingError, match=r"cannot be fetched|came incomplete") as caught:
@@ -248,7 +248,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
 
         network.to_client = Link()
         sources = Sources([uri], StoreSettings(str(tmp_path)))
-        folder, _ = sources.fetch(sources.look().models["m"])
+        folder, _ = sources.fetch(sources.scan_all().models["m"])
 
     assert (folder.path / "1" / "a").read_bytes() == CONTENT
     sources.close()
@@ -257,7 +257,7 @@ def test_a_fetch_over_a_broken_connection_fails_and_leaves_nothing_in_part(
 def test_a_bucket_that_is_not_there_is_named(s3: S3, tmp_path: Path) -> None:
     sources = Sources([f"s3://127.0.0.1:{s3.port}/nothing"], StoreSettings(str(tmp_path)))
 
-    (reason,) = sources.look().unread
+    (reason,) = sources.scan_all().unread
 
     assert reason.startswith(f"model repository 's3://127.0.0.1:{s3.port}/nothing' cannot be read: ")
     sources.close()
@@ -272,7 +272,7 @@ def test_google_cloud_storage_is_read_by_its_own_protocol(
     monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
     sources = Sources(["gs://bucket/models"], StoreSettings(str(tmp_path)))
 
-    folder, _ = sources.fetch(sources.look().models["m"])
+    folder, _ = sources.fetch(sources.scan_all().models["m"])
 
     assert (folder.path / "1" / "a").read_bytes() == b"content"
     sources.close()
@@ -303,5 +303,5 @@ def test_the_keys_of_a_credential_file_are_used(s3: S3, tmp_path: Path, monkeypa
 
     sources = Sources([s3.uri], StoreSettings(str(tmp_path / "cache")))
 
-    assert list(sources.look().models) == ["m"]
+    assert list(sources.scan_all().models) == ["m"]
     sources.close()

@@ -20,7 +20,7 @@ def put(cache: StoreCache, key: str, content: bytes) -> Path:
 def planted(cache: StoreCache, key: str, *contents: bytes) -> Lease:
     blobs = {f"1/{n}": put(cache, f"{key}{n}", content) for n, content in enumerate(contents)}
     with cache.filling():
-        cache.plant(key, "m", ["1"], blobs)
+        cache.add_tree(key, "m", ["1"], blobs)
     lease = cache.lease(key, "m")
     assert lease is not None
     return lease

@@ -61,7 +61,7 @@ def test_models_are_the_first_part_of_paths(tmp_path: Path, pool: ThreadPoolExec
     store = FakeStore(a__config_dot_pbtxt=b"x", a__1__model_dot_onnx=b"y", b__1__model_dot_py=b"z", readme=b"r")
     store.content[".git/config"] = b"hidden"
 
-    found = mirrored(store, tmp_path, pool).look()
+    found = mirrored(store, tmp_path, pool).list_models()
 
     assert [(folder.name, folder.origin, folder.place) for folder in found] == [
         ("a", URI, f"{URI}/a"),
@@ -74,7 +74,7 @@ def test_a_fetched_model_has_the_files_of_the_store(tmp_path: Path, pool: Thread
     store.content["a/1/.hidden"] = b"h"
     mirror = mirrored(store, tmp_path, pool)
 
-    folder, lease = mirror.fetch(mirror.look()[0])
+    folder, lease = mirror.fetch(mirror.list_models()[0])
 
     assert content(folder.path) == {"config.pbtxt": b"config", "1/model.onnx": b"0123456789"}
     assert folder.path == lease.path
@@ -89,7 +89,7 @@ def test_an_empty_version_folder_is_an_empty_object(tmp_path: Path, pool: Thread
     store.content[marker] = b""
     mirror = mirrored(store, tmp_path, pool)
 
-    folder, _ = mirror.fetch(mirror.look()[0])
+    folder, _ = mirror.fetch(mirror.list_models()[0])
 
     assert (folder.path / "1").is_dir()
     assert content(folder.path) == {"config.pbtxt": b"c"}
@@ -98,12 +98,12 @@ def test_an_empty_version_folder_is_an_empty_object(tmp_path: Path, pool: Thread
 def test_only_what_changed_is_fetched_again_and_the_old_state_stays(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     store = FakeStore(a__config_dot_pbtxt=b"old", a__1__model_dot_onnx=b"weights")
     mirror = mirrored(store, tmp_path, pool)
-    old = mirror.look()[0]
+    old = mirror.list_models()[0]
     before, _ = mirror.fetch(old)
     store.reads.clear()
 
     store.content["a/config.pbtxt"] = b"new!"
-    new = mirror.look()[0]
+    new = mirror.list_models()[0]
     after, _ = mirror.fetch(new)
 
     assert new.fingerprint != old.fingerprint
@@ -114,11 +114,11 @@ def test_only_what_changed_is_fetched_again_and_the_old_state_stays(tmp_path: Pa
 
 def test_what_is_in_the_cache_is_not_fetched_at_all(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     first = mirrored(FakeStore(a__1__m=b"weights"), tmp_path, pool)
-    first.fetch(first.look()[0])
+    first.fetch(first.list_models()[0])
     store = FakeStore(a__1__m=b"weights")
     second = mirrored(store, tmp_path, pool)
 
-    second.fetch(second.look()[0])
+    second.fetch(second.list_models()[0])
 
     assert store.reads == []
 
@@ -129,7 +129,7 @@ def test_a_long_file_comes_in_parts(tmp_path: Path, pool: ThreadPoolExecutor, mo
     store = FakeStore(a__1__m=data)
     mirror = mirrored(store, tmp_path, pool)
 
-    folder, _ = mirror.fetch(mirror.look()[0])
+    folder, _ = mirror.fetch(mirror.list_models()[0])
 
     assert content(folder.path) == {"1/m": data}
     assert sorted(store.reads) == [("a/1/m", 0, 10), ("a/1/m", 10, 20), ("a/1/m", 20, 30), ("a/1/m", 30, 35)]
@@ -138,7 +138,7 @@ def test_a_long_file_comes_in_parts(tmp_path: Path, pool: ThreadPoolExecutor, mo
 def test_a_fetch_that_fails_leaves_nothing_in_part(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     store = FakeStore(a__1__m=b"0123456789", a__2__m=b"abcdefghij")
     mirror = mirrored(store, tmp_path, pool)
-    found = mirror.look()[0]
+    found = mirror.list_models()[0]
 
     store.cut = 2
     with pytest.raises(ServingError, match="came incomplete: 8 of 10 bytes"):
@@ -156,7 +156,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, pool: ThreadPoo
     mirror = mirrored(FakeStore(a__1__m=b"x"), tmp_path / "file", pool)
 
     with pytest.raises(ServingError, match="--model-store-cache names another"):
-        mirror.fetch(mirror.look()[0])
+        mirror.fetch(mirror.list_models()[0])
 
 
 def test_paths_that_would_leave_the_folder_are_passed_over(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
@@ -164,7 +164,7 @@ def test_paths_that_would_leave_the_folder_are_passed_over(tmp_path: Path, pool:
     store.content |= {"a/../../evil": b"x", "../evil": b"x", "config.pbtxt": b""}
     mirror = mirrored(store, tmp_path, pool)
 
-    folder, _ = mirror.fetch(mirror.look()[0])
+    folder, _ = mirror.fetch(mirror.list_models()[0])
 
     assert content(folder.path) == {"1/m": b"x"}
     assert len(mirror.notes) == 2
@@ -176,7 +176,7 @@ def test_a_store_with_too_many_files_is_refused(
     monkeypatch.setattr(mirror_module, "FILES_MAX", 1)
 
     with pytest.raises(ServingError, match="at most 1 files"):
-        mirrored(FakeStore(a__1=b"", b__1=b""), tmp_path, pool).look()
+        mirrored(FakeStore(a__1=b"", b__1=b""), tmp_path, pool).list_models()
 
 
 def sources(store: FakeStore, cache: Path, *folders: Path, has_namespaces: bool = False) -> Sources:
@@ -191,7 +191,7 @@ def test_folders_and_stores_are_looked_at_together(tmp_path: Path) -> None:
     (local / "a").mkdir()
     together = sources(FakeStore(a__1__m=b"x", c__1__m=b"yz"), tmp_path / "cache", local)
 
-    found = together.look()
+    found = together.scan_all()
 
     assert sorted(found.models) == ["b", "c"]
     assert found.ambiguous == {"a": (str(local / "a"), f"{URI}/a")}
@@ -206,7 +206,7 @@ def test_with_namespaces_names_are_not_ambiguous(tmp_path: Path) -> None:
     (local / "a").mkdir(parents=True)
     together = sources(FakeStore(a__1__m=b"x"), tmp_path / "cache", local, has_namespaces=True)
 
-    assert sorted(together.look().models) == sorted([f"{local}/a", f"{URI}/a"])
+    assert sorted(together.scan_all().models) == sorted([f"{local}/a", f"{URI}/a"])
     together.close()
 
 
@@ -214,11 +214,11 @@ def test_a_store_that_is_down_is_taken_as_it_was_last_seen(tmp_path: Path) -> No
     store = FakeStore(a__1__m=b"x")
     together = sources(store, tmp_path)
     store.is_down = True
-    first = together.look()
+    first = together.scan_all()
     store.is_down = False
-    second = together.look()
+    second = together.scan_all()
     store.is_down = True
-    third = together.look()
+    third = together.scan_all()
 
     assert (list(first.models), first.unread) == ([], ("the store is down",))
     assert (list(second.models), second.unread) == (["a"], ())
@@ -232,7 +232,7 @@ def test_a_model_is_looked_at_again_alone(tmp_path: Path) -> None:
     local = tmp_path / "local"
     (local / "b" / "1").mkdir(parents=True)
     together = sources(store, tmp_path / "cache", local)
-    found = together.look()
+    found = together.scan_all()
 
     store.content["a/1/m"] = b"other"
     (local / "b" / "1" / "m").write_text("m")

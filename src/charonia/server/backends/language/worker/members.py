@@ -24,17 +24,17 @@ def check(name: str, value: Any, member: RequestMember) -> None:
         raise MemberError(f"{name}: expected {member.words}, got {json.dumps(value)[:100]}")
 
 
-def read_members(given: Mapping[str, Any], known: Mapping[str, RequestMember]) -> dict[str, Any]:
+def read_members(fields: Mapping[str, Any], known: Mapping[str, RequestMember]) -> dict[str, Any]:
     """Return the values of members; texts may stand for other values, and None for the default.
 
     Raises:
         MemberError: One is unknown, or has a value that it cannot have.
     """
     values = {}
-    for name, value in given.items():
+    for name, value in fields.items():
         member = known.get(name)
         if member is None:
-            raise MemberError(f"{name}: there is no such parameter{near(name, known)}")
+            raise MemberError(f"{name}: there is no such parameter{closest_hint(name, known)}")
         if value is not None:
             read = _read(value)
             values[name] = read if member.fits(read) else value
@@ -53,7 +53,7 @@ def _read(value: Any) -> Any:
     return int(found) if isinstance(found, float) and found.is_integer() else found
 
 
-def near(name: str, known: Iterable[str]) -> str:
+def closest_hint(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that is most like a wrong one, "" for none."""
     found = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{found[0]}'?" if found else ""

@@ -254,8 +254,8 @@ def _engine_class(path: str) -> Any:
 
 
 def _first(inputs: dict[str, Any], name: str) -> Any:
-    given = inputs.get(name)
-    return None if given is None or not given.size else given[0]
+    values = inputs.get(name)
+    return None if values is None or not values.size else values[0]
 
 
 def _text(element: Any, name: str) -> str:

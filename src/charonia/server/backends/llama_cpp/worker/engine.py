@@ -23,8 +23,8 @@ from .openai_members import (
     COMPLETIONS,
     DETOKENIZE,
     TOKENIZE,
-    Abilities,
     AnswerForm,
+    Capabilities,
     completion_of,
     llama_request,
 )
@@ -105,7 +105,7 @@ class Engine:
         self._slots_count = self._parameters.get("n_parallel", SLOTS)
         self._slots = asyncio.Semaphore(self._slots_count)
         self._server: Any = None
-        self._abilities = Abilities()
+        self._capabilities = Capabilities()
         self._context = 0
         self._problem = ""
         self._requests = 0
@@ -130,7 +130,7 @@ class Engine:
         self._context = found["default_generation_settings"]["n_ctx"]
         modalities = found.get("modalities", {})
         takes_tools = found["chat_template_caps"]["supports_tools"]
-        self._abilities = Abilities(takes_tools, modalities.get("vision", False), modalities.get("audio", False))
+        self._capabilities = Capabilities(takes_tools, modalities.get("vision", False), modalities.get("audio", False))
 
     def problem(self) -> str:
         """Return why llama.cpp answers no longer, "" while it does."""
@@ -233,7 +233,7 @@ class Engine:
         if address is not None:
             raise self._setup.invalid(f"image_url: must begin with 'data:', got {address[:100]!r}")
         try:
-            asked = llama_request(request.route, body, self._abilities)
+            asked = llama_request(request.route, body, self._capabilities)
         except MemberError as error:
             raise self._setup.invalid(str(error)) from None
         if request.route in _TOKENS:
@@ -345,10 +345,10 @@ class Engine:
 
     def _common_params(self) -> Any:
         params = xllamacpp.CommonParams()
-        given = dict(self._parameters)
-        threads = given.pop("n_threads", 0) or idle_threads(self._setup.threads)
+        parameters = dict(self._parameters)
+        threads = parameters.pop("n_threads", 0) or idle_threads(self._setup.threads)
         params.cpuparams.n_threads = threads
-        params.cpuparams_batch.n_threads = given.pop("n_threads_batch", threads)
+        params.cpuparams_batch.n_threads = parameters.pop("n_threads_batch", threads)
         params.cpuparams.poll = params.cpuparams_batch.poll = 0  # waiting threads sleep: neighbours have the cores
         params.model.path = self._setup.options["path"]
         params.model_alias = {self._setup.model_name}
@@ -358,9 +358,9 @@ class Engine:
         params.verbosity = 1  # errors
         params.n_threads_http = self._slots_count + THREADS_MORE
         params.endpoint_slots = False
-        if "mmproj" in given:
-            params.mmproj.path = given.pop("mmproj")
-        for name, value in given.items():
+        if "mmproj" in parameters:
+            params.mmproj.path = parameters.pop("mmproj")
+        for name, value in parameters.items():
             if name in _ENUMS:
                 enum, prefix = _ENUMS[name]
                 value = getattr(getattr(xllamacpp, enum), prefix + value.upper())

@@ -22,9 +22,9 @@ from ...language.worker.members import (
     MemberError,
     RequestMember,
     check,
+    closest_hint,
     integer,
     is_texts,
-    near,
     number,
     read_members,
 )
@@ -126,7 +126,7 @@ CHOICES_MAX = 1000
 """Most choices of `guided_choice`."""
 
 
-class Abilities(NamedTuple):
+class Capabilities(NamedTuple):
     """Abilities of a model.
 
     Attributes:
@@ -140,7 +140,7 @@ class Abilities(NamedTuple):
     audio: bool = False
 
 
-def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict[str, Any]:
+def llama_request(route: str, body: Mapping[str, Any], model: Capabilities) -> dict[str, Any]:
     """Return a request as llama.cpp reads it.
 
     Args:
@@ -153,7 +153,7 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
     request = {name: value for name, value in body.items() if value is not None}
     for name, value in request.items():
         if name not in known:
-            raise MemberError(f"{name}: llama.cpp does not support this member{near(name, known)}")
+            raise MemberError(f"{name}: llama.cpp does not support this member{closest_hint(name, known)}")
         check(name, value, known[name])
     if route == TOKENIZE:
         return _tokenize_request(request)
@@ -166,7 +166,7 @@ def llama_request(route: str, body: Mapping[str, Any], model: Abilities) -> dict
         if name in _STREAM_OPTIONS:
             check(f"stream_options.{name}", value, _STREAM_OPTIONS[name])
         elif value is not None:
-            raise MemberError(f"stream_options.{name}: is not supported{near(name, _STREAM_OPTIONS)}")
+            raise MemberError(f"stream_options.{name}: is not supported{closest_hint(name, _STREAM_OPTIONS)}")
     if options.get("continuous_usage_stats"):
         request["timings_per_token"] = True
     if route == CHAT:
@@ -205,7 +205,7 @@ def _tokenize_request(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_parts(messages: Iterable[Any], model: Abilities) -> None:
+def _check_parts(messages: Iterable[Any], model: Capabilities) -> None:
     takes = {"text": True, "refusal": True, "image_url": model.images, "input_audio": model.audio}
     for position, message in enumerate(messages):
         content = message.get("content")

@@ -70,7 +70,7 @@ class ChannelReader:
         on_end: Called once when nothing more can be read, with the reason.
 
     Attributes:
-        awake_ns: How long `stay_awake` polls.
+        awake_ns: How long `spin_wait` polls.
         is_over: Whether nothing more can be read.
     """
 
@@ -108,7 +108,7 @@ class ChannelReader:
                         self._read(True)
                 finally:
                     self._lead.release()
-                    self._hand_on()
+                    self._wake_next()
             else:
                 self._follow(inbox)
 
@@ -123,9 +123,9 @@ class ChannelReader:
             pass  # there is nothing more
         finally:
             self._lead.release()
-            self._hand_on()
+            self._wake_next()
 
-    def stay_awake(self) -> None:
+    def spin_wait(self) -> None:
         """Wait without sleeping, for as long as the server has asked for, until there is something to read."""
         # A polling thread hardly releases the interpreter's lock, which would starve other threads of the model.
         if self.awake_ns and threading.active_count() <= THREADS_ALONE:
@@ -183,9 +183,9 @@ class ChannelReader:
             self._followers.pop(event, None)
         # It may have been woken to take the lead and have no need for it any more.
         if inbox.items:
-            self._hand_on()
+            self._wake_next()
 
-    def _hand_on(self) -> None:
+    def _wake_next(self) -> None:
         """Wake a thread that waits, unless one leads."""
         if self._followers and not self._lead.locked():
             with self._followers_lock:

@@ -69,7 +69,7 @@ def failures() -> tuple[type[BaseException], ...]:
 _STEP = "_charonia_step"
 
 
-def note_step(error: BaseException, step: str) -> None:
+def record_step(error: BaseException, step: str) -> None:
     """Have `describe` say which step of a model's start an exception ended: "'model.py' cannot be imported"."""
     with contextlib.suppress(Exception):  # a model's own exceptions may refuse it
         setattr(error, _STEP, step)
@@ -138,9 +138,9 @@ def checked_parameters(owner: str, parameters: object) -> dict[str, Parameter]:
         return {}
     if not isinstance(parameters, dict):
         raise ArgumentTypeError(f"{owner}: expected a dict as parameters, got {type(parameters).__name__}")
-    given: Mapping[object, object] = parameters
+    mapping: Mapping[object, object] = parameters
     plain: dict[str, Parameter] = {}
-    for key, value in given.items():
+    for key, value in mapping.items():
         if not isinstance(key, str):
             raise TritonModelException(f"{owner}: expected strings as names of parameters, got {key!r}")
         if isinstance(value, bool):

@@ -73,24 +73,24 @@ class Function:
 
     def complete(self, config: ModelConfig) -> None:
         """Complete a configuration."""
-        definition, given = self.definition, config.as_dict()
-        if given.get("max_batch_size") and not self.is_batched:
+        definition, fields = self.definition, config.as_dict()
+        if fields.get("max_batch_size") and not self.is_batched:
             raise ValueError(
                 f"model '{definition.name}' takes one request at a time, and the configuration says max_batch_size "
-                f"{given['max_batch_size']}: give the decorator max_batch_size=, and the function a batch"
+                f"{fields['max_batch_size']}: give the decorator max_batch_size=, and the function a batch"
             )
-        if not given.get("max_batch_size"):
+        if not fields.get("max_batch_size"):
             config.set_max_batch_size(definition.max_batch_size)
-        if self.is_batched and not given.get("sequence_batching"):
+        if self.is_batched and not fields.get("sequence_batching"):
             config.set_dynamic_batching()
-            if definition.max_delay_ms and given["dynamic_batching"] is not None:
+            if definition.max_delay_ms and fields["dynamic_batching"] is not None:
                 delay_us = int(definition.max_delay_ms * 1000)
-                given["dynamic_batching"]["max_queue_delay_microseconds"] = (
-                    given["dynamic_batching"].get("max_queue_delay_microseconds") or delay_us
+                fields["dynamic_batching"]["max_queue_delay_microseconds"] = (
+                    fields["dynamic_batching"].get("max_queue_delay_microseconds") or delay_us
                 )
-        if (definition.max_queue_size or definition.timeout_ms) and not given.get("sequence_batching"):
+        if (definition.max_queue_size or definition.timeout_ms) and not fields.get("sequence_batching"):
             config.set_dynamic_batching()
-            policy = given["dynamic_batching"].setdefault("default_queue_policy", {})
+            policy = fields["dynamic_batching"].setdefault("default_queue_policy", {})
             policy.setdefault("max_queue_size", definition.max_queue_size)
             policy.setdefault("default_timeout_microseconds", int(definition.timeout_ms * 1000))
         if self.signature.is_stream:
@@ -100,9 +100,9 @@ class Function:
             config.add_input({**properties, "optional": True} if not port.is_required else properties)
         for port in self.signature.outputs:
             config.add_output({"name": port.name, "data_type": port.kind.data_type, "dims": list(port.kind.dims)})
-        if definition.instances and not given.get("instance_group"):
-            given["instance_group"] = [{"count": definition.instances}]
-        parameters, example = given.setdefault("parameters", {}), self._example_text()
+        if definition.instances and not fields.get("instance_group"):
+            fields["instance_group"] = [{"count": definition.instances}]
+        parameters, example = fields.setdefault("parameters", {}), self._example_text()
         if example:
             parameters.setdefault(EXAMPLE, {"string_value": example})
         if definition.route:
@@ -186,14 +186,14 @@ class Function:
         Raises:
             BadRequest: An input is no such value, or a parameter is a misspelt input.
         """
-        given = json.loads(parameters) if parameters != NONE else {}
-        received = given.pop(RECEIVED, NONE)
-        if given:
-            self._check_parameters(given, tensors)
+        arguments = json.loads(parameters) if parameters != NONE else {}
+        received = arguments.pop(RECEIVED, NONE)
+        if arguments:
+            self._check_parameters(arguments, tensors)
         values: dict[str, Any] = {}
         if self.signature.request:
             size = len(next(iter(tensors.values()))) if tensors else 1
-            request = Request(given, json.loads(received))
+            request = Request(arguments, json.loads(received))
             values[self.signature.request] = [request] * size if self.is_batched else request
         for port in self.signature.inputs:
             if port.name in tensors:

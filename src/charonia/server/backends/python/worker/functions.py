@@ -50,10 +50,10 @@ class FunctionModel:
     host: ClassVar[Host]
     request_class: ClassVar[type[InferenceRequest]]
     complete: ClassVar[Callable[[Awaitable[object]], object]]
-    _made: Made | None = None
+    _made: SharedObject | None = None
 
     @classmethod
-    def named(cls, name: str) -> Definition:
+    def find(cls, name: str) -> Definition:
         """Return the definition for a model: of its name, or the only one.
 
         Raises:
@@ -70,7 +70,7 @@ class FunctionModel:
     @classmethod
     def auto_complete_config(cls, config: ModelConfig) -> ModelConfig:
         """Complete the configuration from the annotations."""
-        definition = cls.named(config.as_dict().get("name", ""))
+        definition = cls.find(config.as_dict().get("name", ""))
         Function(definition).complete(config)
         if definition.share_memory:
             config.as_dict()["parameters"].setdefault(SHARE_MEMORY, {"string_value": "true"})
@@ -79,12 +79,12 @@ class FunctionModel:
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
-        definition = self.named(args["model_name"])
+        definition = self.find(args["model_name"])
         self._function = function = Function(definition)
         target = definition.target
         if inspect.isclass(target) and not definition.is_object:
             device = _DEVICES.get(args["model_instance_kind"], "cpu").format(args["model_instance_device_id"])
-            self._made = Made.of(target, device, is_shared=bool(definition.method))
+            self._made = SharedObject.of(target, device, is_shared=bool(definition.method))
             target = self._made.target
         self._call = function.bound(target)
         code = self._call if inspect.isroutine(self._call) else type(self._call).__call__
@@ -128,8 +128,8 @@ class FunctionModel:
 
     def _single(self, request: InferenceRequest) -> InferenceResponse:
         try:
-            positional, named = self._arguments(request)
-            returned = self._call(*positional, **named)
+            positional, keywords = self._arguments(request)
+            returned = self._call(*positional, **keywords)
             accept = self._function.accepted(request.parameters())
             return _response(self._function.write(returned, accept=accept), self._function.parameters(returned))
         except BadRequest as error:
@@ -138,8 +138,8 @@ class FunctionModel:
     def _stream(self, request: InferenceRequest) -> None:
         sender = request.get_response_sender()
         try:
-            positional, named = self._arguments(request)
-            items = self._call(*positional, **named)
+            positional, keywords = self._arguments(request)
+            items = self._call(*positional, **keywords)
             for item in items:
                 if sender.is_cancelled():
                     if hasattr(items, "close"):
@@ -153,9 +153,9 @@ class FunctionModel:
     def _batches(self, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
         batches = _Batches(self._function, requests)
         while batches.calls:
-            positional, named, places = batches.calls.pop(0)
+            positional, keywords, places = batches.calls.pop(0)
             try:
-                batches.answer(places, self._call(*positional, **named))
+                batches.answer(places, self._call(*positional, **keywords))
             except BadRequest as error:
                 batches.refuse(places, error)
         return batches.responses
@@ -164,9 +164,9 @@ class FunctionModel:
         running.set(self._calls)  # in the context of this task
         batches = _Batches(self._function, requests)
         while batches.calls:
-            positional, named, places = batches.calls.pop(0)
+            positional, keywords, places = batches.calls.pop(0)
             try:
-                batches.answer(places, await self._call(*positional, **named))
+                batches.answer(places, await self._call(*positional, **keywords))
             except BadRequest as error:
                 batches.refuse(places, error)
         return batches.responses
@@ -185,8 +185,8 @@ class FunctionModel:
         sender = request.get_response_sender()
         is_stream = self._function.signature.is_stream
         try:
-            positional, named = self._arguments(request)
-            returned = self._call(*positional, **named)
+            positional, keywords = self._arguments(request)
+            returned = self._call(*positional, **keywords)
             if is_stream:
                 async for item in returned:
                     if sender.is_cancelled():
@@ -210,10 +210,10 @@ class FunctionModel:
             self._slots.release()
 
 
-class Made:
+class SharedObject:
     """An object of a class in a service file, which its methods that are models share."""
 
-    _shared: ClassVar[dict[tuple[type, str], Made]] = {}
+    _shared: ClassVar[dict[tuple[type, str], SharedObject]] = {}
     _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, cls: Any, device: str) -> None:
@@ -223,14 +223,14 @@ class Made:
         self._users = 1
 
     @classmethod
-    def of(cls, target: Any, device: str, *, is_shared: bool) -> Made:
+    def of(cls, target: Any, device: str, *, is_shared: bool) -> SharedObject:
         """Return an object of a class for a user, made for the first of those that share it, or before a fork."""
         if not is_shared and (target, device) not in cls._shared:
-            return Made(target, device)
+            return SharedObject(target, device)
         with cls._making:
             made = cls._shared.get((target, device))
             if made is None:
-                made = cls._shared[target, device] = Made(target, device)
+                made = cls._shared[target, device] = SharedObject(target, device)
             else:
                 made._users += 1
             return made
@@ -238,9 +238,9 @@ class Made:
     def alone(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a method that runs while no other such method of the object does."""
 
-        def called(*positional: Any, **named: Any) -> Any:
+        def called(*positional: Any, **keywords: Any) -> Any:
             with self._lock:
-                return call(*positional, **named)
+                return call(*positional, **keywords)
 
         return called
 
@@ -261,7 +261,7 @@ def make_object(definitions: Sequence[Definition], name: str) -> None:
     """Make the object of a model whose instances are forked from this process."""
     for each in definitions:
         if (each.name == name or len(definitions) == 1) and inspect.isclass(each.target) and not each.is_object:
-            Made.of(each.target, "cpu", is_shared=True)
+            SharedObject.of(each.target, "cpu", is_shared=True)
 
 
 class _Batches:

@@ -13,7 +13,7 @@ import types
 from typing import TYPE_CHECKING
 
 from . import service
-from .errors import note_step
+from .errors import record_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,7 +110,7 @@ class ModelImports:
             try:
                 spec.loader.exec_module(module)
             except BaseException as error:
-                note_step(error, f"'{os.path.basename(path)}' cannot be imported")
+                record_step(error, f"'{os.path.basename(path)}' cannot be imported")
                 raise
         if app:
             if not callable(getattr(module, app, None)):

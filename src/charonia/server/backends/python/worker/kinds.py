@@ -128,7 +128,7 @@ def json_text(value: Any, *, allow_nan: bool) -> bytes:
     return json.dumps(plain, allow_nan=False).encode()
 
 
-def made_up(schema: Any, defs: Any = None, depth: int = 3) -> Any:
+def sample_value(schema: Any, defs: Any = None, depth: int = 3) -> Any:
     """Return a value that fits a JSON schema: the first choice, an element of each list, the required members.
 
     Args:
@@ -138,22 +138,22 @@ def made_up(schema: Any, defs: Any = None, depth: int = 3) -> Any:
     """
     defs = schema.get("$defs", {}) if defs is None else defs
     if "$ref" in schema:
-        return made_up(defs.get(schema["$ref"].rpartition("/")[2], {}), defs, depth)
+        return sample_value(defs.get(schema["$ref"].rpartition("/")[2], {}), defs, depth)
     for key, first in (("const", False), ("default", False), ("examples", True), ("enum", True)):
         if key in schema and schema[key] is not None:
             return schema[key][0] if first else schema[key]
     for choices in (schema.get("anyOf"), schema.get("oneOf"), schema.get("allOf")):
         if choices:
-            return made_up(next((each for each in choices if each.get("type") != "null"), choices[0]), defs, depth)
+            return sample_value(next((each for each in choices if each.get("type") != "null"), choices[0]), defs, depth)
     kind = schema.get("type")
     if kind == "object":
         required = schema.get("required", ()) if depth else ()
-        return {name: made_up(schema["properties"][name], defs, depth - 1) for name in required}
+        return {name: sample_value(schema["properties"][name], defs, depth - 1) for name in required}
     if kind == "array":
         first = schema.get("prefixItems", ())
         count = max(1, schema.get("minItems", 0)) - len(first) if "items" in schema and depth > 1 else 0
-        return [made_up(each, defs, depth - 1) for each in first] + [
-            made_up(schema["items"], defs, depth - 1) for _ in range(count)
+        return [sample_value(each, defs, depth - 1) for each in first] + [
+            sample_value(schema["items"], defs, depth - 1) for _ in range(count)
         ]
     if kind == "string":
         text = EXAMPLES.get(schema.get("format", ""), "hello")
@@ -272,7 +272,7 @@ class Kind:
         if self.adapter is None:
             return None
         try:
-            return self.checked(made_up(self.adapter.schema))
+            return self.checked(sample_value(self.adapter.schema))
         except (LookupError, TypeError, ValueError):
             return None  # such as a text with a pattern: an example is no reason to fail
 

@@ -41,7 +41,7 @@ class Worker:
         execute = self._runner.execute
         while True:
             if not tasks.items:
-                reader.stay_awake()
+                reader.spin_wait()
                 self._runner.wait(tasks)
             kind, *content = tasks.items.popleft()
             if kind == "execute":
@@ -143,10 +143,10 @@ def _share(control: socket.socket) -> None:
         if not message:
             os._exit(0)
         sockets = [socket.socket(fileno=number) for number in descriptors]
-        threading.Thread(target=_work_beside, args=sockets, daemon=True).start()
+        threading.Thread(target=_work_in_thread, args=sockets, daemon=True).start()
 
 
-def _work_beside(receiving: socket.socket, sending: socket.socket) -> None:
+def _work_in_thread(receiving: socket.socket, sending: socket.socket) -> None:
     worker = _made(receiving, sending)
     with contextlib.suppress(Disconnected):
         try:

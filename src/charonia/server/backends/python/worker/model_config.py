@@ -24,11 +24,11 @@ class ModelConfig:
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the largest batch size, unless the configuration has a larger one."""
-        given = self._config.get("max_batch_size", 0)
-        if given > size:
+        value = self._config.get("max_batch_size", 0)
+        if value > size:
             raise TritonModelException(
                 "configuration specified max_batch_size {}, but in auto-complete-config function for model '{}' "
-                "specified max_batch_size {}".format(given, self._config.get("name", ""), size)
+                "specified max_batch_size {}".format(value, self._config.get("name", ""), size)
             )
         self._config["max_batch_size"] = size
 
@@ -80,18 +80,18 @@ class ModelConfig:
                         kind, properties.get("name", ""), model, key
                     )
                 )
-        for given in self._config.setdefault(kind, []):
-            if given["name"] != properties["name"]:
+        for entry in self._config.setdefault(kind, []):
+            if entry["name"] != properties["name"]:
                 continue
             for key in [key for key in ("data_type", "dims", "optional") if key in properties]:
-                if given.get(key, "TYPE_INVALID") in ("TYPE_INVALID", []):
+                if entry.get(key, "TYPE_INVALID") in ("TYPE_INVALID", []):
                     continue
-                if list(np.atleast_1d(given[key])) != list(np.atleast_1d(properties[key])):
+                if list(np.atleast_1d(entry[key])) != list(np.atleast_1d(properties[key])):
                     raise TritonModelException(
                         "unable to load model '{}', configuration expects {} {} for {} '{}', model provides {}".format(
-                            model, key, given[key], kind, given["name"], properties[key]
+                            model, key, entry[key], kind, entry["name"], properties[key]
                         )
                     )
-            given.update(properties)
+            entry.update(properties)
             return
         self._config[kind].append(dict(properties))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ....channel.datatypes import TritonModelException
 from . import triton_python_backend_utils as pb_utils
-from .errors import RESCHEDULED, TritonError, describe, failures, note_step, traced
+from .errors import RESCHEDULED, TritonError, describe, failures, record_step, traced
 from .host import Binding
 from .imports import ModelImports
 from .requests import InferenceResponse, arrival, result_of
@@ -103,7 +103,7 @@ class PythonModelRunner:
             completed = model.auto_complete_config(pb_utils.ModelConfig(json.loads(config_json)))
         except BaseException as error:
             if not hasattr(model, "definitions"):  # of a service file, nothing of this name is written there
-                note_step(error, "auto_complete_config failed")
+                record_step(error, "auto_complete_config failed")
             raise
         if not isinstance(completed, pb_utils.ModelConfig):
             raise TritonModelException(
@@ -192,8 +192,8 @@ class PythonModelRunner:
     ) -> tuple[list[Result | None], int]:
         """Run a batch without its refused requests."""
         others = [request for request in requests if request._index not in refused]
-        given, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
-        answers = iter(given)
+        results, output_start = self._execute(batch, others) if others else ([], time.monotonic_ns())
+        answers = iter(results)
         return [refused[r._index] if r._index in refused else next(answers) for r in requests], output_start
 
     def _execute(self, batch: ModelBatch, requests: list[InferenceRequest]) -> tuple[list[Result | None], int]:

@@ -266,9 +266,9 @@ def model(
         methods = {name: each for name, each in members.items() if hasattr(each, _MARK)}
         for name, each in methods.items():
             own, http_method = getattr(each, _MARK)
-            given: dict[str, Any] = {key: value for key, value in options.items() if key not in ("name", "path")}
-            given.update({"name": name, **own})
-            define(Definition(target, method=name, http_method=http_method, **given))
+            arguments: dict[str, Any] = {key: value for key, value in options.items() if key not in ("name", "path")}
+            arguments.update({"name": name, **own})
+            define(Definition(target, method=name, http_method=http_method, **arguments))
         if not methods or "__call__" in members:
             options["name"] = options.get("name") or target.__name__
             define(Definition(target, example=example, http_method=method, **options))

@@ -126,19 +126,19 @@ class TritonPythonModel:
             return _failed(f"TensorFlow failed: {error}", pb_utils.TritonError.INVALID_ARG)
 
     def _execute(self, requests: Sequence[Any]) -> list[Any]:
-        given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+        inputs = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
         names = self._wanted(requests)
         if len(requests) > 1:
-            feed = [np.concatenate([arrays[name] for arrays in given]) for name in self._inputs]
+            feed = [np.concatenate([arrays[name] for arrays in inputs]) for name in self._inputs]
         elif self._keeps_inputs:
-            feed = [given[0][name].copy() for name in self._inputs]
+            feed = [inputs[0][name].copy() for name in self._inputs]
         else:
-            feed = [given[0][name] for name in self._inputs]
+            feed = [inputs[0][name] for name in self._inputs]
         outputs = list(map(_array, self._call(names)(*feed)))
         if len(requests) == 1:
             parts = [outputs]
         else:
-            parts = list(_split(names, outputs, [arrays[self._inputs[0]].shape[0] for arrays in given]))
+            parts = list(_split(names, outputs, [arrays[self._inputs[0]].shape[0] for arrays in inputs]))
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in zip(names, part, strict=True)])
             for part in parts

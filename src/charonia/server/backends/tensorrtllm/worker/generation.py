@@ -19,9 +19,9 @@ from ...language.worker.members import (
     OBJECT,
     RequestMember,
     check,
+    closest_hint,
     integer,
     is_texts,
-    near,
     number,
     read_members,
 )
@@ -97,8 +97,8 @@ MAX_TOKENS = 16
 """Default of `max_tokens` in completions; in chats it is the room that the context has left."""
 
 _SAMPLING = (PARAMETERS.keys() | {"max_completion_tokens", "response_format"}) - {
-    *("best_of", "use_beam_search", "logprobs", "return_perf_metrics", "exclude_input_from_output", "guided_decoding")
-}
+    "best_of", "use_beam_search", "logprobs", "return_perf_metrics", "exclude_input_from_output", "guided_decoding",
+}  # fmt: skip
 _COMMON = _SAMPLING | {"model", "stream", "stream_options"}
 _MEMBERS = {
     CHAT: _COMMON | {"messages", "add_generation_prompt", "chat_template_kwargs"},
@@ -136,7 +136,9 @@ def read_body(route: str, body: dict[str, Any], tokenizer: Any) -> OpenAiPrompt:
         if name in _WITHOUT_EFFECT or name in _MEMBERS[route]:
             continue
         if name not in _WITHOUT_EFFECT_UNSET:
-            raise ValueError(f"{name}: the tensorrtllm backend has no such parameter{near(name, _MEMBERS[route])}")
+            raise ValueError(
+                f"{name}: the tensorrtllm backend has no such parameter{closest_hint(name, _MEMBERS[route])}"
+            )
         if value and not (name == "tool_choice" and value == "none") and not (name == "best_of" and value == 1):
             raise ValueError(f"{name}: the tensorrtllm backend does not support it")
     check("stream_options", body.get("stream_options") or {}, OBJECT)

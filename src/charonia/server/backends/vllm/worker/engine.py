@@ -15,7 +15,7 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from ...language.worker.members import near
+from ...language.worker.members import closest_hint
 from .application import Application, failure_of
 from .generation import answer_generation
 from .metrics import MetricsRelay, later_statistics
@@ -181,23 +181,25 @@ class Engine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        given = dict(self._options["arguments"])
+        arguments = dict(self._options["arguments"])
         namespace = _of_first(_ARGUMENT_PARSERS, "make_arg_parser")(FlexibleArgumentParser()).parse_args([])
         of_engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         known = of_engine | vars(namespace).keys()
-        for name in sorted(given.keys() - known):
-            hint = near(name, known)
+        for name in sorted(arguments.keys() - known):
+            hint = closest_hint(name, known)
             if name not in self._options["of_parameters"]:
                 raise ValueError(f"model.json: vLLM has no argument '{name}'{hint}")
-            del given[name]
+            del arguments[name]
             self._setup.pb_utils.Logger.log_warn(
                 f"parameter '{name}': vLLM has no such argument, it has no effect{hint}"
             )
-        for name, value in given.items():
+        for name, value in arguments.items():
             setattr(namespace, name, value)
-        given["served_model_name"] = [self._setup.model_name]
-        if isinstance(given.get("model"), str) and os.path.isdir(os.path.join(self._setup.version_dir, given["model"])):
-            given["model"] = os.path.join(self._setup.version_dir, given["model"])
+        arguments["served_model_name"] = [self._setup.model_name]
+        if isinstance(arguments.get("model"), str) and os.path.isdir(
+            os.path.join(self._setup.version_dir, arguments["model"])
+        ):
+            arguments["model"] = os.path.join(self._setup.version_dir, arguments["model"])
         loras = self._options["loras"]
         if loras:
             cls = importlib.import_module("vllm.entrypoints.openai.models.protocol").LoRAModulePath
@@ -207,7 +209,7 @@ class Engine:
                 else cls(f"{self._setup.model_name}:{name}", path)
                 for name, path in loras.items()
             ]
-        return namespace, AsyncEngineArgs(**{name: given[name] for name in given if name in of_engine})
+        return namespace, AsyncEngineArgs(**{name: arguments[name] for name in arguments if name in of_engine})
 
 
 def engine_cores(cores: list[int], threads: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from ...language.worker.members import near
+from ...language.worker.members import closest_hint
 from ...language.worker.text_stream import returned, usage_of
 from .streams import run_request
 
@@ -42,7 +42,7 @@ def sampling_params(given: dict[str, Any], kind: str) -> Any:
     known = [name for name in SamplingParams.__struct_fields__ if name[0] != "_" and name not in _INTERNAL]
     for name in members:
         if name not in known:
-            raise ValueError(f"{name}: vLLM has no such sampling parameter{near(name, known)}")
+            raise ValueError(f"{name}: vLLM has no such sampling parameter{closest_hint(name, known)}")
     try:
         made = msgspec.convert(members, SamplingParams, strict=False)
     except msgspec.ValidationError as error:

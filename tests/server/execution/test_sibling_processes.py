@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from charonia import busy_poll
-from charonia.busy_poll import ALONE_MIN, AWAKE_NS, BusyPoll, Neighbours, leaves_a_core
+from charonia.busy_poll import ALONE_MIN, AWAKE_NS, BusyPoll, SiblingProcesses, has_spare_core_now
 
 NOW = 10**12
 
@@ -25,26 +25,26 @@ NOW = 10**12
     ],
 )
 def test_each_neighbour_with_requests_needs_a_core(latest_ns: list[int], cores: int, *, leaves: bool) -> None:
-    assert leaves_a_core(latest_ns, NOW, cores) is leaves
+    assert has_spare_core_now(latest_ns, NOW, cores) is leaves
 
 
 def test_processes_know_each_other_and_not_themselves(tmp_path: Path) -> None:
-    first, second, third = (Neighbours(tmp_path, number, 3, cores=2) for number in range(3))
+    first, second, third = (SiblingProcesses(tmp_path, number, 3, cores=2) for number in range(3))
 
-    assert first.leave_a_core(NOW)
-    first.note(NOW)
+    assert first.has_spare_core(NOW)
+    first.record_request(NOW)
 
-    assert first.leave_a_core(NOW)
-    assert not second.leave_a_core(NOW)
-    assert not third.leave_a_core(NOW + AWAKE_NS)
-    assert second.leave_a_core(NOW + AWAKE_NS + 1)
+    assert first.has_spare_core(NOW)
+    assert not second.has_spare_core(NOW)
+    assert not third.has_spare_core(NOW + AWAKE_NS)
+    assert second.has_spare_core(NOW + AWAKE_NS + 1)
 
 
 def test_a_process_that_is_started_again_finds_what_it_had_noted(tmp_path: Path) -> None:
-    Neighbours(tmp_path, 1, 2, cores=2).note(NOW)
-    Neighbours(tmp_path, 1, 2, cores=2)
+    SiblingProcesses(tmp_path, 1, 2, cores=2).record_request(NOW)
+    SiblingProcesses(tmp_path, 1, 2, cores=2)
 
-    assert not Neighbours(tmp_path, 0, 2, cores=2).leave_a_core(NOW)
+    assert not SiblingProcesses(tmp_path, 0, 2, cores=2).has_spare_core(NOW)
 
 
 async def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_requests(
@@ -53,8 +53,8 @@ async def test_a_lone_caller_keeps_a_process_awake_until_a_neighbour_has_request
     monkeypatch.setattr(busy_poll, "now_ns", lambda: NOW)
 
     loop = asyncio.get_running_loop()
-    one = BusyPoll(loop, 10**9, Neighbours(tmp_path, 0, 2, cores=2))
-    other = BusyPoll(loop, 10**9, Neighbours(tmp_path, 1, 2, cores=2))
+    one = BusyPoll(loop, 10**9, SiblingProcesses(tmp_path, 0, 2, cores=2))
+    other = BusyPoll(loop, 10**9, SiblingProcesses(tmp_path, 1, 2, cores=2))
     for _ in range(ALONE_MIN + 1):
         one.ran_at_once(NOW)
         await asyncio.sleep(0)

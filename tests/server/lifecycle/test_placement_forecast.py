@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.support.models import identity, identity_pbtxt, write_model
 
-from charonia.server.lifecycle.foreseen import SMALL_BYTES, largest_bytes, reason_to_stay
-from charonia.server.lifecycle.in_front import BYTES_MAX
+from charonia.server.lifecycle.front_end_placement import BYTES_MAX
+from charonia.server.lifecycle.placement_forecast import SMALL_BYTES, largest_bytes, reason_to_stay
 
 CHOSEN = 'parameters {{ key: "front_end" value {{ string_value: "{}" }} }}'
 

@@ -59,7 +59,7 @@ from charonia.platform.models.sources import (
     ANY,
     START_BYTES,
     AllowedHosts,
-    ArrivingFiles,
+    IncomingFiles,
     SourceReader,
     VersionSource,
     open_source,
@@ -119,7 +119,7 @@ def add(
     }
     task = queue.add(session, ADD, found.id, f"{name}/{row.number}", arguments, who.name)
     detail = {**source.model_dump(), "place": source.shown}
-    audit.note(session, who, "version.add", f"{project}/{name}/{row.number}", detail, project_id=found.id)
+    audit.record(session, who, "version.add", f"{project}/{name}/{row.number}", detail, project_id=found.id)
     return AddedVersion(name, row.number, task.id)
 
 
@@ -176,7 +176,7 @@ class VersionTasks:
             version, name = (None, "") if added else self._version(run)
             if version is not None and version.state == ARRIVING:
                 with self.store.adding():
-                    added = self._bring(run, version, name)
+                    added = self._import(run, version, name)
                 if self.store.is_collection_due:
                     with self.database.transaction() as session:
                         collect_later(session, run.project_id)
@@ -204,17 +204,17 @@ class VersionTasks:
     def collect(self, run: TaskRun) -> Mapping[str, Any]:
         """Remove files that belong to no version, and abandoned uploads."""
         with self.database.transaction() as session:
-            given_up = upload_rows.give_up(session, self.uploads)
+            given_up = upload_rows.remove_abandoned(session, self.uploads)
             drop_failed(session, run.project_id)
         removed = self.store.collect(self._used)
         if removed is None:
             return {"postponed": True, "uploads": given_up}
         return {"files": removed[0], "bytes": removed[1], "uploads": given_up}
 
-    def _bring(self, run: TaskRun, version: VersionRow, name: str) -> list[dict[str, Any]]:
+    def _import(self, run: TaskRun, version: VersionRow, name: str) -> list[dict[str, Any]]:
         """Put the files into the store; return the versions of the models of a repository, none for one model."""
         source = VersionSource(**run.arguments["source"])
-        pace = _Pace(run)
+        progress = _ImportProgress(run)
         with self.database.reading() as session:
             query = select(UploadRow).where(UploadRow.batch == source.place, UploadRow.project_id == run.project_id)
             sent = {row.path: row.key for row in session.scalars(query)} if source.kind == "upload" else {}
@@ -225,7 +225,7 @@ class VersionTasks:
         hosts = AllowedHosts((ANY,)) if is_admin else self.hosts
         with self.database.reading() as session:
             secret = self.secrets.value(session, run.project_id, source.secret) if source.secret else ""
-        within = self.store, self.isolation, pace.seen
+        within = self.store, self.isolation, progress.advance
         reader = SourceReader(self.uploads, *within, hosts, is_admin, secret)
         with open_source(source, sent, reader) as (files, title), unpacked(files, *within) as inner:
             sizes = inner.sizes()
@@ -236,18 +236,20 @@ class VersionTasks:
             for each, paths in (several or {name: list(sizes)}).items():
                 with _about(each if several else ""):
                     found[each] = _arranged(inner, paths, source.take)
-            pace.total = sum(sizes[path] for each in found.values() for path in each.files.values())
-            demand_room(self.store.local.folder, pace.total, what=f"model '{name}'")
-            run.log(f"{sum(len(each.files) for each in found.values())} files, {pace.total} bytes, from {title}")
+            progress.total = sum(sizes[path] for each in found.values() for path in each.files.values())
+            demand_room(self.store.local.folder, progress.total, what=f"model '{name}'")
+            run.log(f"{sum(len(each.files) for each in found.values())} files, {progress.total} bytes, from {title}")
             blobs = {
-                each: {path: inner.keep(at, self.store, pace.seen) for path, at in sorted(arranged.files.items())}
+                each: {
+                    path: inner.keep(at, self.store, progress.advance) for path, at in sorted(arranged.files.items())
+                }
                 | {path: self.store.add([content], what=path) for path, content in arranged.made.items()}
                 for each, arranged in found.items()
             }
         reports = dict[str, VersionReport]()
         for each, arranged in found.items():
             with _about(each if several else ""):
-                reports[each] = self._look(run, version.id, each, blobs[each], arranged)
+                reports[each] = self._inspect(run, version.id, each, blobs[each], arranged)
         if several:
             return self._arrived_together(run, version.id, blobs, reports, title)
         self._arrived(version.id, blobs[name], reports[name], title)
@@ -265,7 +267,7 @@ class VersionTasks:
                     hint="leave out the name to add its models",
                 )
 
-    def _look(
+    def _inspect(
         self, run: TaskRun, version_id: int, name: str, blobs: dict[str, Blob], found: Arrangement
     ) -> VersionReport:
         """Return the report of the files of a model; add the configuration of a pickled estimator to them."""
@@ -317,7 +319,7 @@ class VersionTasks:
                     number, subject = row.number, f"{name}/{row.number}"
                     arguments = {key: run.arguments.get(key) for key in ("may_run_code", "roll")} | {"version": row.id}
                     task = queue.add(session, CHECK, project.id, subject, arguments, who.name).id
-                    audit.note(session, who, "version.add", f"{project.name}/{subject}", project_id=project.id)
+                    audit.record(session, who, "version.add", f"{project.name}/{subject}", project_id=project.id)
                 added.append({"model": name, "number": number, "task": task})
             if own.state == ARRIVING:
                 drop_attempt(session, own)
@@ -483,7 +485,7 @@ def version_handlers(work: VersionTasks) -> dict[str, Handler]:
     return {ADD: work.add, CHECK: work.check, COLLECT: work.collect}
 
 
-class _Pace:
+class _ImportProgress:
     """Reports progress, and notices a cancellation, from time to time.
 
     Attributes:
@@ -496,7 +498,7 @@ class _Pace:
         self._got = 0
         self._looked = time.monotonic()
 
-    def seen(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Count bytes that have arrived."""
         self._got += count
         if time.monotonic() - self._looked > LOOK_S:
@@ -505,7 +507,7 @@ class _Pace:
             self._run.progress(ARRIVED * share, f"{self._got} of {self.total or 'unknown'} bytes")
 
 
-def _arranged(files: ArrivingFiles, paths: list[str], take: int) -> Arrangement:
+def _arranged(files: IncomingFiles, paths: list[str], take: int) -> Arrangement:
     mlmodel = f"{model_root(paths)}{MLMODEL}"
     flavours = None
     if mlmodel in paths:

@@ -40,7 +40,7 @@ from charonia.platform.targets.kubernetes.objects import (
     with_marks,
     with_replicas,
 )
-from charonia.platform.targets.kubernetes.rollout import Sight
+from charonia.platform.targets.kubernetes.rollout import DeploymentSnapshot
 
 LISTED_S = 1.0
 """How long a list counts, unless this platform changes something in between."""
@@ -76,7 +76,7 @@ class ListedObjects:
                 raise unavailable(self._failure.message, hint=self._failure.hint)
             return self._objects
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Read the list again the next time."""
         with self._lock:  # a list that is being read may be older
             self._next_s = float("-inf")
@@ -85,7 +85,7 @@ class ListedObjects:
 _log = logging.getLogger(__name__)
 
 
-class OwnObjects:
+class DeploymentObjects:
     """Reads and writes the objects of deployments. Any thread may call; only one at a time may write a deployment's.
 
     Args:
@@ -114,7 +114,7 @@ class OwnObjects:
         found = [*self._lists["records"].all(), *self._lists["workloads"].all()]
         return sorted({str(annotations(each)[TITLE]) for each in found if TITLE in annotations(each)})
 
-    def try_out(self, record: RevisionRecord) -> None:
+    def dry_run(self, record: RevisionRecord) -> None:
         """Check whether all objects of a revision would be accepted, so that it is never applied in part."""
         present = {which: self._cluster.get(which) for which in record.references()}
         for which, found in present.items():
@@ -146,12 +146,12 @@ class OwnObjects:
                 if takes_replicas(wanted, present):
                     self._cluster.set_replicas(reference(each), wanted["spec"]["replicas"])
             self._cluster.apply(wanted)
-        self.forget()
+        self.invalidate()
 
     def apply_record(self, record: RevisionRecord) -> None:
         """Store the record of a revision, in place of an earlier one."""
         self._cluster.apply(to_secret(record, self.owner), force=True)
-        self.forget()
+        self.invalidate()
 
     def apply_keys(self, deployment: str, key: str, keys: Sequence[str]) -> None:
         """Write the file of API keys; servers reload it when it changes."""
@@ -174,13 +174,13 @@ class OwnObjects:
             return
         self._cluster.delete(found, which.kind)
 
-    def look(self, deployment: str, *, is_live: bool = False) -> Sight:
+    def snapshot(self, deployment: str, *, is_live: bool = False) -> DeploymentSnapshot:
         """Return the state of a deployment: from the last lists, or live from the API server."""
         found = self._found(deployment, is_live=is_live)
-        return self._sight(next(iter(found["workloads"]), None), found)
+        return self._snapshot(next(iter(found["workloads"]), None), found)
 
-    def _sight(self, workload: Plain | None, found: Mapping[str, Sequence[Plain]]) -> Sight:
-        return Sight(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
+    def _snapshot(self, workload: Plain | None, found: Mapping[str, Sequence[Plain]]) -> DeploymentSnapshot:
+        return DeploymentSnapshot(workload, found["pods"], tuple(from_secret(each) for each in found["records"]))
 
     def _found(self, deployment: str, *, is_live: bool) -> Mapping[str, Sequence[Plain]]:
         """Return the objects of a deployment, by the name of their kind in `kinds`."""
@@ -190,13 +190,13 @@ class OwnObjects:
                 what: [each for each in listed.all() if labels(each).get(OBJECT) == name]
                 for what, listed in self._lists.items()
             }
-        self.forget()
+        self.invalidate()
         return {
             what: self._cluster.list(kind, labels=f"{OWNER}={self.owner}{selector},{OBJECT}={name}")
             for what, (kind, selector) in self.kinds.items()
         }
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Read all lists again the next time: something has changed."""
         for listed in self._lists.values():
-            listed.forget()
+            listed.invalidate()

@@ -1,6 +1,7 @@
 """Whether models will run in front ends, as far as their files tell before any of them is loaded.
 
-Only a measurement says whether a model computes in microseconds (`in_front.py`). The files read here are a necessary
+Only a measurement says whether a model computes in microseconds (`front_end_placement.py`). The files read here are a
+necessary
 condition: nothing in the configuration keeps the model in the engine, and its files are small.
 """
 
@@ -11,7 +12,7 @@ from charonia.config.backends import ENSEMBLE
 from charonia.config.complete import derive_backend, normalise
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError
-from charonia.server.lifecycle.in_front import BYTES_MAX, Choice, choice_of, front_end_problems, obstacle
+from charonia.server.lifecycle.front_end_placement import BYTES_MAX, Choice, choice_of, front_end_problems, obstacle
 from charonia.server.lifecycle.repository.model_folder import read_config, select, version_files, versions
 from charonia.server.lifecycle.repository.scan import ModelFolder, scan
 from charonia.stores.location import is_store

@@ -43,7 +43,7 @@ PICKLE_BYTES_MAX = 4 * 1024 * 1024
 GZIP = b"\x1f\x8b"
 
 
-class Unserveable(ServingError):  # noqa: N818 # an error like any other, with lines to paste
+class UnsupportedFiles(ServingError):  # noqa: N818 # an error like any other, with lines to paste
     """What was given is recognised, and no backend serves it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Unserveable(ServingError):  # noqa: N818 # an error like any other, with l
 
 
 @dataclass(frozen=True, slots=True)
-class GivenFiles:
+class ServedFiles:
     """What was given to be served, in the order in which it was given.
 
     Attributes:
@@ -82,7 +82,7 @@ class GivenFiles:
         return len(self.models) + len(self.files) + len(self.loose)
 
 
-def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
+def sort(paths: Sequence[str], *, is_named: bool = False) -> ServedFiles:
     """Return what each path is. Blocks on the disk.
 
     Args:
@@ -90,18 +90,18 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
         is_named: Whether a model has a name of its own, so that a folder may hold its files without a version.
 
     Raises:
-        Unserveable: Something is recognised and cannot be served.
+        UnsupportedFiles: Something is recognised and cannot be served.
         ServingError: A file is missing, or has no known form.
     """
     repositories, models, files = list[str](), list[Path](), list[tuple[Path, Form]]()
     loose, names = list[Path](), dict[Path, str]()
     for each in dict.fromkeys(paths):
-        name, given = named(each)
-        path = Path(given).expanduser()
+        name, source = split_name(each)
+        path = Path(source).expanduser()
         if name and names.setdefault(path.absolute(), name) != name:
-            raise invalid(f"'{given}' has two names, '{names[path.absolute()]}' and '{name}'")
+            raise invalid(f"'{source}' has two names, '{names[path.absolute()]}' and '{name}'")
         if path.is_symlink() and not path.exists():
-            raise not_found(f"'{given}' is a link to '{path.readlink()}', and nothing is there")
+            raise not_found(f"'{source}' is a link to '{path.readlink()}', and nothing is there")
         entries = _entries(path)
         form = form_of(path.name, entries, _start(path))
         if form in served() and (pickle := _checkpoint(path)) is not None:
@@ -121,48 +121,48 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> GivenFiles:
                 names[inside[0][0]] = name
         elif (name or is_named) and entries is not None and CONFIG in entries and is_model_folder(entries):
             models.append(path.absolute())
-        elif "://" in given or (entries is not None and not _is_model(path, entries)):
-            repositories.append(given)
+        elif "://" in source or (entries is not None and not _is_model(path, entries)):
+            repositories.append(source)
         elif entries is not None:
             models.append(path.absolute())
         elif path.is_file() and form is not None:
             files.append((path.absolute(), form))
         elif path.is_file() and _start(path).startswith(GZIP):
-            raise invalid(f"'{given}' is compressed with gzip", hint=f"gunzip {given}")
+            raise invalid(f"'{source}' is compressed with gzip", hint=f"gunzip {source}")
         elif path.is_file():
             raise invalid(
-                f"'{given}' is no model that is known here: expected a folder of models, or a file that ends with "
+                f"'{source}' is no model that is known here: expected a folder of models, or a file that ends with "
                 f"one of {suffixes()}"
             )
         elif form is not None:
-            raise not_found(f"there is no file '{given}'", hint=_near(path))
+            raise not_found(f"there is no file '{source}'", hint=_near(path))
         else:
-            repositories.append(given)  # that it is missing is reported with the other repositories
-        if name and given in repositories:
-            raise invalid(f"'{each}': a name is for one model, and '{given}' is a repository")
-    return GivenFiles(tuple(repositories), tuple(models), tuple(files), tuple(loose), names)
+            repositories.append(source)  # that it is missing is reported with the other repositories
+        if name and source in repositories:
+            raise invalid(f"'{each}': a name is for one model, and '{source}' is a repository")
+    return ServedFiles(tuple(repositories), tuple(models), tuple(files), tuple(loose), names)
 
 
-def named(text: str) -> tuple[str, str]:
+def split_name(text: str) -> tuple[str, str]:
     """Return the name and the path of `NAME=PATH`; "" and the text where it is only a path. Blocks on the disk."""
     name, separator, path = text.partition("=")
     is_name = separator and path and name and "/" not in name and not Path(text).exists()
     return (name, path) if is_name else ("", text)
 
 
-def sort_given(models: ModelOptions) -> GivenFiles:
+def classify(models: ModelOptions) -> ServedFiles:
     """Classify what is given to a server. Blocks on the disk.
 
     Raises:
         ServingError: Something cannot be served, or an option needs a file and there is none.
     """
-    given = sort(models.repositories, is_named=bool(models.files.model_name))
-    if models.files.given and not given.files:
+    files = sort(models.repositories, is_named=bool(models.files.model_name))
+    if models.files.explicit and not files.files:
         raise invalid(
-            f"{', '.join(models.files.given)}: expected a file to serve, got repositories only",
+            f"{', '.join(models.files.explicit)}: expected a file to serve, got repositories only",
             hint="the configurations of models in a repository say it: max_batch_size, instance_group { count: 2 }",
         )
-    return given
+    return files
 
 
 def _checkpoint(path: Path) -> bytes | None:
@@ -193,12 +193,12 @@ def _class_of(pickle: bytes) -> str:
     return own[0] if own and {"_parameters", "_modules"} <= texts else ""
 
 
-def _unserveable(path: Path, form: Form) -> Unserveable:
+def _unserveable(path: Path, form: Form) -> UnsupportedFiles:
     text = _model_config(path, form)
     error = unsupported(f"'{path}' is {form.title}, which no backend here serves as it is")
     if generates_text(text):
         error = unsupported(error.message, hint="vLLM serves it as it is: pip install 'charonia[vllm]'")
-    return Unserveable(error, advice(form, str(path), text))
+    return UnsupportedFiles(error, advice(form, str(path), text))
 
 
 def _model_config(path: Path, form: Form) -> str:

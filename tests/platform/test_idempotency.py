@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from tests.platform.test_values import on_each
 
-from charonia.platform import repeats
+from charonia.platform import idempotency
 from charonia.platform.database import connection
 from charonia.platform.database.connection import Database
 from charonia.platform.database.tables import CallRow, KeyRow, ModelRow
@@ -79,7 +79,7 @@ def test_a_call_that_was_refused_is_handled_again(on_each: TestClient) -> None:
     assert send(on_each, name="-")[0] == 400
 
 
-@pytest.mark.parametrize("key", ["k" * (repeats.KEY_CHARS_MAX + 1), "a\tb"])
+@pytest.mark.parametrize("key", ["k" * (idempotency.KEY_CHARS_MAX + 1), "a\tb"])
 def test_a_key_that_cannot_be_is_refused(key: str, on_each: TestClient) -> None:
     assert send(on_each, key=key)[0] == 400
     assert rows(on_each, ModelRow) == 1

@@ -54,7 +54,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class WhereRun:
+class ExecutionPlacement:
     """Where the requests of a version run, in a server with front ends in processes of their own.
 
     Attributes:
@@ -107,13 +107,13 @@ def obstacle(config: ModelConfig) -> str:
 
 
 def _queue_obstacle(batching: DynamicBatching) -> str:
-    given = {
+    fields = {
         "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
         "preserve_ordering": batching.preserve_ordering,
         "priority_levels": batching.priority_levels,
         "default_queue_policy": batching.default_queue_policy,
     }
-    found = next((name for name, value in given.items() if value), "")
+    found = next((name for name, value in fields.items() if value), "")
     return f"{found} needs one queue for all clients" if found else ""
 
 

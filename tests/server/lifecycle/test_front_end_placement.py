@@ -16,7 +16,7 @@ from charonia.config.model import (
     TransactionPolicy,
 )
 from charonia.config.parameters import FRONT_END
-from charonia.server.lifecycle.in_front import (
+from charonia.server.lifecycle.front_end_placement import (
     BYTES_MAX,
     for_front_end,
     front_end_problems,

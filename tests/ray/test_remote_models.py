@@ -14,7 +14,7 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.response import InferResponse, Outcome
 from charonia.core.tensor import Tensor
-from charonia.ray.replica import ModelsElsewhere, received, sent
+from charonia.ray.replica import RemoteModels, received, sent
 
 
 class Models(FakeEngine):
@@ -57,7 +57,7 @@ def request(model: str = "far") -> InferRequest:
 def ask(answer: Any, given: InferRequest, cancel: bool = False) -> tuple[list[tuple[Outcome, bool]], FakeHandle]:
     async def run() -> tuple[list[tuple[Outcome, bool]], FakeHandle]:
         handle = FakeHandle(answer)
-        models = ModelsElsewhere(Models(), {"far": "others"})
+        models = RemoteModels(Models(), {"far": "others"})
         models._handles["others"] = handle
         outcomes: list[tuple[Outcome, bool]] = []
         ticket = models.infer(given, lambda outcome, final: outcomes.append((outcome, final)))
@@ -123,7 +123,7 @@ def test_a_deadline_is_sent_as_what_is_left_of_it() -> None:
 
 
 def test_models_elsewhere_are_not_controlled_from_here() -> None:
-    models = ModelsElsewhere(Models(), {"far": "others"})
+    models = RemoteModels(Models(), {"far": "others"})
 
     with pytest.raises(ServingError, match="cannot be controlled: it is in 'others'"):
         asyncio.run(models.load_model("far"))

@@ -8,7 +8,7 @@ import pytest
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia.server.front_ends import processes
-from charonia.server.front_ends.processes import FED_BY_ENGINE, LARGE_BYTES, how_many, with_number
+from charonia.server.front_ends.processes import FED_BY_ENGINE, LARGE_BYTES, choose_front_ends, with_number
 from charonia.server.options import FRONT_ENDS_AUTO, FRONT_ENDS_MAX, ModelOptions, ServerOptions
 
 STAYS = "model 'm' will run in the engine only: it is decoupled"
@@ -16,12 +16,12 @@ STAYS = "model 'm' will run in the engine only: it is decoupled"
 
 @pytest.mark.parametrize(("cores", "count"), [(4, 0), (8, 1), (16, 2), (64, FED_BY_ENGINE)])
 def test_a_large_model_keeps_the_cores_that_it_computes_on(cores: int, count: int) -> None:
-    chosen = how_many(cores, STAYS, LARGE_BYTES)
+    chosen = choose_front_ends(cores, STAYS, LARGE_BYTES)
 
     assert chosen.number == count
     assert chosen.reason == f"{cores} cores; {STAYS}, and one of 20 MiB needs the cores"
-    assert how_many(cores, STAYS, LARGE_BYTES - 1) == how_many(cores, STAYS)
-    assert how_many(cores, "", LARGE_BYTES).number == cores
+    assert choose_front_ends(cores, STAYS, LARGE_BYTES - 1) == choose_front_ends(cores, STAYS)
+    assert choose_front_ends(cores, "", LARGE_BYTES).number == cores
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_large_model_keeps_the_cores_that_it_computes_on(cores: int, count: in
     ],
 )
 def test_the_number_follows_from_cores_and_models(cores: int, stays: str, count: int) -> None:
-    chosen = how_many(cores, stays)
+    chosen = choose_front_ends(cores, stays)
 
     assert chosen.number == count
     assert chosen.reason.startswith(f"{cores} core")

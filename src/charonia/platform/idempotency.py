@@ -1,4 +1,4 @@
-"""Repeated calls: idempotency keys.
+"""Idempotency keys: calls that are sent again are answered as before.
 
 A caller that sends a change with an `Idempotency-Key` may send it again, with the same key, when the answer is lost. It
 gets the first answer, and nothing changes twice. The transaction of the change records the key, so a COMMIT whose
@@ -37,7 +37,7 @@ _CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _log = logging.getLogger(__name__)
 
 
-class FirstAnswer(NamedTuple):
+class StoredResponse(NamedTuple):
     """An answer to a change."""
 
     status: int
@@ -45,10 +45,10 @@ class FirstAnswer(NamedTuple):
     body: bytes
 
 
-class RepeatedError(Exception):
+class AnsweredBeforeError(Exception):
     """A call that was answered before, with that answer."""
 
-    def __init__(self, answer: FirstAnswer) -> None:
+    def __init__(self, answer: StoredResponse) -> None:
         super().__init__()
         self.answer = answer
 
@@ -58,7 +58,7 @@ class RepeatedError(Exception):
         return Response(body, status, {REPLAYED: "true", **({"Content-Type": kind} if kind else {})})
 
 
-class RepeatedCalls:
+class IdempotentCalls:
     """Records the answers to calls with a key, as a middleware."""
 
     def __init__(self, app: ASGIApp, database: Database) -> None:
@@ -90,17 +90,17 @@ class RepeatedCalls:
             await self._app(scope, reading, collecting)
         except BaseException:
             if call.is_recorded:
-                await run_in_threadpool(self._keep, call, FirstAnswer(500, "", b""))
+                await run_in_threadpool(self._keep, call, StoredResponse(500, "", b""))
             raise
         finally:
             current_call.reset(token)
-        answer = FirstAnswer(start["status"], Headers(raw=start["headers"]).get("content-type", ""), bytes(body))
+        answer = StoredResponse(start["status"], Headers(raw=start["headers"]).get("content-type", ""), bytes(body))
         if call.is_recorded:
             await run_in_threadpool(self._keep, call, answer)
         await send(start)
         await send({"type": "http.response.body", "body": answer.body})
 
-    def _keep(self, call: KeyedCall, answer: FirstAnswer) -> None:
+    def _keep(self, call: KeyedCall, answer: StoredResponse) -> None:
         of_call = CallRow.digest == call.digest
         with suppress(ServingError), self._database.transaction() as session:
             if answer.status >= 500:  # what came after the transaction has failed: it is tried again
@@ -116,7 +116,7 @@ def demand_first(database: Database, caller: str) -> None:
         caller: The caller, to whom the key belongs.
 
     Raises:
-        RepeatedError: It was, with its answer.
+        AnsweredBeforeError: It was, with its answer.
     """
     call = current_call.get()
     if call is None:
@@ -131,18 +131,18 @@ def demand_first(database: Database, caller: str) -> None:
     if row.request != call.request:
         raise invalid(f"{HEADER}: this key was used for another call", hint="use a new key for each call")
     found = unseal(row.answer, _sealing_key(call))
-    answer = FirstAnswer(found["status"], found["kind"], found["body"].encode("latin-1")) if found else None
+    answer = StoredResponse(found["status"], found["kind"], found["body"].encode("latin-1")) if found else None
     if answer is None:
         raise conflict(
             f"the call with this {HEADER} was carried out, and its answer is lost",
             hint="check the resource before you send another call",
         )
-    raise RepeatedError(answer)
+    raise AnsweredBeforeError(answer)
 
 
 def _sealing_key(call: KeyedCall) -> OctKey:
     return OctKey.import_key(hashlib.sha256(f"answer\0{call.caller}\0{call.key}".encode()).digest())
 
 
-def _sealed(call: KeyedCall, answer: FirstAnswer) -> str:
+def _sealed(call: KeyedCall, answer: StoredResponse) -> str:
     return seal({**answer._asdict(), "body": answer.body.decode("latin-1")}, _sealing_key(call))

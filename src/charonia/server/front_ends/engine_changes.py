@@ -139,7 +139,7 @@ def read_changes(folder: Path) -> ChangeLog:
         return ChangeLog()
 
 
-class Keeper:
+class EngineChanges:
     """The changes of an engine.
 
     Args:
