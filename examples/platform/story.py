@@ -197,7 +197,7 @@ def canary(story: Story, key: str) -> None:
     push(story.platform.url + path, commit)
     story.open("deployments", SERVICE, "traffic")
     story.is_shown("#canary h2 .badge", "running")
-    with load(story.address(SERVICE), key, ["the first line", "a line of text"]) as answers:
+    with load(story.address(SERVICE), key, ["the first line", "a line of text"], 0.01) as answers:  # 1 % of many
         until(lambda: answers["2"] >= 5, "version 2 answers its share", WAIT_S)
         story.is_shown("#versions tbody", "1 %")
         story.picture("canary")
@@ -244,7 +244,7 @@ def alert(story: Story, key: str, messages: Sequence[Mapping[str, Any]]) -> None
         story.page.get_by_label(label, exact=True).fill(text)
     story.click("Create")
     story.is_shown("#alerts", "More than 5 %")
-    with load(story.address(SERVICE), key, ["a line of text", ""]) as answers:
+    with load(story.address(SERVICE), key, ["a line of text", ""], 0.1) as answers:
         until(lambda: states(messages) == ["firing"], "the alert", WAIT_S)
         print(f"    received: {messages[0]['message']}")
         story.open("alerts")
@@ -267,14 +267,14 @@ def states(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def load(address: str, key: str, texts: Sequence[str]) -> Iterator[Counter[str]]:
-    """Send pairs of texts while it is entered, and count the answers by version, and `errors`."""
+def load(address: str, key: str, texts: Sequence[str], pause_s: float) -> Iterator[Counter[str]]:
+    """Send pairs of texts with pauses while it is entered, and count the answers by version, and `errors`."""
     answers: Counter[str] = Counter()
     is_over = threading.Event()
 
     def send() -> None:
         number = 0
-        while not is_over.wait(0.01):
+        while not is_over.wait(pause_s):
             status, _, answer = ask(address, key, texts[number % len(texts)], texts[-1 - number % len(texts)])
             answers[answer["model_version"] if status == 200 else "errors"] += 1
             number += 1
