@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
+from pydantic import ValidationError
 
 from charonia.config import pbtxt
 from charonia.config.backends import Preset
@@ -36,6 +37,7 @@ from charonia.platform.models.registry import DetailsBody
 from charonia.platform.models.sources import SourceKind, VersionSource
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
+from charonia.platform.values import problems_of as problems_in
 
 router = APIRouter(prefix="/p/{project}/models", include_in_schema=False)
 
@@ -124,8 +126,10 @@ def follow_branch(visit: OnPage, sent: Sent) -> Response:
         wanted = {**form, "every_s": int(form["every_s"])}
         name = wanted.pop("name") or name_of(form["place"], "git")
         with visit.platform.database.transaction() as session:
-            chosen = follow.Follow(**wanted)  # type: ignore[arg-type]
+            chosen = follow.FollowBody.model_validate(wanted)
             follow.put(session, visit.platform.workloads.secrets, visit.who, visit.project, str(name), chosen)
+    except ValidationError as error:
+        return _branches(visit, status=INVALID, form=form, problem="; ".join(problems_in(error.errors())))
     except (ServingError, ValueError) as error:
         return _branches(visit, status=INVALID, form=form, problem=str(error))
     return _branches(visit)

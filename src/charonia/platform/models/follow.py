@@ -11,9 +11,9 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from pydantic import Field
 from sqlalchemy import String, cast, select
 from sqlalchemy.orm import Session, joinedload
 
@@ -24,12 +24,12 @@ from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, nam
 from charonia.platform.models import registry, version_import
 from charonia.platform.models.git import latest_commit, parse_git
 from charonia.platform.models.records import ADD, AddedVersion
-from charonia.platform.models.sources import ANY, AllowedHosts, VersionSource
+from charonia.platform.models.sources import ANY, PLACE_CHARS_MAX, AllowedHosts, VersionSource
 from charonia.platform.models.version_import import VersionTasks
 from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import NotPermittedError, Principal, ProjectRole, permits
 from charonia.platform.people.secrets import ProjectSecrets
-from charonia.platform.values import check_name
+from charonia.platform.values import Number, RequestBody, Text, check_name
 
 HOOK_SECRET_CHARS_MIN = 16
 
@@ -42,22 +42,26 @@ LOOK_S = 10.0
 POLLS_AT_ONCE = 20
 """Most branches that are polled in one check."""
 
-Strategy = Literal["replace", "beside", "canary"]
-
 _PREFIX = "refs/heads/", "refs/tags/"
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """What a model follows.
+class FollowBody(RequestBody):
+    """What a model follows."""
+
+    place: Text = Field(max_length=PLACE_CHARS_MAX, description="git+https://host/group/repo.git@BRANCH#FOLDER")
+    hook: Text = Field(
+        default="", description="Secret that the host of the repository signs its calls with, empty for none."
+    )
+    every_s: Number = Field(default=0, description="Interval of polls in seconds, from a minute to a day; 0 for none.")
+    secret: Text = Field(default="", description="Secret with the token or key of the repository.")
+    deployment: Text = Field(default="", description="Deployment that gets new versions, empty for none.")
+    strategy: Literal["replace", "beside", "canary"] = Field(default="canary", description="How they get requests.")
+
+
+class Follow(FollowBody):
+    """What a model follows, and what polls and pushes have shown.
 
     Attributes:
-        place: Address of a Git repository with a branch or tag; none for the default branch.
-        secret: Secret of the project with the repository's token or key, "" for none.
-        hook: Secret of the project that the host signs its calls with, "" for no calls.
-        every_s: Interval of polls in seconds, 0 for none.
-        deployment: Deployment that gets new versions, "" for none.
-        strategy: How they get requests.
         author: Name of the caller who has set it up, with whose present permissions versions are added.
         path: Path that the host calls.
         looked: When the branch was polled, or a push came, in seconds since the epoch; 0 for never.
@@ -66,12 +70,6 @@ class Follow:
         problem: Why the last poll failed, "" if it did not.
     """
 
-    place: str
-    hook: str = ""
-    every_s: int = 0
-    secret: str = ""
-    deployment: str = ""
-    strategy: Strategy = "canary"
     author: str = ""
     path: str = ""
     looked: float = 0.0
@@ -80,7 +78,9 @@ class Follow:
     problem: str = ""
 
 
-def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str, name: str, wanted: Follow) -> Follow:
+def put(
+    session: Session, secrets: ProjectSecrets, who: Principal, project: str, name: str, wanted: FollowBody
+) -> Follow:
     """Let a model follow a branch; a model that does not exist is created."""
     found = projects.find(session, who, project, ProjectRole.DEPLOYER)
     VersionSource(kind="git", place=wanted.place, secret=wanted.secret).check()
@@ -99,10 +99,10 @@ def put(session: Session, secrets: ProjectSecrets, who: Principal, project: str,
     owner = named(session, ModelRow, found.id, name) or registry.create(
         session, who, project, name, registry.DetailsBody()
     )
-    kept = {**asdict(wanted), "author": who.name, "path": f"/hooks/{project}/{name}"}
-    owner.follows = {"follow": kept, "by": who.id}
-    audit.record(session, who, "model.follow", f"{project}/{name}", kept, project_id=found.id)
-    return Follow(**kept)
+    kept = Follow(**wanted.model_dump(), author=who.name, path=f"/hooks/{project}/{name}")
+    owner.follows = {"follow": kept.model_dump(), "by": who.id}
+    audit.record(session, who, "model.follow", f"{project}/{name}", kept.model_dump(), project_id=found.id)
+    return kept
 
 
 def get(session: Session, who: Principal, project: str, name: str) -> Follow:
@@ -206,7 +206,7 @@ def _add(
 
 
 def _record(owner: ModelRow, **seen: Any) -> None:
-    owner.follows = {**owner.follows, "follow": asdict(replace(Follow(**owner.follows["follow"]), **seen))}
+    owner.follows = {**owner.follows, "follow": {**owner.follows["follow"], **seen}}
 
 
 class Polls:

@@ -21,7 +21,7 @@ from charonia.platform.models.records import (
     VersionRecord,
 )
 from charonia.platform.models.registry import NOTES_CHARS_MAX, DetailsBody, VersionDifference
-from charonia.platform.models.sources import PLACE_CHARS_MAX, VersionSource
+from charonia.platform.models.sources import VersionSource
 from charonia.platform.people import projects
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Limit, Offset, Platform, PlatformDep
@@ -48,17 +48,6 @@ class VersionBody(RequestBody):
 
     source: VersionSource
     notes: Text = Field("", max_length=NOTES_CHARS_MAX)
-
-
-class FollowBody(RequestBody):
-    """What a model follows."""
-
-    place: Text = Field(max_length=PLACE_CHARS_MAX, description="git+https://host/group/repo.git@BRANCH#FOLDER")
-    hook: Text = Field("", description="Secret that the host of the repository signs its calls with, empty for none.")
-    every_s: Number = Field(0, description="Interval of polls in seconds, from a minute to a day; 0 for none.")
-    secret: Text = Field("", description="Secret with the token or key of the repository.")
-    deployment: Text = Field("", description="Deployment that gets new versions, empty for none.")
-    strategy: follow.Strategy = Field("canary", description="How they get requests.")
 
 
 class NotesBody(RequestBody):
@@ -148,11 +137,12 @@ def list_follows(project: Text, who: Caller, platform: PlatformDep) -> Mapping[s
 
 
 @router.put("/models/{model}/follow")
-def put_follow(project: Text, model: Text, body: FollowBody, who: Caller, platform: PlatformDep) -> follow.Follow:
+def put_follow(
+    project: Text, model: Text, body: follow.FollowBody, who: Caller, platform: PlatformDep
+) -> follow.Follow:
     """Let a model follow a branch: a new commit adds a version, with the permissions that its caller has then."""
     with platform.database.transaction() as session:
-        wanted = follow.Follow(**body.model_dump())
-        return follow.put(session, platform.workloads.secrets, who, project, model, wanted)
+        return follow.put(session, platform.workloads.secrets, who, project, model, body)
 
 
 @router.delete("/models/{model}/follow", status_code=204)
