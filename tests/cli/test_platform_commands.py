@@ -375,7 +375,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
         if method == "PUT" and len(broken) < 3:  # the first half arrives, then the connection breaks
             broken.append(more["query"]["offset"])
             real(self, method, path, body[: len(body) // 2], **more)
-            raise self._away(ConnectionResetError())
+            raise self._unreachable(ConnectionResetError())
         return real(self, method, path, body, **more)
 
     monkeypatch.setattr(PlatformClient, "call", call)

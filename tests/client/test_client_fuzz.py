@@ -163,7 +163,7 @@ def test_spoiled_http2_ends_every_call_exactly_once(
         connection = GrpcClientConnection(owner)
         transport = SilentTransport(connection)
         connection.connection_made(transport)
-        owner._made(connection)
+        owner._connection_made(connection)
         answers = Answers()
         owner.send(owner.prepare(identity_request()), answers.take)
         await asyncio.sleep(0)

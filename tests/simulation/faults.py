@@ -146,7 +146,7 @@ FAULTS = (
     Fault("held requests are forgotten when the engine is back", "front_ends/reconnect.py",
           "                return [Send(each) for each in self._release()]", "                self._release()\n                return []"),
     Fault("held requests are kept for ever", "front_ends/reconnect.py",
-          "        return self._away_ns + HOLD_NS_MAX if self._away_ns is not None and self._held else None",
+          "        return self._disconnected_ns + HOLD_NS_MAX if self._disconnected_ns is not None and self._held else None",
           "        return None"),
     Fault("a lost front end leaves its requests running", "front_ends/engine_port.py",
           "        self._open.clear()\n        for ticket in tickets:\n            ticket.cancel()",

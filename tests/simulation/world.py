@@ -469,7 +469,10 @@ class World:
                 return True
         for front_end in [each for each in self.front_ends if each._engine is not None]:  # while it starts
             held = front_end._engine.current.held
-            if held._held and MACHINE.now_ns > (held._reconnect._away_ns or MACHINE.now_ns) + HOLD_NS_MAX + LATE_NS:
+            if (
+                held._held
+                and MACHINE.now_ns > (held._reconnect._disconnected_ns or MACHINE.now_ns) + HOLD_NS_MAX + LATE_NS
+            ):
                 self.problem(f"a front end holds {len(held._held)} requests for too long")
                 return True
         return False

@@ -546,9 +546,9 @@ class GrpcTransport:
                 self._dial()
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: GrpcClientConnection(self), self._made, self._connect_failure)
+        self.dialer.dial(lambda: GrpcClientConnection(self), self._connection_made, self._connect_failure)
 
-    def _made(self, connection: GrpcClientConnection) -> None:
+    def _connection_made(self, connection: GrpcClientConnection) -> None:
         if connection.problem:
             self._fail_waiting(Failure.GARBLED, connection.problem)
             return

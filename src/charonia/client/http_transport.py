@@ -353,9 +353,9 @@ class HttpTransport:
         self._loop.call_soon(exchange.fail, failure, message)
 
     def _dial(self) -> None:
-        self.dialer.dial(lambda: HttpClientConnection(self), self._made, self._connect_failure)
+        self.dialer.dial(lambda: HttpClientConnection(self), self._connection_made, self._connect_failure)
 
-    def _made(self, connection: HttpClientConnection) -> None:
+    def _connection_made(self, connection: HttpClientConnection) -> None:
         if not connection.is_lost:
             self._connections.add(connection)
             self.freed(connection)

@@ -99,7 +99,7 @@ class PlatformClient:
                 answer = http_call(method, url, headers, body, timeout_s=ANSWER_S_MAX)
             except (OSError, HTTPException) as error:
                 if not left or not isinstance(error, ConnectionResetError | BrokenPipeError | HTTPException):
-                    raise self._away(error) from None
+                    raise self._unreachable(error) from None
             else:
                 if not left or "Retry-After" not in answer.headers:
                     break
@@ -151,7 +151,7 @@ class PlatformClient:
                 last = error
         raise last
 
-    def _away(self, error: Exception) -> PlatformUnreachableError:
+    def _unreachable(self, error: Exception) -> PlatformUnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return PlatformUnreachableError(
             Code.UNAVAILABLE,

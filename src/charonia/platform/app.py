@@ -321,14 +321,14 @@ def _repeated(request: Request, error: Exception) -> Response:
     return error.response()
 
 
-def _left(request: Request, error: Exception) -> Response:
+def _client_disconnected(request: Request, error: Exception) -> Response:
     """Answer a client that closed its connection before its body was complete: it will not read the answer."""
     return Response(status_code=400)
 
 
 ANSWERS = {
     AnsweredBeforeError: _repeated,
-    ClientDisconnect: _left,
+    ClientDisconnect: _client_disconnected,
     ServingError: _problem,
     NotPermittedError: _refusal,
     RequestValidationError: _invalid,

@@ -125,7 +125,7 @@ class FrontEnds(Protocol):
     async def collect(self) -> list[Traffic]:
         """Merge the counters of other processes; return the traffic of the endpoints of each process."""
 
-    def where(self, runner: Runner) -> ExecutionPlacement | None:
+    def placement(self, runner: Runner) -> ExecutionPlacement | None:
         """Return where the requests of a version run, None for a server of one process."""
 
     async def drain(self, timeout_s: float) -> bool:
@@ -210,7 +210,7 @@ class InferenceServer:
         self._traffic: list[Traffic] = []
         self._poller: asyncio.Task[None] | None = None
         loaded, find, words = self._lifecycle.table.loaded, self.engine.find, self._lifecycle.table.traffic.words
-        self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.where, words)
+        self._explainer = Explainer(loaded, find, cores, read_record, self.front_ends.placement, words)
         self._scaler = self._make_scaler(loaded)
         self._background: list[asyncio.Task[None]] = []
 
@@ -416,10 +416,10 @@ class InferenceServer:
         return InstanceScaler(
             lambda: [version.scaling for version in loaded() if version.scaling is not None],
             lambda: sum(worker.cpu_seconds for version in loaded() for worker in version.workers()),
-            self._room,
+            self._headroom,
         )
 
-    def _room(self) -> Headroom:
+    def _headroom(self) -> Headroom:
         """Return the free capacity of the machine for more instances."""
         memories = [FreeMemory("memory", available_memory(), int(usable_memory() * MEMORY_KEPT))]
         if self._demand is not None:

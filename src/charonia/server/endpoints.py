@@ -200,7 +200,7 @@ class Endpoints:
             if end is not None
         ]
 
-    def where(self, runner: object) -> None:
+    def placement(self, runner: object) -> None:
         """Return None: everything runs in this process."""
 
     async def drain(self, timeout_s: float) -> bool:

@@ -21,7 +21,7 @@ from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets import local_server
 from charonia.platform.targets.api import Observed, PlacedModel, RevisionPhase, Workload
 from charonia.platform.targets.fit import MIB, LocalGpu, LocalMachine
-from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget, _made
+from charonia.platform.targets.local import PORT_RACES_MAX, LocalTarget, _workload_digest
 from charonia.platform.targets.local_server import (
     MOVED,
     SOCKETS,
@@ -255,7 +255,10 @@ def test_a_server_with_another_idle_time_is_not_interchangeable(tmp_path: Path) 
 
     assert (
         len(
-            {_made(replace(one, spec=one.spec.model_copy(update={"idle_unload_s": idle_s}))) for idle_s in (0, 60, 900)}
+            {
+                _workload_digest(replace(one, spec=one.spec.model_copy(update={"idle_unload_s": idle_s})))
+                for idle_s in (0, 60, 900)
+            }
         )
         == 3
     )

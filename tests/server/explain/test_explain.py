@@ -240,7 +240,7 @@ def test_a_delay_in_vain_is_taken_out_or_shortened(size: int, expected: str) -> 
 
 
 def test_a_busy_model_in_front_ends_asks_for_more_of_them() -> None:
-    apart = replace(SETUP, instances=2, where=ExecutionPlacement(2, ""))
+    apart = replace(SETUP, instances=2, placement=ExecutionPlacement(2, ""))
 
     assert change("busy", apart, activity(busy=2.0, idle_cores=4.0)) == "try --front-ends 3, each with an instance"
     assert explanation_json(Explanation.of(Facts(apart, activity())))["runs_in"] == {

@@ -395,7 +395,7 @@ async def test_steps_stay_until_their_ensemble_is_loaded(tmp_path: Path, patch: 
 
     async def brought(steps: Sequence[str]) -> None:
         await load_steps(steps)
-        kept.update(harness.demand._kept())
+        kept.update(harness.demand._pinned_models())
 
     harness.lifecycle.load_steps = brought
     await harness.answer("pair")

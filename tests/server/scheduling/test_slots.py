@@ -97,7 +97,7 @@ def test_every_slot_is_idle_or_taken_and_lines_are_never_uneven_without_need(
 def capacity_rule(durations_ns: Iterable[int]) -> CapacityRule:
     rule = CapacityRule()
     for duration in durations_ns:
-        rule.took(duration)
+        rule.record_duration(duration)
     return rule
 
 
@@ -130,7 +130,7 @@ def test_a_limit_holds_regardless_of_measurements_and_is_never_raised() -> None:
     for limit in (3, 8, 1, 16):
         rule.limit(limit)
         for _ in range(60):
-            rule.took(SHORT)
+            rule.record_duration(SHORT)
         depths.append(rule.capacity)
     assert depths == [3, 3, 1, 1]
 

@@ -150,7 +150,7 @@ def test_a_worker_ends_with_the_measuring_process_whatever_it_waits_for(server: 
         target = MeasuredTarget(f"grpc://127.0.0.1:{silent.getsockname()[1]}", "same")
         settings = RunSettings(target, LoadPlan(), ANSWERED)
         workers = pool.WorkerPool(settings, source, 1)
-        workers._tell(PrepareLoad(LoadLevel(LoadMode.CONCURRENCY, 1)))
+        workers._send_all(PrepareLoad(LoadLevel(LoadMode.CONCURRENCY, 1)))
         with silent.accept()[0]:
             for connection in (*workers._commands, *workers._answers):
                 connection.close()  # as the system does for a process that is killed

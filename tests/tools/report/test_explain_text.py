@@ -163,7 +163,7 @@ def test_without_preferred_sizes_none_are_named() -> None:
 
 def test_it_says_where_a_model_runs_if_front_ends_are_processes() -> None:
     def last_line(where: ExecutionPlacement | None) -> str:
-        return text_of(Explanation.of(Facts(replace(SETUP, where=where), BUSY)))[-1]
+        return text_of(Explanation.of(Facts(replace(SETUP, placement=where), BUSY)))[-1]
 
     assert last_line(None).startswith("Settings")
     assert last_line(ExecutionPlacement(2, "")) == "Runs in      2 front ends"

@@ -183,7 +183,7 @@ class ServerPool:
             if outcome is RequestEnd.TURNED_AWAY:
                 server._is_suspect = True
             elif latency_ns:
-                self._took(server, latency_ns, now_ns)
+                self._record_latency(server, latency_ns, now_ns)
 
     def record_contact(self, server: PoolServer, now_ns: int) -> None:
         server._heard_ns = now_ns
@@ -244,7 +244,7 @@ class ServerPool:
 
     # Who is out.
 
-    def _took(self, server: PoolServer, latency_ns: int, now_ns: int) -> None:
+    def _record_latency(self, server: PoolServer, latency_ns: int, now_ns: int) -> None:
         server.samples += 1
         server.latency_ns += (latency_ns - server.latency_ns) * max(_SMOOTHING, 1 / server.samples)
         if server.samples % _CHECK_EVERY or not self._is_slow(server):

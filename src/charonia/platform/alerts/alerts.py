@@ -205,7 +205,7 @@ class Alerts:
         held = {key: active[key] for key, since_s in self._since.items() if now_s - since_s >= rules[key[0]].for_s}
         self._record(rules, held, set(active))
         for number in self._due(now_s):
-            self._tell(number, now_s)
+            self._deliver(number, now_s)
 
     def _active(self, session: Session, rule: AlertRow, now_s: float) -> Iterator[tuple[str, str]]:
         """Yield each thing that the condition of an alert holds for now, and a sentence about it."""
@@ -280,7 +280,7 @@ class Alerts:
         with self._database.reading() as session:
             return session.scalars(query.order_by(AlertEventRow.id).limit(SENT_AT_ONCE)).all()
 
-    def _tell(self, number: int, now_s: float) -> None:
+    def _deliver(self, number: int, now_s: float) -> None:
         """Send an event, unless another platform does; after the last attempt, the problem stays."""
         with self._database.transaction() as session:
             event = session.get(AlertEventRow, number)

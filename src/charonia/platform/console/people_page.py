@@ -117,7 +117,7 @@ def _key(who: Principal, row: KeyRow) -> dict[str, Any]:
     grants = kept(row.grants)
     return {
         "name": row.name,
-        "roles": [audit.role_text(grant) for grant in who.seen(grants)],
+        "roles": [audit.role_text(grant) for grant in who.visible_roles(grants)],
         "used": row.used,
         "expires": row.expires,
         "may_revoke": all(

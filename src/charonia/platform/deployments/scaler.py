@@ -54,7 +54,7 @@ class ReplicaRule:
         self.bounds = bounds
         self._samples: deque[ReplicaSample] = deque()  # since the last change
         self._taken_s = float("-inf")
-        self._wishes: deque[tuple[float, int]] = deque()
+        self._proposals: deque[tuple[float, int]] = deque()
         self._closed_s = float("-inf")
         self._obstacle = ""
         self._last = ""  # the last change, in words
@@ -97,12 +97,12 @@ class ReplicaRule:
         waited = sum(min(each.waited, 2 * WAITED) for each in self._samples) / number
         by_share, by_waiting = (_in_proportion(count, value) for value in (share / TARGET_SHARE, waited / WAITED))
         wish = min(max(by_share, by_waiting, self.bounds.min), self.bounds.max)
-        if not self._wishes:
-            self._wishes.append((now_s, count))
-        self._wishes.append((now_s, wish))
-        while self._wishes[0][0] <= now_s - SHRINK_AFTER_S:
-            self._wishes.popleft()
-        most = max(each for _, each in self._wishes)
+        if not self._proposals:
+            self._proposals.append((now_s, count))
+        self._proposals.append((now_s, wish))
+        while self._proposals[0][0] <= now_s - SHRINK_AFTER_S:
+            self._proposals.popleft()
+        most = max(each for _, each in self._proposals)
         self._obstacle = ""
         if wish > count:
             reason = "requests waited" if by_waiting >= by_share else f"instances were busy {share:.0%} of the time"

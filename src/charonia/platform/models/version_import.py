@@ -496,13 +496,13 @@ class _ImportProgress:
         self.total = 0
         self._run = run
         self._got = 0
-        self._looked = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def advance(self, count: int) -> None:
         """Count bytes that have arrived."""
         self._got += count
-        if time.monotonic() - self._looked > LOOK_S:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._reported_s > LOOK_S:
+            self._reported_s = time.monotonic()
             share = min(1.0, self._got / self.total) if self.total else 0.0
             self._run.progress(ARRIVED * share, f"{self._got} of {self.total or 'unknown'} bytes")
 

@@ -121,7 +121,7 @@ class Principal:
         found = [role for role in (self.everywhere, self.roles.get(project)) if role is not None]
         return max(found, default=None)
 
-    def seen(self, grants: Iterable[Grant]) -> list[Grant]:
+    def visible_roles(self, grants: Iterable[Grant]) -> list[Grant]:
         """Return the roles of another user that the caller may see: not those in foreign projects."""
         return [grant for grant in grants if not grant.project or self.role(grant.project) is not None]
 

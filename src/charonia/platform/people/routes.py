@@ -58,7 +58,7 @@ class KeyBody(BaseModel):
 
     @classmethod
     def of(cls, key: KeyRow, who: Principal) -> "KeyBody":
-        roles = [RoleBody.of(grant) for grant in who.seen(kept(key.grants))]
+        roles = [RoleBody.of(grant) for grant in who.visible_roles(kept(key.grants))]
         return copied(cls, key, roles=roles)
 
 
@@ -101,7 +101,7 @@ class UserBody(BaseModel):
 
     @classmethod
     def of(cls, user: UserRow, who: Principal) -> "UserBody":
-        roles = [RoleBody.of(grant) for grant in who.seen(kept(user.grants))]
+        roles = [RoleBody.of(grant) for grant in who.visible_roles(kept(user.grants))]
         return copied(cls, user, roles=roles)
 
 

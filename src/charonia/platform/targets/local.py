@@ -324,7 +324,12 @@ class LocalTarget:
             give = partial(self._isolation.give, project=workload.project_id)
             write_whole(target.path / "variables", "".join(lines), PRIVATE_MODE, give)
         arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
-        how = {"arguments": arguments, "made": _made(workload), "needs": needs, "least": workload.spec.replicas.min}
+        how = {
+            "arguments": arguments,
+            "made": _workload_digest(workload),
+            "needs": needs,
+            "least": workload.spec.replicas.min,
+        }
         target.write("serve", **how, project=workload.project_id, python=str(workload.python or ""))
 
     def _write_keys(self, folder: DeploymentFolder, keys: Sequence[str], project: int) -> None:
@@ -469,7 +474,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _made(workload: Workload) -> str:
+def _workload_digest(workload: Workload) -> str:
     """Return a digest of a workload without its traffic: servers with equal digests are interchangeable."""
     spec = workload.spec
     rest = [key_file(spec), str(workload.python), spec.device.cpu_cores, list(spec.device.gpus), spec.device.memory_mib]

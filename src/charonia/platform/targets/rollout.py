@@ -117,7 +117,7 @@ def judged(goal: RolloutGoal, servers: Sequence[ServerState]) -> RolloutGoal:
     if failures and goal.before != goal.revision:
         return abandoned(goal, failures[0].failure)
     there = [one for one in servers if one.phase in RUNNING and one.revision == goal.revision and one.is_ready]
-    others = [one for one in servers if _strays(one, goal)]
+    others = [one for one in servers if _applies_unwanted(one, goal)]
     others += [one for one in servers if one.phase in RUNNING and one.revision != goal.revision]
     return replace(goal, is_reached=True) if len(there) >= goal.count and not others else goal
 
@@ -137,9 +137,11 @@ def next_acts(goal: RolloutGoal, servers: Sequence[ServerState], made: str) -> l
         made: Digest of the content of the goal's revision.
     """
     kept, surplus = _chosen(goal, servers)
-    acts: list[ServerAct] = [ServerAct(ActionKind.CANCEL, one.number) for one in servers if _strays(one, goal)]
+    acts: list[ServerAct] = [
+        ServerAct(ActionKind.CANCEL, one.number) for one in servers if _applies_unwanted(one, goal)
+    ]
     for one in surplus:
-        if _strays(one, goal):
+        if _applies_unwanted(one, goal):
             continue
         if one.phase is ReplicaPhase.GONE:
             acts.append(ServerAct(ActionKind.FORGET, one.number))
@@ -161,7 +163,7 @@ def back_off_s(starts: int) -> float:
     return min(BACK_OFF_S * 2.0 ** min(max(0, starts - 1), 10), BACK_OFF_S_MAX)
 
 
-def _strays(one: ServerState, goal: RolloutGoal) -> bool:
+def _applies_unwanted(one: ServerState, goal: RolloutGoal) -> bool:
     """Whether an unwanted revision is being applied in a server."""
     return one.phase in (ReplicaPhase.STARTING, ReplicaPhase.MOVING) and one.applying not in (0, goal.revision)
 

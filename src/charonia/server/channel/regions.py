@@ -203,7 +203,7 @@ class RegionPool:
     """
 
     def __init__(self, theirs: Mappings | None = None, *, forwards: bool = False, names_own: bool = False) -> None:
-        self._theirs = theirs
+        self._remote = theirs
         self._forwards = forwards
         self._names_own = names_own
         self._used: dict[int, Region] = {}
@@ -220,7 +220,7 @@ class RegionPool:
 
     def is_remote(self, mapped: Mapped) -> bool:
         """Whether a message may name this region as one of the other end's."""
-        return self._theirs is not None and self._theirs.may_name(mapped)
+        return self._remote is not None and self._remote.may_name(mapped)
 
     def put(self, data: Data, found: tuple[Mapped, int] | None) -> tuple[Region | ForwardedRegion, int]:
         """Return a region with these bytes, to which the other end refers from now on, and their offset there.

@@ -106,8 +106,8 @@ def explanation_json(explanation: Explanation) -> dict[str, object]:
             "preferred_batch_size": list(setup.preferred),
         },
         "runs_in": None
-        if setup.where is None
-        else {"front_ends": setup.where.front_ends, "only_in_engine_because": setup.where.reason},
+        if setup.placement is None
+        else {"front_ends": setup.placement.front_ends, "only_in_engine_because": setup.placement.reason},
         "steps": [explanation_json(step) for step in explanation.steps],
         "processes": [
             {
@@ -176,7 +176,7 @@ class Explainer:
         self._find = find
         self._cores = cores
         self._processes = processes
-        self._where = where
+        self._placement = where
         self._traffic = traffic
         self._histories: dict[ModelMetrics, History] = {}
         self._times = CpuTimes.read(0.0)
@@ -221,7 +221,7 @@ class Explainer:
         history = self._histories.get(runner.metrics)
         activity = history.activity() if history is not None else Activity()
         steps = tuple(self._explain(found) for step in _steps(runner.config) if (found := self._step(step)) is not None)
-        setup = setup_of(runner.config, runner.version, self._cores, self._where(runner))
+        setup = setup_of(runner.config, runner.version, self._cores, self._placement(runner))
         scaling = next((each.scaling for each in self._loaded() if each.runner is runner), None)
         if scaling is not None:
             rule = scaling.rule
@@ -259,7 +259,7 @@ def setup_of(config: ModelConfig, version: str, cores: int, where: ExecutionPlac
         delay_us=batching.max_queue_delay_microseconds if batching is not None else 0,
         preferred=batching.preferred_batch_size if batching is not None else (),
         steps=steps,
-        where=where,
+        placement=where,
     )
 
 

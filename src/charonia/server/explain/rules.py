@@ -305,7 +305,7 @@ class ModelSetup:
     delay_us: int = 0
     preferred: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
-    where: ExecutionPlacement | None = None
+    placement: ExecutionPlacement | None = None
     bounds: InstanceBounds | None = None
     scaling: str = ""
 
@@ -487,8 +487,8 @@ def _saturated(facts: Facts) -> Finding | None:
             says += f" Other programs, or the hypervisor, took {activity.taken_cores:.1f} cores of the machine."
             return Finding("taken", says, "run these elsewhere and look again; then larger batches or more cores")
         return Finding("cores", says, "larger batches (below), a cheaper model, or more cores")
-    if setup.where is not None and setup.where.front_ends:
-        return Finding("busy", says, f"try --front-ends {setup.where.front_ends + 1}, each with an instance")
+    if setup.placement is not None and setup.placement.front_ends:
+        return Finding("busy", says, f"try --front-ends {setup.placement.front_ends + 1}, each with an instance")
     count = setup.instances + min(spare, setup.instances)
     says += f" {activity.idle_cores:.1f} of {setup.cores} cores were idle."
     if setup.bounds is not None:

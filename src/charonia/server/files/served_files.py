@@ -135,7 +135,7 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> ServedFiles:
                 f"one of {suffixes()}"
             )
         elif form is not None:
-            raise not_found(f"there is no file '{source}'", hint=_near(path))
+            raise not_found(f"there is no file '{source}'", hint=_similar_files_hint(path))
         else:
             repositories.append(source)  # that it is missing is reported with the other repositories
         if name and source in repositories:
@@ -250,7 +250,7 @@ def _files_in(path: Path, entries: Sequence[str], *, is_named: bool) -> list[tup
     return sorted(found, key=lambda each: each[0].name)
 
 
-def _near(path: Path) -> str:
+def _similar_files_hint(path: Path) -> str:
     """Return a hint with files of the same kind in the folder of a missing one."""
     same = sorted(each.name for each in islice(path.parent.glob(f"*{path.suffix}"), ENTRIES_MAX) if each.exists())
     return f"'{path.parent}' has {', '.join(same[:10])}" if same else ""

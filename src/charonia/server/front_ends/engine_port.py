@@ -145,7 +145,7 @@ class EnginePort:
         found = await asyncio.gather(*(peer.collect() for peer in self._peers if peer.is_welcome))
         return sorted((each for traffic in found for each in traffic), key=lambda each: each.process)
 
-    def where(self, runner: Runner) -> ExecutionPlacement:
+    def placement(self, runner: Runner) -> ExecutionPlacement:
         """Return where the requests of a version run."""
         offers = self.engine.offers
         number = offers.number_of(runner)
@@ -161,7 +161,7 @@ class EnginePort:
 
     # Called by peers.
 
-    def gone(self, peer: "_Peer", reason: str) -> None:
+    def front_end_gone(self, peer: "_Peer", reason: str) -> None:
         """A front end has gone."""
         self._peers.discard(peer)
         if not self.engine.is_exiting():
@@ -470,7 +470,7 @@ class _Peer:
         self._traces.clear()
         for tree in trees:
             tree.release()
-        self._port.gone(self, reason)
+        self._port.front_end_gone(self, reason)
 
 
 async def serve_engine(

@@ -88,22 +88,22 @@ class Reconnect:
     """The requests that wait for the engine. It begins connected."""
 
     def __init__(self) -> None:
-        self._away_ns: int | None = None  # when the absence began
+        self._disconnected_ns: int | None = None  # when the absence began
         self._is_leaving = False
         self._held: dict[int, int] = {}  # bytes by id, in their order
         self._held_bytes = 0
 
     @property
     def is_disconnected(self) -> bool:
-        return self._away_ns is not None
+        return self._disconnected_ns is not None
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
         """Take an event and return what to do, in this order."""
         match event:
-            case Lost() if self._away_ns is None:
-                self._away_ns = now_ns
+            case Lost() if self._disconnected_ns is None:
+                self._disconnected_ns = now_ns
             case Connected():
-                self._away_ns = None
+                self._disconnected_ns = None
                 return [Send(each) for each in self._release()]
             case Submit(id, size_bytes):
                 return self._submit(id, size_bytes, now_ns)
@@ -117,12 +117,12 @@ class Reconnect:
 
     def wake_at(self) -> int | None:
         """Return when to call `handle` with a `Tick` if nothing happens before."""
-        return self._away_ns + HOLD_NS_MAX if self._away_ns is not None and self._held else None
+        return self._disconnected_ns + HOLD_NS_MAX if self._disconnected_ns is not None and self._held else None
 
     def _submit(self, id: int, size_bytes: int, now_ns: int) -> list[Command]:
-        if self._away_ns is None:
+        if self._disconnected_ns is None:
             return [Send(id)]
-        if self._is_leaving or now_ns >= self._away_ns + HOLD_NS_MAX:
+        if self._is_leaving or now_ns >= self._disconnected_ns + HOLD_NS_MAX:
             return [Refuse(id, _refusal())]
         if len(self._held) >= HELD_MAX or self._held_bytes + size_bytes > HELD_BYTES_MAX:
             return [Refuse(id, unavailable(f"{AWAY}, and {len(self._held)} requests wait for it", hint=_AWAY_HINT))]

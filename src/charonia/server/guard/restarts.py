@@ -456,7 +456,7 @@ class FrontEndReplacements:
             commands.append(ReportUpgrade(UpgradeStage.RENEWED, child.name, child.pid))
         return commands
 
-    def left(self, child: Child, now_ns: int, *, may_succeed: bool) -> list[Command]:
+    def front_end_draining(self, child: Child, now_ns: int, *, may_succeed: bool) -> list[Command]:
         """A front end accepts no more connections without an order of the guard: it needs a successor."""
         if not may_succeed:  # the stop kills it in time
             child.is_leaving = True
@@ -645,7 +645,9 @@ class Restarts:
                 if self.phase is ServerPhase.RUNNING:
                     commands += self._handed_over(self._upgrade, now_ns)
             case FrontEndDraining(name) if not (left := self._children[name]).is_leaving:
-                commands += self._succession.left(left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING)
+                commands += self._succession.front_end_draining(
+                    left, now_ns, may_succeed=self.phase is ServerPhase.RUNNING
+                )
                 commands += self._refusal(left)
             case FrontEndDraining(name) if self._is_replica and self._engine.state is not State.READY:
                 commands.append(StopListening(name))  # the next ones listen again

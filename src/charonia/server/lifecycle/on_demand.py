@@ -421,7 +421,9 @@ class OnDemandLoader:
         self._sizes[key] = max(grown, _known_bytes([v.loaded for v in versions if v.loaded is not None]))
         self._reserved.pop(key, None)
         # It may be larger than its files: evict idle models for the difference.
-        room = make_room(self.residents(), self._options.budget, sum(self._reserved.values()), held=self._kept())
+        room = make_room(
+            self.residents(), self._options.budget, sum(self._reserved.values()), held=self._pinned_models()
+        )
         await self._evict(room.evict)
 
     async def _make_room(self, key: str, held: set[str]) -> None:
@@ -442,7 +444,7 @@ class OnDemandLoader:
                 if least.verdict is Fit.NEVER:
                     raise _no_room(key, needed, budget, least.stays)
                 reserved = sum(size for other, size in self._reserved.items() if other != key)
-                room = make_room(residents, budget, needed + reserved, held=waits | self._kept())
+                room = make_room(residents, budget, needed + reserved, held=waits | self._pinned_models())
                 if room.verdict is Fit.FITS:
                     self._reserved[key] = needed
                     await self._evict(room.evict)
@@ -459,7 +461,7 @@ class OnDemandLoader:
                 )
             await asyncio.sleep(ROOM_LOOK_S)
 
-    def _kept(self) -> set[str]:
+    def _pinned_models(self) -> set[str]:
         """Return the models that are being loaded, and those that they need."""
         models = (self._lifecycle.table.models.get(key) for key in self._loads)
         steps = {step for each in models if each is not None and each.composition for step in each.composition.models}

@@ -100,7 +100,7 @@ class Arbiter:
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
         self._limits = {(limit.name, limit.device): limit.count for limit in limits}
         self._members: dict[Member, frozenset[ResourcePool]] = {}
-        self._rivals: dict[Member, tuple[Member, ...]] = {}
+        self._competitors: dict[Member, tuple[Member, ...]] = {}
         self._waiting: dict[Member, None] = {}
         self._held: Counter[ResourcePool] = Counter()
         self._capacity: dict[ResourcePool, int] = {}
@@ -159,7 +159,7 @@ class Arbiter:
         An instance that has just run releases its resources first and competes for them again.
         """
         if self._release(member) is MemberState.IDLE:
-            starts = [rival.start for rival in self._rivals[member] if rival.state is not MemberState.IDLE]
+            starts = [rival.start for rival in self._competitors[member] if rival.state is not MemberState.IDLE]
             member.turn = max(member.turn, min(starts, default=0))
         member.state, member.passed = MemberState.WAITING, 0
         self._waiting[member] = None
@@ -229,7 +229,7 @@ class Arbiter:
 
     def _start(self, member: Member) -> None:
         del self._waiting[member]
-        for rival in self._rivals[member]:
+        for rival in self._competitors[member]:
             rival.passed += 1
         for need in member.needs:
             self._held[need.pool] += need.units
@@ -238,13 +238,13 @@ class Arbiter:
         member.executions += 1
 
     def _rank(self, member: Member) -> tuple[bool, int]:
-        is_overdue = member.passed > PASSED_FACTOR * member.priority * len(self._rivals[member])
+        is_overdue = member.passed > PASSED_FACTOR * member.priority * len(self._competitors[member])
         return not is_overdue, -member.passed if is_overdue else member.turn
 
     def _measure(self) -> None:
         """Determine rivals and capacities: the explicit limit, else the most that one instance needs."""
         members = self._members.items()
-        self._rivals = {
+        self._competitors = {
             member: tuple(rival for rival, theirs in members if rival is not member and not pools.isdisjoint(theirs))
             for member, pools in members
         }

@@ -149,7 +149,7 @@ class InstanceScaler:
     ) -> None:
         self._models = models
         self._workers_s = workers_s
-        self._room = room
+        self._headroom = room
         self._times: CpuTimes | None = None
         self._measured_ns = 0
         self._idle_cores = 0.0
@@ -175,7 +175,7 @@ class InstanceScaler:
                 self._idle_cores = max(0.0, self._idle_cores - 1)  # until the next measurement
 
     def _room_now(self) -> Headroom:
-        return replace(self._room(), idle_cores=self._idle_cores)
+        return replace(self._headroom(), idle_cores=self._idle_cores)
 
     def _measure(self) -> None:
         now = now_ns()
@@ -184,5 +184,5 @@ class InstanceScaler:
         times = CpuTimes.read(self._workers_s())
         if self._times is not None:
             own, others = times.used_since(self._times, (now - self._measured_ns) / 1e9)
-            self._idle_cores = idle_cores(self._room().cores, os.cpu_count() or 1, own, others)
+            self._idle_cores = idle_cores(self._headroom().cores, os.cpu_count() or 1, own, others)
         self._times, self._measured_ns = times, now

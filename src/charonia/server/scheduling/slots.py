@@ -45,7 +45,7 @@ class CapacityRule:
         self._limit = min(capacity, self._limit)
         self.capacity = min(self.capacity, self._limit)
 
-    def took(self, duration_ns: int) -> None:
+    def record_duration(self, duration_ns: int) -> None:
         """Take in the duration of an execution."""
         self._mean_ns = mean_ns = self._mean_ns + (duration_ns - self._mean_ns) // 8
         if 2 * self.capacity * mean_ns <= SUPPLY_NS_MAX:
@@ -141,7 +141,7 @@ class Slots:
         self._states[slot] = SlotState.FREE
         if rule is None:
             return self._again[slot]
-        rule.took(compute_ns)
+        rule.record_duration(compute_ns)
         if rule.capacity == self._capacities[instance]:
             if slot < self._count * rule.capacity:
                 return self._again[slot]

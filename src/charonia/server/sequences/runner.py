@@ -165,7 +165,7 @@ class SequenceRunner(ModelRunner):
     ) -> None:
         self._sequencer = sequencer  # before the first event
         self._phased_out: asyncio.Event | None = None
-        self._heir: SequenceRunner | None = None  # gets the rows of shared instances that become free
+        self._successor: SequenceRunner | None = None  # gets the rows of shared instances that become free
         super().__init__(
             config,
             version,
@@ -231,12 +231,12 @@ class SequenceRunner(ModelRunner):
                 for slot, executor in self._executors.items():
                     for row in self._sequencer.free_rows(slot) if executor in shared else ():
                         self._handle(RowTaken(slot, row), now_ns())
-                runner._heir = self
+                runner._successor = self
                 runner._transfer_rows()
 
     def _transfer_rows(self) -> None:
         """Leave the free rows of shared instances to the heir."""
-        heir = self._heir
+        heir = self._successor
         slots = {executor: slot for slot, executor in heir._executors.items()} if heir is not None else {}
         for slot, executor in self._executors.items():
             for row in self._sequencer.free_rows(slot) if executor in slots else ():
@@ -312,7 +312,7 @@ class SequenceRunner(ModelRunner):
 
     def _handle(self, event: Event, now: int) -> None:
         super()._handle(event, now)
-        if self._heir is not None:
+        if self._successor is not None:
             self._transfer_rows()
         for ended in self._sequencer.take_ended():
             self._states.pop(ended.sequence, None)

@@ -400,7 +400,7 @@ def next_batch(
         waits: Whether batches wait for more requests at all.
     """
     if policy.keeps_rows:
-        chosen = _alike(instance.ready, policy.rows)
+        chosen = _batchable(instance.ready, policy.rows)
         if len(chosen) == policy.rows:
             return chosen, CloseReason.FULL
         if not policy.utilization_min:
@@ -408,7 +408,7 @@ def next_batch(
         if len(chosen) >= policy.utilization_min * policy.rows:
             return chosen, CloseReason.PREFERRED
     else:
-        chosen = _alike(instance.ready, policy.size_max)
+        chosen = _batchable(instance.ready, policy.size_max)
         if len(chosen) == policy.size_max:
             return chosen, CloseReason.FULL
         preferred = max((size for size in policy.preferred_sizes if size <= len(chosen)), default=0)
@@ -430,7 +430,7 @@ def _end_of_wait(instance: Instance, policy: SequencePolicy, first: Sequence, no
     return None
 
 
-def _alike(ready: Iterable[Sequence], count: int) -> list[Sequence]:
+def _batchable(ready: Iterable[Sequence], count: int) -> list[Sequence]:
     """Return up to `count` sequences that share a batch with the first."""
     chosen: list[Sequence] = []
     for sequence in ready:

@@ -441,7 +441,7 @@ class Canary:
         self.reason = ""
         self._chance = plan.significance / max(1, plan.condition_count)
         self._enough = 1 / self._chance
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         self._begin_tests(now_ns)
 
     @property
@@ -458,7 +458,7 @@ class Canary:
         return [SetShare(self.percent), LogEvent(text)]
 
     def wake_at(self) -> int | None:
-        return None if self.state.is_over else self._looked_ns + LOOK_NS
+        return None if self.state.is_over else self._checked_ns + LOOK_NS
 
     def handle(self, event: CanaryEvent, now_ns: int) -> list[CanaryCommand]:
         """Take in an event and return what to do."""
@@ -474,7 +474,7 @@ class Canary:
             return [LogEvent(self.reason)]
         if isinstance(event, EngineEnded):
             return self._engine_ended()
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         if failure := self._take(event):
             return self._roll_back(f"{failure}; version {self.plan.stable} gets all requests")
         if self.state is CanaryState.PAUSED or now_ns < self._due_ns or self.missing():

@@ -56,7 +56,7 @@ class RunningLoad:
         self._left_s: float | None = None
         context.pool.prepare(PrepareLoad(level, request_count))
         context.observer.begin()
-        self.begin_ns = context.pool.go()
+        self.begin_ns = context.pool.start()
         self._last_tick = time.monotonic()
 
     def expect(self, window: int, left_s: float | None) -> None:

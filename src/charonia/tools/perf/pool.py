@@ -234,7 +234,7 @@ class WorkerPool:
         Raises:
             ServingError: A worker failed, for example because a request cannot be encoded.
         """
-        self._tell(begin)
+        self._send_all(begin)
         waiting = set(range(self.count))
         limit = time.monotonic() + START_SECONDS_MAX
         while waiting:
@@ -244,10 +244,10 @@ class WorkerPool:
                 if isinstance(message, WorkerReady):
                     waiting.discard(number)
 
-    def go(self) -> int:
+    def start(self) -> int:
         """Start the load in all workers at the same time, and return its monotonic start time."""
         begin_ns = time.monotonic_ns() + BEGIN_DELAY_NS
-        self._tell(StartLoad(begin_ns))
+        self._send_all(StartLoad(begin_ns))
         return begin_ns
 
     def listen(self, seconds: float) -> Iterator[tuple[int, Chunk]]:
@@ -258,7 +258,7 @@ class WorkerPool:
 
     def end(self, wait_s: float) -> None:
         """Let all workers stop the load; their last chunks are `finished`."""
-        self._tell(StopLoad(wait_s))
+        self._send_all(StopLoad(wait_s))
 
     def close(self) -> None:
         """End the workers."""
@@ -286,7 +286,7 @@ class WorkerPool:
         self._answers.append(Connection(answers.detach()))
         self._send(self._commands[-1], setup)
 
-    def _tell(self, message: PrepareLoad | StartLoad | StopLoad) -> None:
+    def _send_all(self, message: PrepareLoad | StartLoad | StopLoad) -> None:
         for connection in self._commands:
             self._send(connection, message)
 

@@ -302,7 +302,7 @@ class LoadWorker:
 
     def __init__(self, commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
         self._commands = commands
-        self._tell = tell
+        self._send = tell
         self._setup = setup
         settings, source = setup.settings, setup.source
         target = settings.target
@@ -341,7 +341,7 @@ class LoadWorker:
                 if isinstance(message, PrepareLoad):
                     await self._load(message)
                 else:
-                    self._tell(self._sender.log.chunk(0, finished=True))
+                    self._send(self._sender.log.chunk(0, finished=True))
         finally:
             self._events.remove_reader(self._commands.fileno())
             self._sender.cancel()
@@ -356,7 +356,7 @@ class LoadWorker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GARBAGE_OBJECTS)
-        self._tell(WorkerReady())
+        self._send(WorkerReady())
         go = await self._next_message()
         if not isinstance(go, StartLoad):
             return
@@ -365,7 +365,7 @@ class LoadWorker:
         give_up_s = 0.0
         while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
             await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
-            self._tell(self._sender.log.chunk(len(self._sender.in_flight), finished=False))
+            self._send(self._sender.log.chunk(len(self._sender.in_flight), finished=False))
             if self._next.is_set() and not give_up_s:
                 message = await self._next_message()
                 if message is None:
@@ -376,7 +376,7 @@ class LoadWorker:
         loop.stop()
         unanswered = len(self._sender.in_flight)
         self._sender.cancel()
-        self._tell(self._sender.log.chunk(unanswered, finished=True))
+        self._send(self._sender.log.chunk(unanswered, finished=True))
 
     async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
         """Wait until the next chunk is due or a message arrives; near the end, until the load has ended."""
@@ -457,7 +457,7 @@ class MessageWriter:
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         self._messages.put(message)
 
     def close(self) -> None:
@@ -479,9 +479,9 @@ def main(commands_descriptor: int, answers_descriptor: int) -> None:
     writer = MessageWriter(Connection(answers_descriptor))
     try:
         setup = commands.recv()
-        _run(_work(commands, writer.tell, setup))
+        _run(_work(commands, writer.send, setup))
     except ServingError as error:
-        writer.tell(WorkerFailed(error.code.name, error.message, error.hint))
+        writer.send(WorkerFailed(error.code.name, error.message, error.hint))
         writer.close()
     except (EOFError, OSError):
         pass  # the measuring process has exited

@@ -499,12 +499,12 @@ class GroupSearch:
             is_copy = self._key(told, configs) in self._resumed
             if not is_copy:
                 name = self._record(told.variant, configs).name if configs else str(told.variant)
-                self._tell(TrialStarted(told, name, search.trials_left, left))
+                self._report(TrialStarted(told, name, search.trials_left, left))
             record = self._outcome(told, configs)
             search.tell(record.outcome)
             if not is_copy:
                 self._trials.append(record)
-                self._tell(TrialDone(told, record.outcome, self._decide().leader, record.is_resumed))
+                self._report(TrialDone(told, record.outcome, self._decide().leader, record.is_resumed))
 
     def _decide(self) -> Decision:
         return decide(self._problem.goal, self._trials, self._problem.options)
@@ -636,9 +636,9 @@ class GroupSearch:
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-        self._tell(NoteAdded(text))
+        self._report(NoteAdded(text))
 
-    def _tell(self, event: Event) -> None:
+    def _report(self, event: Event) -> None:
         self._run.progress(event)
 
 

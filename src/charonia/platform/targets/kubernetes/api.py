@@ -187,7 +187,7 @@ class Cluster:
                     raise
             except self._faults as error:
                 if attempt == RETRIES_MAX:
-                    raise self._away(error) from None
+                    raise self._unreachable(error) from None
             else:
                 if response.status < 300:
                     return answer
@@ -227,7 +227,7 @@ class Cluster:
                     _request_timeout=CALL_S_MAX,
                 )
             except self._faults as error:
-                raise self._away(error) from None
+                raise self._unreachable(error) from None
             if response.status != _UNKNOWN or is_again or not await self._sign_in(token):
                 return response
             response.close()
@@ -276,7 +276,7 @@ class Cluster:
         found: Mapping[str, Any] = loader.current_context.get("context", {})
         return str(found.get("namespace", ""))
 
-    def _away(self, error: Exception) -> ServingError:
+    def _unreachable(self, error: Exception) -> ServingError:
         reason = str(error) or type(error).__name__
         return unavailable(f"the API server at {self._configuration.host} cannot be reached: {reason}")
 

@@ -52,7 +52,7 @@ class Sources:
         self._local = [path for path in paths if not is_store(path)]
         self._has_namespaces = has_namespaces
         self._mirrors: dict[str, StoreMirror] = {}
-        self._looked_s = 0.0
+        self._scanned_s = 0.0
         self._refreshing = threading.Lock()
         addresses = [parse_address(path) for path in paths if is_store(path)]
         self._pool = ThreadPoolExecutor(options.downloads, "fetch") if addresses else None
@@ -90,7 +90,7 @@ class Sources:
                 unread.append(str(error))
                 folders += mirror.known
             notes += mirror.notes
-        self._looked_s = time.monotonic()
+        self._scanned_s = time.monotonic()
         return self._gathered(folders, notes, unread, fingerprints=fingerprints)
 
     def known(self) -> Scan:
@@ -100,7 +100,7 @@ class Sources:
             ServingError: As `scan_all`, for folders.
         """
         folders = [folder for mirror in self._mirrors.values() for folder in mirror.known]
-        if self._mirrors and time.monotonic() - self._looked_s > STALE_S and self._refreshing.acquire(blocking=False):
+        if self._mirrors and time.monotonic() - self._scanned_s > STALE_S and self._refreshing.acquire(blocking=False):
             threading.Thread(target=self._refresh, name="look", daemon=True).start()
         return self._gathered(folders, (), (), fingerprints=False)
 
@@ -161,5 +161,5 @@ class Sources:
         except ServingError as error:
             _log.warning("%s", error)
         finally:
-            self._looked_s = time.monotonic()
+            self._scanned_s = time.monotonic()
             self._refreshing.release()

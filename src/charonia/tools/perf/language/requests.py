@@ -114,7 +114,7 @@ def word_pool(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(found[:: -(-len(found) // _POOL_MAX)])
 
 
-def drawn(length: Length, random: Random, least: float = 1.0) -> float:
+def draw(length: Length, random: Random, least: float = 1.0) -> float:
     """Return a value of a normal distribution, at least `least`."""
     if not length.deviation:
         return max(length.mean, least)
@@ -128,11 +128,11 @@ def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Con
     conversations = []
     for number in range(plan.count):
         turns = []
-        for turn in range(round(drawn(plan.turns, random))):
-            text = generator.text(round(drawn(plan.input_tokens, random)), f"{number} {turn}")
+        for turn in range(round(draw(plan.turns, random))):
+            text = generator.text(round(draw(plan.input_tokens, random)), f"{number} {turn}")
             if prefixes and not turn:
                 text = f"{random.choice(prefixes)} {text}"
-            delay_ms = drawn(plan.turn_delay_ms, random, 0.0) if turn else 0.0
+            delay_ms = draw(plan.turn_delay_ms, random, 0.0) if turn else 0.0
             turns.append(Turn(text, output_tokens=output_tokens(plan, random), delay_ms=delay_ms))
         conversations.append(Conversation(tuple(turns)))
     return conversations
@@ -140,7 +140,7 @@ def generated(plan: PromptPlan, generator: TextGenerator, seed: int) -> list[Con
 
 def output_tokens(plan: PromptPlan, random: Random) -> int:
     """Return the most tokens of a response, 0 for the limit of the server."""
-    return 0 if plan.output_tokens is None else round(drawn(plan.output_tokens, random))
+    return 0 if plan.output_tokens is None else round(draw(plan.output_tokens, random))
 
 
 def blocks(input_tokens: int, hash_ids: Sequence[int], generator: TextGenerator) -> str:
