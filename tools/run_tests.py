@@ -34,7 +34,7 @@ APART = {
         [
             *("tests/gpu", "tests/server/convert"),
             *(f"tests/server/backends/{name}" for name in ("fil", "pytorch", "sklearn")),
-            *(f"tests/server/backends/test_{name}.py" for name in ("mixed_pipelines", "openvino")),
+            *(f"tests/server/backends/test_{name}.py" for name in ("mixed_pipelines", "openvino", "openvino_networks")),
             *(f"tests/server/backends/python/test_{name}.py" for name in ("service_files", "tables")),
             *(f"tests/process/test_{name}.py" for name in ("estimator_files", "forests_served")),
             *(f"tests/process/test_{name}_server.py" for name in ("openvino", "pytorch", "sklearn")),

@@ -59,20 +59,46 @@ class Definition(NamedTuple):
     members: int
 
 
+class Contents(NamedTuple):
+    """What the tests need of a module; its tree is too large to keep.
+
+    Attributes:
+        documented: Names of functions with docstrings.
+        undocumented: Public functions without, and where.
+    """
+
+    definitions: list[Definition]
+    documented: set[str]
+    undocumented: list[tuple[str, str]]
+
+
+def contents(path: Path) -> Contents:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    place = path.relative_to(ROOT)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef)]
+    return Contents(
+        [
+            Definition(
+                f"{place}:{node.lineno} {node.name}",
+                node.name,
+                isinstance(node, ast.ClassDef),
+                (node.end_lineno or node.lineno) - node.lineno + 1,
+                method_count(node) if isinstance(node, ast.ClassDef) else parameter_count(node),
+            )
+            for node in nodes
+        ],
+        {node.name for node in nodes if isinstance(node, Function) and ast.get_docstring(node)},
+        [(f"{place}:{node.lineno} {node.name}", node.name) for node in without_docstring(tree)],
+    )
+
+
 @cache
+def modules() -> dict[Path, Contents]:
+    return {path: contents(path) for path in MODULES}
+
+
 def definitions() -> list[Definition]:
-    return [
-        Definition(
-            f"{path.relative_to(ROOT)}:{node.lineno} {node.name}",
-            node.name,
-            isinstance(node, ast.ClassDef),
-            (node.end_lineno or node.lineno) - node.lineno + 1,
-            method_count(node) if isinstance(node, ast.ClassDef) else parameter_count(node),
-        )
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, Function | ast.ClassDef)
-    ]
+    return [each for module in modules().values() for each in module.definitions]
 
 
 def parameter_count(node: Function) -> int:
@@ -134,27 +160,19 @@ def without_docstring(node: ast.AST) -> Iterator[Function]:
 
 
 def test_public_functions_longer_than_one_statement_have_docstrings() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES if "worker" not in path.parts}
-    documented = {
-        node.name
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, Function) and ast.get_docstring(node)
-    }
+    described = [module for path, module in modules().items() if "worker" not in path.parts]
+    documented = {name for module in described for name in module.documented}
 
     # What implements an interface (a method, the `run` of a command) has its documentation.
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path, tree in trees.items()
-        for node in without_docstring(tree)
-        if node.name not in documented
-    ]
+    found = [place for module in described for place, name in module.undocumented if name not in documented]
 
     assert found == []
 
 
 def commands_of_an_interpreter(source: str) -> list[int]:
     """Return the lines with `[python, "-m", …]` or `[python, "-c", …]`: without a flag that leaves out the folder."""
+    if re.search("-[mc][\"']", source) is None:
+        return []
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -45,9 +45,24 @@ def made() -> list[Any]:
     return [*found, *objects(**CANARY).values(), *objects(**STANDARD_CANARY).values()]
 
 
+UNKNOWN = ("minReplica", "canaryTraffic", "scaleMetrics")
+
+
+def with_unknown(key: str) -> Any:
+    service = objects()["service"]
+    service["spec"]["predictor"][key] = 1
+    return service
+
+
+@pytest.fixture(scope="module")
+def returned() -> list[Any]:
+    """What is exported, and services with unknown fields, through the models: the SDK's start takes a second."""
+    return through_the_models([*made(), *map(with_unknown, UNKNOWN)])
+
+
 @needs_sdk
-def test_kserve_knows_every_field_of_what_is_exported() -> None:
-    assert through_the_models(made()) == made()
+def test_kserve_knows_every_field_of_what_is_exported(returned: list[Any]) -> None:
+    assert returned[: -len(UNKNOWN)] == made()
 
 
 @needs_crds
@@ -67,9 +82,6 @@ def test_an_unknown_field_is_found_by_the_published_schemas() -> None:
 
 
 @needs_sdk
-@pytest.mark.parametrize("key", ["minReplica", "canaryTraffic", "scaleMetrics"])
-def test_a_field_that_kserve_does_not_know_is_found(key: str) -> None:
-    service = objects()["service"]
-    service["spec"]["predictor"][key] = 1
-
-    assert through_the_models([service]) != [service]
+@pytest.mark.parametrize("key", UNKNOWN)
+def test_a_field_that_kserve_does_not_know_is_found(returned: list[Any], key: str) -> None:
+    assert returned[UNKNOWN.index(key) - len(UNKNOWN)] != with_unknown(key)

@@ -91,7 +91,7 @@ def test_only_in_the_iterative_model_a_short_text_passes_a_long_one(
     before = gate.runs
     with ThreadPoolExecutor(2) as pool:
         with gate.closed():
-            long = pool.submit(text, server, load, model, "long", 500)
+            long = pool.submit(text, server, load, model, "long", 100)
             assert eventually(lambda: gate.runs > before)
             short = pool.submit(text, server, load, model, "short", 3)
             assert eventually(lambda: server.pending(model) > 0)

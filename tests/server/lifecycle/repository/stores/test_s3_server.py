@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from charonia.stores.location import parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile
 
 pytest.importorskip("obstore")
-pytest.importorskip("moto.server")
+pytestmark = pytest.mark.skipif(find_spec("moto") is None, reason="needs moto, whose import takes half a second")
 
 CONFIG = identity_pbtxt("onnxruntime", dims=(4,))
 WAIT_S = 60.0
