@@ -40,7 +40,7 @@ def http_call(
     context: ssl.SSLContext | None = None,
     through_proxy: bool = False,
 ) -> HttpAnswer:
-    """Make a call and wait for its answer, whatever its status is. Further arguments and errors as for `open_call`.
+    """Make a call and wait for its answer, whatever its status is. Other arguments and errors: see `open_call`.
 
     Args:
         bytes_max: The rest of a longer body is not read; None for all.

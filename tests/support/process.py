@@ -69,7 +69,7 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def waited_for(look: Callable[[], _T], is_so: Callable[[_T], bool], seconds: float = 150.0) -> _T:
-    """Ask again and again, until an answer is as it has to be, and return that answer."""
+    """Repeat a call until its answer fulfils a condition, and return the answer."""
     deadline = time.monotonic() + seconds
     while not is_so(found := look()):
         assert time.monotonic() < deadline, found

@@ -102,7 +102,7 @@ _EXPECTED = {
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
 }
-"""What a value must be, by type of the error of pydantic."""
+"""Expected values, by type of the error of pydantic."""
 
 _TYPES = {"string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 _TYPES |= {"list": "a list", "tuple": "a list", "dict": "an object", "model": "an object"}
@@ -113,10 +113,10 @@ _KEY = "[key]"
 
 
 def problems_of(errors: Sequence[Mapping[str, Any]], whole: str = "body") -> list[str]:
-    """Return what is wrong, a sentence each, from errors of pydantic: "models[0].name: expected a text, got 3".
+    """Return errors of pydantic as messages: "models[0].name: expected a text, got 3".
 
     Args:
-        whole: What a problem is about that is none of a member.
+        whole: The subject of a problem that has no location.
     """
     return [f"{_path(error['loc']) or whole}: {_said(error)}" for error in errors]
 
@@ -152,7 +152,7 @@ def refused(what: str, value: object) -> PydanticCustomError:
 
 
 def expected(what: str, *, is_shown: bool = True) -> WrapValidator:
-    """Describe a type: all that is wrong with a value is that it is not this.
+    """Name a type in messages: any problem with a value is reported as "expected WHAT, got VALUE".
 
     Args:
         is_shown: Whether the message may show the value.
@@ -181,7 +181,7 @@ class Whole(GroupedMetadata):
 
 
 def errors_at(*found: tuple[Sequence[str | int], str]) -> ValidationError:
-    """Return the error of a validator with several problems: where in the value, and what is wrong."""
+    """Return the error of a validator with several problems: the location within the value, and the message."""
     details = [
         InitErrorDetails(type=PydanticCustomError("expected", text), loc=tuple(at), input=None) for at, text in found
     ]
