@@ -170,7 +170,7 @@ def test_a_difference_has_the_lines_that_differ() -> None:
 def test_what_the_audit_log_notes_is_said_in_words() -> None:
     platform = Path(audit.__file__).parents[1]
     source = "".join(path.read_text() for path in platform.rglob("*.py"))
-    noted = set(re.findall(r'note\([^"]*"([a-z.]+\.[a-z]+)"', source))
+    noted = set(re.findall(r'audit\.record\([^"]*"([a-z.]+\.[a-z]+)"', source))
     noted |= set(re.findall(r'"((?:deployment|environment)\.(?:create|change|rebuild))"', source))
 
     assert len(noted) > 20
