@@ -77,7 +77,7 @@ class SimulatedPool(WorkerPool):
     def prepare(self, begin: PrepareLoad) -> None:
         """Be ready."""
 
-    def go(self) -> int:
+    def start(self) -> int:
         """Begin at `BEGIN_NS`."""
         return BEGIN_NS
 
