@@ -50,9 +50,10 @@ class ServerAccess:
         Raises:
             ServingError: UNAVAILABLE if there is no answer, or it breaks off; INVALID_ARG for another URL.
         """
-        endpoint = parse_url(self.url)
-        if endpoint.protocol != "http":
+        scheme, separator, _ = self.url.partition("://")
+        if separator and scheme.lower() not in ("http", "https"):
             raise invalid(f"--url: expected HOST:PORT, or a URL of http or https, got '{self.url}'")
+        endpoint = parse_url(self.url)
         sent = dict(with_key(self.headers)) if headers is None else headers
         try:
             context = ssl.create_default_context(cafile=self.ssl_ca or None) if endpoint.tls else None
