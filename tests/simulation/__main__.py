@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import tempfile
 import time
 import traceback
@@ -199,8 +200,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return int(bool(plane.problems))
     if given.faults is not None:
         return int(faults.table(given.faults, given.seconds or 600.0, given.seed) > 0)
-    limit_s = given.hours * 3600 or given.seconds or 60.0
     folder = Path(tempfile.gettempdir()) / f"simulation-{os.getpid()}"
+    try:
+        return simulate(given, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def simulate(given: argparse.Namespace, folder: Path) -> int:
+    """Run scenarios as the arguments say, with files in a folder, and return the exit status."""
+    limit_s = given.hours * 3600 or given.seconds or 60.0
     simulated_s = cpu_s = 0.0
     count = requests = 0
     digest = sha256()

@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_history_in_every_process(
 @pytest.mark.parametrize(
     "injected",
     [
-        "one --stride 25 --every-step cut shutdown", "apart --stride 50 --every-step kill_engine kill_front_end error",
+        "one --stride 25 --every-step cut shutdown", "apart --stride 25 --every-step kill_engine kill_front_end error",
         "one --stride 2 --every-step error",
     ],
 )  # fmt: skip
