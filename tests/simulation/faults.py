@@ -212,8 +212,8 @@ def put_back(name: str) -> None:
         raise ValueError(f"'{name}': {module.__name__} is compiled, and CHARONIA_PURE=1 is not set")
     compiled = _codes(compile(fault.text(), file, "exec"))
     codes = {_key(code): code for code in compiled if code.co_name != "<lambda>"}
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__code__.co_filename == file and _key(each.__code__) in codes:
+    for each in gc.get_objects():  # not `isinstance`, which asks a weak proxy for the class of what it stands for
+        if type(each) is FunctionType and each.__code__.co_filename == file and _key(each.__code__) in codes:
             each.__code__ = codes[_key(each.__code__)]
 
 
