@@ -340,7 +340,7 @@ class Forks:
         caches = [
             each
             for each in gc.get_objects()
-            if isinstance(each, type(cache(len))) and inspect.unwrap(each).__code__.co_filename in paths
+            if type(each) is type(cache(len)) and inspect.unwrap(each).__code__.co_filename in paths
         ]
         seconds: dict[pytest.Item, float] = {}
         with measuring.collect():
@@ -357,7 +357,7 @@ class Forks:
                 else:
                     seconds[item] = time.perf_counter() - start_s
         lines = {path: measuring.get_data().contexts_by_lineno(path) for path in paths}
-        functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        functions = [each for each in gc.get_objects() if type(each) is FunctionType]
         for each in caches:
             each.cache_clear()
         works: dict[pytest.Item, bool] = {}  # in a fork, without a fault
