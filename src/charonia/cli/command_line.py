@@ -448,7 +448,7 @@ def _replaced(record: Any, updates: Mapping[str, Any]) -> Any:
 
 
 def _filled(text: str, width: int) -> str:
-    """Return a text wrapped to a width; a paragraph with an indented line or a usage stays as it is."""
+    """Return a text wrapped to a width; a paragraph with an indented line or a usage is left unchanged."""
     return "\n\n".join(
         part
         if "\n " in f"\n{part}" or part.startswith("usage:")

@@ -45,7 +45,7 @@ class ServerAccess:
         """Make a call over HTTP, and yield its answer, whatever its status is.
 
         Args:
-            headers: Headers instead of those of the options.
+            headers: Headers in place of `self.headers`.
 
         Raises:
             ServingError: UNAVAILABLE if there is no answer, or it breaks off; INVALID_ARG for another URL.

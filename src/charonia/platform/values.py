@@ -146,7 +146,7 @@ def refused(what: str, value: object) -> PydanticCustomError:
     """Return the error of a validator about a value.
 
     Args:
-        what: What was expected.
+        what: The expected value.
     """
     return PydanticCustomError("expected", f"expected {what}, got {shown(value)}")
 

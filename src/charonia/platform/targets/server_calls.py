@@ -99,7 +99,7 @@ def change_traffic(address: str, key: str, model: str, traffic: Mapping[str, Any
 
 
 def content_of(workload: Workload) -> list[list[Any]]:
-    """Return what the models of a workload have, without their traffic: equal for interchangeable servers."""
+    """Return the models of a workload without their traffic: equal for interchangeable servers."""
     return [
         [model.name, sorted((str(n), digest) for n, digest in model.digests.items()), without_traffic(model.config)]
         for model in sorted(workload.models, key=lambda model: model.name)

@@ -124,7 +124,7 @@ def bound_to(cores: Sequence[int]) -> Iterator[None]:
 
 
 def usable_cores(limit: int = 0, *, process: Path = Path("/proc/self"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of cores that this server may use: `limit` by `--cpu-cores`, or those that it can keep busy.
+    """Return the number of cores that this server may use: `limit` by `--cpu-cores`, or all that it can keep busy.
 
     The smaller of the affinity mask and the CPU quota of the control group, rounded down: with one thread more than the
     quota allows, all of them are throttled for part of each period.

@@ -61,7 +61,7 @@ class ServerModel:
 
     @property
     def sums_ns(self) -> dict[str, int]:
-        """The queue and compute sums, by what they are of."""
+        """The sums of queue and compute times by phase."""
         return {
             "queue": self.queue_ns,
             "compute input": self.compute_input_ns,

@@ -538,7 +538,7 @@ def open_plan(files: ModelFiles, config: ModelConfig, options: PlanOptions, devi
 class TensorRtModel(SharingModel):
     """A loaded version, with an engine for each GPU that its instances run on.
 
-    Its memory is the size of each plan on a GPU, and what a batch of each instance takes besides.
+    Its memory is the size of each plan on a GPU, plus the memory of a batch for each instance.
     """
 
     def __init__(self, files: ModelFiles, config: ModelConfig, options: PlanOptions, gpus: Gpus) -> None:
