@@ -61,7 +61,7 @@ def simulations() -> Iterator[Callable[..., Simulations]]:
 def test_the_same_seed_gives_the_same_history_in_every_process(
     simulations: Callable[..., Simulations], shape: str, tmp_path: Path
 ) -> None:
-    drawn = ("--seed", "3", "--scenarios", "2", "--length", "1", "--shape", shape)
+    drawn = ("--seed", "3", "--scenarios", "2", "--length", "2", "--shape", shape)
     histories = []
     for hash_seed in ("1", "2"):
         file = tmp_path / hash_seed
