@@ -30,7 +30,7 @@ MODEL_NUMBERS = {
     "max_batch_size": "batching.max_batch_size",
     "max_queue_delay_us": "batching.max_queue_delay_microseconds",
 }
-"""Those of a model."""
+"""The same for each model."""
 
 _FIELDS = {place: field for field, place in (NUMBERS | MODEL_NUMBERS).items()} | {
     "instances": "instances_min",

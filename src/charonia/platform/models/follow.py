@@ -46,7 +46,7 @@ _PREFIX = "refs/heads/", "refs/tags/"
 
 
 class FollowBody(RequestBody):
-    """What a model follows."""
+    """The Git branch that a model follows."""
 
     place: Text = Field(max_length=PLACE_CHARS_MAX, description="git+https://host/group/repo.git@BRANCH#FOLDER")
     hook: Text = Field(
@@ -59,7 +59,7 @@ class FollowBody(RequestBody):
 
 
 class Follow(FollowBody):
-    """What a model follows, and what polls and pushes have shown.
+    """The Git branch that a model follows, and the state after the latest poll or push.
 
     Attributes:
         author: Name of the caller who has set it up, with whose present permissions versions are added.
