@@ -22,6 +22,7 @@ CPUS = 4
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: beside busy processes, Serve would take minutes to start
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5 s by default, which is short for a busy machine
 }
 
