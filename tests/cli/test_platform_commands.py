@@ -16,7 +16,7 @@ from tests.support.served_platform import ServedPlatform, served_platform
 from charonia.cli import people, platform_access
 from charonia.cli.deploy import DeployOptions, changed_spec
 from charonia.cli.main import main
-from charonia.cli.models import default_name, files_of
+from charonia.cli.models import files_of
 from charonia.cli.platform_access import PlatformAccess, connect
 from charonia.core.errors import Code, ServingError
 from charonia.platform.api_client import PlatformClient, path_of
@@ -389,32 +389,6 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(
     assert broken == [0, 200, 400]
     assert seen[-1] == (1000, 1000)
     assert (served.data / "uploads" / upload["key"]).read_bytes() == content
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("https://host/reader.onnx?Signature=secret", "reader"),
-        ("resnet.onnx", "resnet"),
-        ("model.onnx", "model"),
-        ("/a/b/resnet-50.v2.onnx", "resnet-50.v2"),
-        ("models/resnet/1/model.onnx", "resnet"),
-        ("resnet/", "resnet"),
-        ("resnet.tar.gz", "resnet"),
-        ("s3://bucket/models/ocr", "ocr"),
-        ("models:/fraud/3", "fraud"),
-        ("models:/fraud@best", "fraud"),
-        ("my model.pt", "my-model"),
-    ],
-)
-def test_a_model_has_the_name_of_its_file(source: str, name: str) -> None:
-    assert default_name(source) == name
-
-
-@pytest.mark.parametrize("source", [".", "../..", "///"])
-def test_a_source_without_a_name_needs_one(source: str) -> None:
-    with pytest.raises(ServingError, match="names no model"):
-        default_name(source)
 
 
 def test_the_files_of_a_folder_lie_below_its_name(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.models import RegistryOptions, add_versions, default_name, files_of
+from charonia.cli.models import RegistryOptions, add_versions, files_of
 from charonia.cli.platform_access import ACCESS, THIS_MACHINE, PlatformAccess, connect
 from charonia.cli.rollout import NO_WAIT, show_plan, wait_until_served
 from charonia.cli.values import by_version, integer, integers, names, number, one_of
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.platform.models.layout import repository_models
+from charonia.platform.models.sources import default_name
 from charonia.wire.traffic import REPLACE, STRATEGIES
 
 

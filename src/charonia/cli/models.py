@@ -3,7 +3,6 @@
 Exit status: 0 done, 1 refused or not found, 2 for invalid arguments.
 """
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +27,8 @@ from charonia.cli.platform_access import (
 from charonia.cli.values import integer, one_of
 from charonia.core.errors import ServingError, internal, invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
-from charonia.platform.models.git import is_git, parse_git
+from charonia.platform.models.git import is_git
+from charonia.platform.models.sources import default_name
 from charonia.stores.location import is_store
 from charonia.tools.report.quantities import size
 from charonia.wire.traffic import CANARY, STRATEGIES
@@ -94,23 +94,6 @@ def add_versions(client: PlatformClient, options: RegistryOptions, *, reuse: boo
     if problems:
         raise internal("\n".join(problems))
     return [(each["model"], each["number"]) for each in versions or [{"model": model, "number": number}]]
-
-
-def default_name(source: str) -> str:
-    """Derive the name of a model from the name of its file, folder or address."""
-    if source.startswith(_MLFLOW):
-        return source.removeprefix(_MLFLOW).split("/")[0].split("@")[0]
-    if is_git(source):
-        source = parse_git(source).name
-    source = source.partition("?")[0] if is_store(source) else source
-    parts = [part for part in re.split(r"[/\\]", source) if part not in ("", ".", "..")]
-    stem = re.sub(r"\.(tar\.\w+|tgz|\w+)$", "", parts[-1]) if parts else ""
-    if stem in ("model", "model_repository", "models") and len(parts) > 1:
-        stem = next((part for part in reversed(parts[:-1]) if not part.isdigit()), "")
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")
-    if not name:
-        raise invalid(f"'{source}' names no model", hint="--name gives it one")
-    return name
 
 
 def files_of(source: Path) -> dict[str, Path]:

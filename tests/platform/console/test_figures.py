@@ -6,7 +6,7 @@ from typing import Any
 
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.environment_pages import suggested, to_build
-from charonia.platform.console.model_pages import deployment_name, difference, name_of, read_links
+from charonia.platform.console.model_pages import deployment_name, difference, read_links
 from charonia.platform.console.people_page import DONE, action_text, detail_text
 from charonia.platform.console.traffic_pages import shadows, traffic_view
 from charonia.platform.database.tables import EnvironmentRow
@@ -141,14 +141,6 @@ def test_the_preset_of_a_backend_is_built_where_no_environment_has_what_is_missi
     assert preset.title == "PyTorch 2"
     assert to_build(report, [ready]) is None
     assert to_build(VersionReport(backend="pytorch"), []) is None
-
-
-def test_a_model_has_the_name_of_the_place_it_comes_from() -> None:
-    assert name_of("s3://bucket/models/reader/3/", "store") == "reader"
-    assert name_of("s3://bucket/reader.onnx", "store") == "reader"
-    assert name_of("https://host/reader.onnx?Signature=secret", "store") == "reader"
-    assert name_of("/srv/reader/1/model.onnx", "folder") == "reader"
-    assert name_of("models:/reader/7", "mlflow") == "reader"
 
 
 def test_a_deployment_has_a_name_that_addresses_can_have() -> None:

@@ -14,7 +14,9 @@ from tests.platform.models.mlflow_server import MlflowStandIn, mlflow_server
 from tests.support.git_server import git_server
 from tests.support.s3_server import S3, s3_server, virtual_hosts
 
+from charonia.core.errors import ServingError
 from charonia.platform.artifacts import blobs
+from charonia.platform.models.sources import default_name
 from charonia.platform.state import Platform
 
 Caller = Callable[..., dict[str, str]]
@@ -268,3 +270,35 @@ def test_a_platform_with_its_files_in_an_object_store(
 
     assert admin.get(f"{MODELS}/a/versions/1/files/1/model.onnx").content == b"weights"
     assert os.path.exists(platform.artifacts.local.path(version["files"][0]["sha256"]))
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://host/reader.onnx?Signature=secret", "reader"),
+        ("resnet.onnx", "resnet"),
+        ("model.onnx", "model"),
+        ("/a/b/resnet-50.v2.onnx", "resnet-50.v2"),
+        ("models/resnet/1/model.onnx", "resnet"),
+        ("resnet/", "resnet"),
+        ("resnet.tar.gz", "resnet"),
+        ("s3://bucket/models/ocr", "ocr"),
+        ("models:/fraud/3", "fraud"),
+        ("models:/fraud@best", "fraud"),
+        ("my model.pt", "my-model"),
+        ("s3://bucket/models/reader/3/", "reader"),
+        ("s3://bucket/reader.onnx", "reader"),
+        ("/srv/reader/1/model.onnx", "reader"),
+        ("models:/reader/7", "reader"),
+        ("git@host:group/models.git@main#sub/reader", "reader"),
+        ("https://host/group/reader.git", "reader"),
+    ],
+)
+def test_a_model_has_the_name_of_its_source(source: str, name: str) -> None:
+    assert default_name(source) == name
+
+
+@pytest.mark.parametrize("source", [".", "../..", "///"])
+def test_a_source_without_a_name_needs_one(source: str) -> None:
+    with pytest.raises(ServingError, match="names no model"):
+        default_name(source)

@@ -34,7 +34,7 @@ from charonia.platform.models.records import (
     VersionReport,
 )
 from charonia.platform.models.registry import DetailsBody
-from charonia.platform.models.sources import SourceKind, VersionSource
+from charonia.platform.models.sources import SourceKind, VersionSource, default_name
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
 from charonia.platform.values import problems_of as problems_in
@@ -99,7 +99,7 @@ def add(visit: OnPage, sent: Sent) -> Response:
     fields = {name: text_of(sent, name) for name in _FORM.keys() - {"fixed"}}
     form = {**_FORM, **fields}
     try:
-        wanted, server = fields["name"] or name_of(source, way), fields["tracking_uri"]
+        wanted, server = fields["name"] or _default_name(source, way), fields["tracking_uri"]
         with visit.platform.database.transaction() as session:
             place = VersionSource(kind=_KINDS.get(way, "address"), place=source, server=server, secret=fields["secret"])
             added = version_import.add(
@@ -124,7 +124,7 @@ def follow_branch(visit: OnPage, sent: Sent) -> Response:
     form = {name: text_of(sent, name) for name in _FOLLOW}
     try:
         wanted = {**form, "every_s": int(form["every_s"])}
-        name = wanted.pop("name") or name_of(form["place"], "git")
+        name = wanted.pop("name") or _default_name(form["place"], "git")
         with visit.platform.database.transaction() as session:
             chosen = follow.FollowBody.model_validate(wanted)
             follow.put(session, visit.platform.workloads.secrets, visit.who, visit.project, str(name), chosen)
@@ -232,19 +232,8 @@ def _build_and_deploy(visit: PageContext, preset: Preset, value: Mapping[str, An
     return go(visit.path("environments", preset.name))
 
 
-def name_of(source: str, way: str) -> str:
-    """Return the name of a model from its source."""
-    if way == "mlflow":
-        return source.removeprefix("models:/").partition("/")[0]
-    if way == "git":
-        source = parse_git(source).name
-    source = source.partition("://")[2].partition("?")[0] if "://" in source else source
-    parts = [part for part in source.split("/") if part]
-    if len(parts) > 1 and re.fullmatch(r"model\.\w+", parts[-1]):
-        parts.pop()
-    while len(parts) > 1 and parts[-1].isdecimal():  # the folder of a version
-        parts.pop()
-    return re.sub(r"\.[A-Za-z]\w{0,11}$", "", parts[-1]) if parts else ""
+def _default_name(source: str, way: str) -> str:
+    return default_name(parse_git(source).name if way == "git" else source)
 
 
 def deployment_name(model: str) -> str:

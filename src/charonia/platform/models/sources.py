@@ -33,7 +33,7 @@ from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, sa
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.artifacts.uploads import UploadFolder
 from charonia.platform.isolation.isolation import Isolation
-from charonia.platform.models.git import checkout, parse_git
+from charonia.platform.models.git import checkout, is_git, parse_git
 from charonia.platform.values import Number, RequestBody, Text
 from charonia.stores.location import HOSTS, SERVICE_ACCOUNT, StoreAddress, entry_for, is_cloud, is_store, parse_address
 from charonia.stores.remote import ObjectStore, RemoteFile, RemoteStore, open_store, pieces
@@ -542,6 +542,21 @@ def _of_mlflow(server: MlflowServer, uri: str, uploads: UploadFolder | None, hos
         f"the files of the model are at '{uri}', which the platform does not read",
         hint="start MLflow with --serve-artifacts, or let an administrator import the folder",
     )
+
+
+def default_name(source: str) -> str:
+    """Derive the name of a model from the name of its file, folder, repository or address. Raises ServingError."""
+    if (match := _MODEL.fullmatch(source)) is not None:
+        return match["name"]
+    place = parse_git(source).name if is_git(source) else source
+    place = place.partition("?")[0].partition("://")[2] if is_store(place) else place
+    parts = [part for part in re.split(r"[/\\]", place) if part not in ("", ".", "..")]
+    name = re.sub(r"\.(tar\.\w+|tgz|[A-Za-z]\w*)$", "", parts.pop()) if parts else ""
+    while parts and (name.isdecimal() or name in ("model", "model_repository", "models")):
+        name = parts.pop()
+    if not (name := re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")):
+        raise invalid(f"model: expected a name, and '{source}' names no model", hint="enter a name (--name)")
+    return name
 
 
 def _folder(folder: Path, uploads: UploadFolder) -> IncomingFiles:
