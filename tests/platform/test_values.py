@@ -25,16 +25,18 @@ from charonia.platform.people.calls import caller
 from charonia.platform.people.routes import KeyRequest
 from charonia.platform.serve import prepare_owner
 from charonia.platform.settings import PlatformSettings
-from charonia.platform.values import DEPTH_MAX, INTEGER_MAX, SIZE_MAX, TEXT_PATTERN, TIME_S_MAX, check_json
+from charonia.platform.values import DEPTH_MAX, INTEGER_MAX, SIZE_MAX, TEXT_PATTERN, TIME_S_MAX, Whole, check_json
 
 PROJECT = "/api/v1/projects/default"
 
 
 def bounds(metadata: list[Any]) -> list[Any]:
     """Return what limits a value, from the annotations of its type and of its parameter."""
-    return [
-        each for entry in metadata for each in (bounds(entry.metadata) if isinstance(entry, FieldInfo) else [entry])
-    ]
+    found = []
+    for entry in metadata:
+        within = entry.metadata if isinstance(entry, FieldInfo) else list(entry) if isinstance(entry, Whole) else None
+        found += [entry] if within is None else bounds(within)
+    return found
 
 
 def unbounded(annotation: Any, metadata: list[Any]) -> Iterator[str]:
@@ -62,7 +64,7 @@ def unbounded(annotation: Any, metadata: list[Any]) -> Iterator[str]:
         assert annotation.model_config["extra"] == "forbid", annotation
         for field in annotation.model_fields.values():
             yield from unbounded(field.annotation, field.metadata)
-    elif origin is not Literal and annotation not in (bool, type(None)):
+    elif origin is not Literal and annotation not in (bool, type(None), ...):
         assert get_args(annotation), f"a kind of type that this test does not know: {annotation}"
         for each in get_args(annotation):
             yield from unbounded(each, [])

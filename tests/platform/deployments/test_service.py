@@ -3,13 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import select
 from tests.platform.conftest import on_both
 from tests.platform.deployments.conftest import ADA, Stage
 
 from charonia.core.errors import Code, ServingError
 from charonia.platform.database.tables import PlatformTable, SecretRow
-from charonia.platform.deployments.servers import matching_entries
+from charonia.platform.deployments.servers import ServerKeyRequest, matching_entries
 from charonia.platform.people.access import Grant, NotPermittedError, Principal, ProjectRole
 
 from tests.support.platform_models import add_version  # isort: skip
@@ -208,13 +209,15 @@ def test_keys_of_servers_are_made_shown_once_and_removed(stage: Stage) -> None:
     stage.deployments.changes.create(ADA, "default", stage.spec(keys=True))
     stage.pass_s(3)
 
-    made = stage.deployments.keys.add(ADA, "default", "reader", "ci", ["infer"], requests_per_minute=60)
+    made = stage.deployments.keys.add(
+        ADA, "default", "reader", ServerKeyRequest(name="ci", scopes=("infer",), requests_per_minute=60)
+    )
     server = stage.target.servers["default/reader"]
     (line,) = server.keys
     assert line.split()[:2] + line.split()[3:] == ["ci", "infer", "requests/min=60"]
     assert [key.requests_per_minute for key in stage.deployments.keys.list(ADA, "default", "reader")] == [60]
-    with pytest.raises(ServingError, match="tokens_per_minute: expected 0 to 1000000000"):
-        stage.deployments.keys.add(ADA, "default", "reader", "more", ["infer"], tokens_per_minute=10**10)
+    with pytest.raises(ValidationError, match="expected a whole number from 0 to 1000000000"):
+        ServerKeyRequest(name="more", scopes=("infer",), tokens_per_minute=10**10)
     assert made.key not in "".join(server.keys)
     stage.deployments.keys.remove(ADA, "default", "reader", "ci")
 

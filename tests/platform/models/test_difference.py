@@ -1,14 +1,14 @@
 """What differs between versions, and what people write about models."""
 
 import pytest
+from pydantic import ValidationError
 
-from charonia.core.errors import ServingError
 from charonia.platform.artifacts.manifest import Blob
 from charonia.platform.models.records import NeededPackageRecord, TensorRecord, VersionReport
 from charonia.platform.models.registry import (
     ChangedValue,
+    DetailsBody,
     changed_values,
-    check_details,
     compare_files,
     tag_counts,
     tag_text,
@@ -66,12 +66,12 @@ def test_a_report_goes_through_the_database() -> None:
     ],
 )
 def test_tags_and_links_that_cannot_be_are_refused(tags: list[str], links: dict[str, str]) -> None:
-    with pytest.raises(ServingError):
-        check_details(tags, links)
+    with pytest.raises(ValidationError, match="expected"):
+        DetailsBody(tags=tags, links=links)
 
 
 def test_tags_are_counted() -> None:
-    check_details(["vision"], {"card": "https://example.org"})
+    DetailsBody(tags=["vision"], links={"card": "https://example.org"})
 
     assert tag_counts([["a", "b"], ["b"], []]) == {"b": 2, "a": 1}
     assert list(tag_counts([["a", "b"], ["b"], []])) == ["b", "a"]

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
@@ -29,7 +29,7 @@ from charonia.platform.models.sources import ANY, AllowedHosts
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.secrets import ProjectSecrets
-from charonia.platform.values import Amount, Number, RequestBody, Text, check_name
+from charonia.platform.values import Amount, RequestBody, Text, Whole, check_name, refused
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +41,6 @@ CONDITIONS = {
     "disk": "% of the platform's disk are free",
 }
 """The figure that a condition compares with its threshold, "" if it has none."""
-
-FORMATS = ("json", "slack")
 
 LOOK_S = 10.0
 """Interval between checks of all conditions."""
@@ -76,15 +74,26 @@ class AlertRule(RequestBody):
     """An alert to create."""
 
     name: Text
-    condition: Text = Field(description=f"One of {', '.join(CONDITIONS)}.")
+    condition: Literal["error_rate", "p99_ms", "not_ready", "job_failed", "disk"]
     deployment: Text = Field(default="", description="Only this deployment, empty for all of the project.")
     threshold: Amount = Field(
-        default=0.0, description="Percent of requests, milliseconds, or percent of free disk space."
+        default=0.0,
+        validate_default=True,
+        description="Percent of requests, milliseconds, or percent of free disk space.",
     )
-    for_s: Number = Field(default=60, description="How long the condition must hold, in seconds.")
+    for_s: Annotated[int, Whole(0, FOR_S_MAX)] = Field(
+        default=60, description="How long the condition must hold, in seconds."
+    )
     url: Text = Field(default="", description="Address of the webhook, empty if it is the value of the secret.")
     secret: Text = Field(default="", description="Secret of the project: the webhook's address, or its bearer token.")
-    format: Text = Field(default="json", description=f"One of {', '.join(FORMATS)}.")
+    format: Literal["json", "slack"] = "json"
+
+    @field_validator("threshold")
+    @classmethod
+    def _is_above_0(cls, threshold: float, info: ValidationInfo) -> float:
+        if not threshold and CONDITIONS.get(info.data.get("condition", "")):
+            raise refused("a number above 0", threshold)
+        return threshold
 
 
 class Alerts:
@@ -137,16 +146,7 @@ class Alerts:
 
     def create(self, who: Principal, project: str, rule: AlertRule) -> None:
         """Create an alert. Raises ServingError."""
-        who.demand(ProjectRole.DEPLOYER, project)
         check_name("alert", rule.name)
-        if rule.condition not in CONDITIONS:
-            raise invalid(f"condition: expected one of {', '.join(CONDITIONS)}, got '{rule.condition}'")
-        if rule.format not in FORMATS:
-            raise invalid(f"format: expected one of {', '.join(FORMATS)}, got '{rule.format}'")
-        if CONDITIONS[rule.condition] and rule.threshold <= 0:
-            raise invalid(f"threshold: expected a number above 0, got {rule.threshold:g}")
-        if rule.for_s > FOR_S_MAX:
-            raise invalid(f"for_s: expected 0 to {FOR_S_MAX}, got {rule.for_s}")
         is_admin = who.everywhere is ProjectRole.ADMIN
         with self._database.transaction() as session:
             found = projects.find(session, who, project, ProjectRole.DEPLOYER)

@@ -17,6 +17,7 @@ from charonia.platform.deployments.reads import (
     RevisionView,
     ServerKeyView,
 )
+from charonia.platform.deployments.servers import ServerKeyRequest
 from charonia.platform.deployments.spec import DeploymentChange
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Limit, Offset, PlatformDep
@@ -83,15 +84,6 @@ class TrafficRequest(RequestBody):
     shadow: JsonObject | None = Field(None, description="Versions that get copies.")
     canary: JsonObject | None = Field(None, description="A plan that moves traffic to a version step by step.")
     action: Text | None = Field(None, description="The action on the running canary plan.")
-
-
-class ServerKeyRequest(RequestBody):
-    """An API key to create."""
-
-    name: Text
-    scopes: Sequence[Text] = Field(("infer", "read"), description="Some of `infer`, `read` and `admin`.")
-    requests_per_minute: Number = Field(0, description="Limit of its requests, 0 for none.")
-    tokens_per_minute: Number = Field(0, description="Limit of its tokens of language models, 0 for none.")
 
 
 class PointList(BaseModel):
@@ -268,8 +260,7 @@ def list_keys(project: Text, name: Text, platform: PlatformDep, who: Caller) -> 
 @router.post(f"{NAMED}/keys", status_code=201)
 def add_key(project: Text, name: Text, asked: ServerKeyRequest, platform: PlatformDep, who: Caller) -> NewServerKey:
     """Create an API key of the servers of a deployment; it works immediately."""
-    limits = {"requests_per_minute": asked.requests_per_minute, "tokens_per_minute": asked.tokens_per_minute}
-    return platform.deployments.keys.add(who, project, name, asked.name, asked.scopes, **limits)
+    return platform.deployments.keys.add(who, project, name, asked)
 
 
 @router.delete(f"{NAMED}/keys/{{key}}", status_code=204)

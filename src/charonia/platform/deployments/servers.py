@@ -7,11 +7,12 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, StringConstraints
 from sqlalchemy import delete, select
 
-from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable, unsupported
+from charonia.core.errors import ServingError, conflict, not_found, unavailable, unsupported
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, ServerKeyRow, copied
 from charonia.platform.deployments.changes import DeploymentChanges
@@ -22,6 +23,7 @@ from charonia.platform.people import audit
 from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.targets.api import DeploymentTarget, Observed, RevisionPhase
 from charonia.platform.targets.server_calls import ask, model_path
+from charonia.platform.values import RequestBody, Text, Whole, expected
 from charonia.wire.traffic import SETTINGS, read_change
 
 LOG_LINES_MAX = 5000
@@ -249,14 +251,28 @@ def _slowest(latencies: Sequence[Mapping[str, float]]) -> dict[str, float]:
 SERVER_KEYS_MAX = 1000
 """Most API keys of a deployment."""
 
-SCOPES = ("infer", "read", "admin")
 
 _KEY_BYTES = 32
-_KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
-
 
 PER_MINUTE_MAX = 1_000_000_000
 """Largest limit of a key a minute."""
+
+PerMinute = Annotated[int, Whole(0, PER_MINUTE_MAX)]
+
+
+class ServerKeyRequest(RequestBody):
+    """An API key to create."""
+
+    name: Annotated[
+        Text, StringConstraints(pattern=r"^[A-Za-z0-9_.@-]{1,128}$"), expected("1 to 128 of letters, digits and _.@-")
+    ]
+    scopes: Annotated[
+        tuple[Literal["infer", "read", "admin"], ...],
+        Field(strict=False, min_length=1),
+        AfterValidator(lambda scopes: tuple(sorted(set(scopes)))),
+    ] = ("infer", "read")
+    requests_per_minute: PerMinute = Field(default=0, description="Limit of its requests, 0 for none.")
+    tokens_per_minute: PerMinute = Field(default=0, description="Limit of its tokens of language models, 0 for none.")
 
 
 class ServerKeys:
@@ -288,51 +304,24 @@ class ServerKeys:
                 for key in session.scalars(query.limit(SERVER_KEYS_MAX))
             ]
 
-    def add(
-        self,
-        who: Principal,
-        project: str,
-        name: str,
-        key_name: str,
-        scopes: Sequence[str],
-        *,
-        requests_per_minute: int = 0,
-        tokens_per_minute: int = 0,
-    ) -> NewServerKey:
-        """Create an API key of the servers of a deployment, with its limits, 0 for none; it works immediately."""
-        if not _KEY_NAME.fullmatch(key_name):
-            raise invalid(f"name of a key: expected up to 128 of letters, digits and _.@-, got '{key_name}'")
-        if not scopes or not set(scopes) <= set(SCOPES):
-            raise invalid(f"scopes: expected some of {', '.join(SCOPES)}, got {', '.join(scopes) or 'none'}")
-        limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
-        for what, limit in limits.items():
-            if not 0 <= limit <= PER_MINUTE_MAX:
-                raise invalid(f"{what}: expected 0 to {PER_MINUTE_MAX}, got {limit}")
+    def add(self, who: Principal, project: str, name: str, wanted: ServerKeyRequest) -> NewServerKey:
+        """Create an API key of the servers of a deployment; it works immediately."""
         secret = secrets.token_urlsafe(_KEY_BYTES)
         with self._database.transaction() as session:
             row, _ = find(session, who, project, name, ProjectRole.DEPLOYER)
             of_this = ServerKeyRow.deployment_id == row.id
             names = session.scalars(select(ServerKeyRow.name).where(of_this)).all()
-            if key_name in names:
-                raise conflict(f"deployment '{name}' already has a key '{key_name}'")
+            if wanted.name in names:
+                raise conflict(f"deployment '{name}' already has a key '{wanted.name}'")
             if len(names) >= SERVER_KEYS_MAX:
                 raise unavailable(f"deployment '{name}' has {len(names)} keys", hint="delete some of them")
             digest = hashlib.sha256(secret.encode()).hexdigest()
-            session.add(
-                ServerKeyRow(
-                    deployment_id=row.id,
-                    name=key_name,
-                    scopes=sorted(set(scopes)),
-                    digest=digest,
-                    author=who.name,
-                    created=now(),
-                    **limits,
-                )
-            )
-            detail = {"key": key_name, "scopes": sorted(set(scopes)), **limits}
+            values = wanted.model_dump()
+            session.add(ServerKeyRow(deployment_id=row.id, digest=digest, author=who.name, created=now(), **values))
+            detail = {"key": values.pop("name"), **values}
             audit.record(session, who, "deployment.key.add", f"{project}/{name}", detail, project_id=row.project_id)
         self._set_keys(row, project)
-        return NewServerKey(key_name, sorted(set(scopes)), secret)
+        return NewServerKey(wanted.name, wanted.scopes, secret)
 
     def remove(self, who: Principal, project: str, name: str, key_name: str) -> None:
         """Delete an API key of the servers of a deployment; it stops working immediately."""

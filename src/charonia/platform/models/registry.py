@@ -4,9 +4,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 from sqlalchemy import ColumnElement, Select, String, cast, func, or_, select
 from sqlalchemy.orm import Session
 
@@ -44,7 +44,7 @@ from charonia.platform.models.records import (
 from charonia.platform.people import audit, projects
 from charonia.platform.people.access import Principal, ProjectRole, permits
 from charonia.platform.tasks import queue
-from charonia.platform.values import RequestBody, Text, check_name
+from charonia.platform.values import RequestBody, Text, check_name, expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,32 @@ IS_LISTED = ~ModelRow.versions.any() | ModelRow.versions.any(~_FAILED)
 NOTES_CHARS_MAX = 20_000
 
 
+TAGS_MAX = 50
+LINKS_MAX = 50
+LABEL_CHARS_MAX = 200
+ADDRESS_CHARS_MAX = 2000
+
+Label = Annotated[
+    Text,
+    StringConstraints(pattern=r"\S", max_length=LABEL_CHARS_MAX),
+    expected(f"1 to {LABEL_CHARS_MAX} characters"),
+]
+Address = Annotated[
+    Text,
+    StringConstraints(pattern=r"^https?://", max_length=ADDRESS_CHARS_MAX),
+    expected("an address that begins with https:// or http://"),
+]
+
+
 class DetailsBody(RequestBody):
     """Descriptive fields of a model; omitted ones are unchanged."""
 
     owner: Text | None = Field(default=None, max_length=128)
     description: Text | None = Field(default=None, max_length=NOTES_CHARS_MAX)
-    tags: list[Text] | None = None
-    links: dict[Text, Text] | None = Field(default=None, description="ServiceAddresses by label.")
+    tags: Annotated[list[Label], Field(max_length=TAGS_MAX)] | None = None
+    links: Annotated[dict[Label, Address], Field(max_length=LINKS_MAX)] | None = Field(
+        default=None, description="Addresses by label."
+    )
 
 
 def models(
@@ -433,7 +452,6 @@ def _settled(session: Session, owner: ModelRow, versions: Sequence[VersionSummar
 
 def _apply(row: ModelRow, details: DetailsBody) -> list[str]:
     """Change the given fields of a model, and return their names."""
-    check_details(details.tags, details.links)
     fields = details.model_dump(include=set(DetailsBody.model_fields), exclude_none=True)
     for name, value in fields.items():
         setattr(row, name, sorted(set(value)) if name == "tags" else value)
@@ -446,28 +464,6 @@ def _demand_idle(session: Session, owner: ModelRow, number: int = 0) -> None:
     task = session.scalar(tasks.where(TaskRow.state.in_(("waiting", "running"))).limit(1))
     if task is not None:
         raise conflict(f"'{task.subject}' is on its way", hint=f"wait for task {task.id}, or cancel it")
-
-
-TAGS_MAX = 50
-LINKS_MAX = 50
-TEXT_CHARS_MAX = 200
-ADDRESS_CHARS_MAX = 2000
-
-_SCHEMES = ("https://", "http://")
-
-
-def check_details(tags: Sequence[str] | None, links: Mapping[str, str] | None) -> None:
-    """Check tags and links. None means not given."""
-    if len(tags or ()) > TAGS_MAX or len(links or {}) > LINKS_MAX:
-        raise invalid(f"expected at most {TAGS_MAX} tags and {LINKS_MAX} links")
-    for text in [*(tags or ()), *(links or {})]:
-        if not text.strip() or len(text) > TEXT_CHARS_MAX:
-            raise invalid(
-                f"expected tags and labels of 1 to {TEXT_CHARS_MAX} characters, got '{text[:TEXT_CHARS_MAX]}'"
-            )
-    for label, address in (links or {}).items():
-        if not address.startswith(_SCHEMES) or len(address) > ADDRESS_CHARS_MAX:
-            raise invalid(f"link '{label}': expected an address that begins with https:// or http://")
 
 
 def tag_counts(tags: Iterable[Sequence[str]]) -> dict[str, int]:
