@@ -123,12 +123,27 @@ def test_a_part_of_a_page_is_sent_alone(visitor: TestClient) -> None:
     assert "<html" not in part
 
 
-def test_a_form_comes_back_with_what_is_wrong_at_its_field(visitor: TestClient) -> None:
-    form = {"name": "a b", "python": "", "requirements": "pillow\n", "imports": ""}
-    answer = visitor.post("/p/default/environments", data=form, headers=HTMX)
+@pytest.mark.parametrize(
+    ("path", "wrong", "place"),
+    [
+        ("environments", {"name": "a b"}, 'id="name-problem"'),
+        ("environments", {"python": "2.7"}, 'id="python-problem"'),
+        ("environments", {"requirements": "pillow\n-r other.txt"}, 'id="requirements-problem"'),
+        ("environments", {"requirements": "# pillow\n# /// script"}, 'id="requirements-problem"'),
+        ("models/add", {"from": "git", "source": "https://g.example/pillow.git", "name": "a b"}, 'id="name-problem"'),
+        ("models/add", {"from": "git", "source": "https://pillow"}, 'id="source-problem"'),
+        ("models/branches", {"place": "https://g.example/pillow.git", "every_s": "often"}, 'role="alert"'),
+        ("models/branches", {"place": "https://g.example/pillow.git", "every_s": "3"}, 'role="alert"'),
+    ],
+)
+def test_a_form_comes_back_with_what_is_wrong_at_its_field(
+    visitor: TestClient, path: str, wrong: dict[str, str], place: str
+) -> None:
+    form = {"name": "a", "python": "", "requirements": "pillow\n", "imports": ""} | wrong
+    answer = visitor.post(f"/p/default/{path}", data=form, headers=HTMX)
 
     assert answer.status_code == 422
-    assert 'id="name-problem"' in answer.text
+    assert place in answer.text
     assert "pillow" in answer.text
 
 

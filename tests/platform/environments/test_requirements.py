@@ -36,7 +36,11 @@ def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ServingError) as raised:
         read_requirements("pillow >>= 3\nnumpy\n-r other.txt\n-e .\n")
 
-    assert [line.split(":")[0] for line in raised.value.message.splitlines()] == ["line 1", "line 3", "line 4"]
+    assert [":".join(line.split(":")[:2]) for line in raised.value.message.splitlines()] == [
+        "requirements: line 1",
+        "requirements: line 3",
+        "requirements: line 4",
+    ]
 
 
 def test_there_is_a_limit_of_lines() -> None:

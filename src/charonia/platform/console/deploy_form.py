@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from charonia.core.errors import invalid
@@ -37,6 +37,8 @@ _FIELDS = {place: field for field, place in (NUMBERS | MODEL_NUMBERS).items()} |
     "traffic": "weights",
     "traffic.weights": "weights",
 }
+
+_PATH = re.compile(r"(?:models\[\d+\]\.|device\.)?[a-z_.]+|\d+\.[a-z_]+|models")
 
 FormFields = Mapping[str, Sequence[str]]
 """A sent form: the values of each field, usually one."""
@@ -145,22 +147,28 @@ def merged(
     return {**fields(base, theirs, mine, ""), "models": models}, conflicts
 
 
-def field_of(path: str) -> str:
+def field_of(path: str) -> str | None:
     """Return the form's field for a member of a specification: "0.instances_min"."""
+    path = re.sub(r"(?<!^models)\[\d+\]$", "", path)  # a number in a list: the field has all of them
+    if not _PATH.fullmatch(path):
+        return None
     model = re.match(r"models\[(\d+)\]\.?", path)
     rest = path[model.end() :] if model else path.removeprefix("device.")
     return (f"{model[1]}." if model else "") + _FIELDS.get(rest, rest)
 
 
-def by_field(message: str) -> dict[str, str]:
-    """Return problems by field; lines without a field are under ""."""
-    known = re.compile(r"(?:models\[\d+\]\.|device\.)?[a-z_.]+|\d+\.[a-z_]+|models")
+def by_field(message: str, find: Callable[[str], str | None] = field_of, *, other: str = "") -> dict[str, str]:
+    """Return problems by field.
+
+    Args:
+        message: The problems, a line each; those of a field begin with the path of a value and a colon.
+        find: Returns the field for a path, None for none.
+        other: The field of the other problems, "" for the form.
+    """
     found: dict[str, list[str]] = {}
     for line in message.splitlines():
         path, colon, _ = line.partition(": ")
-        path = re.sub(r"(?<!^models)\[\d+\]$", "", path)  # a number in a list: the field has all of them
-        field = field_of(path) if colon and known.fullmatch(path) else ""
-        found.setdefault(field, []).append(line)
+        found.setdefault((find(path) if colon else None) or other, []).append(line)
     return {field: "\n".join(lines) for field, lines in found.items()}
 
 

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from charonia.core.errors import Code, ServingError, not_found
 from charonia.platform.console.deploy_form import (
     FormFields,
-    by_field,
     document,
+    field_of,
     form_of,
     merged,
     numbers_of,
@@ -21,7 +21,7 @@ from charonia.platform.console.deploy_form import (
 from charonia.platform.console.deployment_pages import as_file, pipelines_of
 from charonia.platform.console.job_pages import offer
 from charonia.platform.console.model_pages import deployment_name
-from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, go
+from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, go, problems_of
 from charonia.platform.console.text import size_text
 from charonia.platform.database.tables import ModelRow, ProjectRow, TaskRow, VersionRow, named
 from charonia.platform.deployments.reads import ChangePlan
@@ -115,7 +115,7 @@ def _save(visit: PageContext, sent: FormFields, name: str) -> Response:
         else:
             deployments.changes.create(visit.who, visit.project, value, note=note)
     except ServingError as error:
-        problems, newer = by_field(error.message), 0
+        problems, newer = problems_of(error, field_of), 0
         if error.code is Code.ALREADY_EXISTS and name:
             theirs, seen = deployments.reads.get(visit.who, visit.project, name), int(text_of(sent, "after") or 0)
             base, newer = deployments.reads.revision(visit.who, visit.project, name, seen).spec, theirs.revision

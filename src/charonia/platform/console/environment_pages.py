@@ -18,6 +18,7 @@ from charonia.platform.values import OLDER_PYTHONS, Number, Text
 router = APIRouter(prefix="/p/{project}/environments", include_in_schema=False)
 
 _FORM = ("name", "python", "requirements", "imports")
+_FIELDS = {"environment": "name", "script": "requirements"} | dict(zip(_FORM, _FORM, strict=True))
 
 
 @router.get("")
@@ -50,7 +51,7 @@ def add(visit: OnPage, sent: Sent) -> Response:
         with visit.platform.database.transaction() as session:
             row, _ = catalog.add(session, visit.who, visit.project, _wanted(**form))
     except ServingError as error:
-        return _form(visit, form, problems=_problems(error))
+        return _form(visit, form, problems=problems_of(error, _FIELDS.get))
     return go(visit.path("environments", row.name))
 
 
@@ -68,17 +69,6 @@ def _wanted(name: str, python: str, requirements: str, imports: str) -> Environm
     """Return the environment described by a form; a script contains its own requirements."""
     text = {"script" if "# /// script" in requirements else "requirements": requirements.replace("\r\n", "\n")}
     return EnvironmentRequest(name=name, python=python, imports=imports.replace(",", " ").split(), **text)
-
-
-def _problems(error: ServingError) -> Mapping[str, str]:
-    text = error.message
-    if text.startswith("python:"):
-        return {"python": text}
-    if text.startswith(("requirements:", "line ", "dependencies", "the dependencies", "the file", "requires-python")):
-        return {"requirements": text}
-    if text.startswith("environment"):
-        return {"name": text}
-    return problems_of(error)
 
 
 def _form(visit: PageContext, form: Mapping[str, str], problems: Mapping[str, str] | None = None) -> Response:

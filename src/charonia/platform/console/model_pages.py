@@ -16,7 +16,7 @@ from charonia.config.backends import Preset
 from charonia.config.json_form import from_json
 from charonia.core.errors import Code, ServingError, invalid
 from charonia.platform.artifacts.manifest import Blob
-from charonia.platform.console.deploy_form import text_of
+from charonia.platform.console.deploy_form import numeric, text_of
 from charonia.platform.console.environment_pages import suggested, to_build
 from charonia.platform.console.pages import INVALID, ROWS_MAX, OnPage, PageContext, Sent, go, problems_of
 from charonia.platform.console.text import size_text
@@ -37,7 +37,6 @@ from charonia.platform.models.registry import DetailsBody
 from charonia.platform.models.sources import SourceKind, VersionSource, default_name
 from charonia.platform.people import projects
 from charonia.platform.values import Number, Text
-from charonia.platform.values import problems_of as problems_in
 
 router = APIRouter(prefix="/p/{project}/models", include_in_schema=False)
 
@@ -106,10 +105,8 @@ def add(visit: OnPage, sent: Sent) -> Response:
                 session, visit.platform.uploads, visit.who, visit.project, wanted, place, fields["notes"]
             )
     except ServingError as error:
-        field = "name" if error.message.startswith("model:") else "source"
-        return _form(
-            visit, way, form, status=INVALID, problems={field: "\n".join(filter(None, (error.message, error.hint)))}
-        )
+        problems = problems_of(error, {"model": "name"}.get, other="source")
+        return _form(visit, way, form, status=INVALID, problems=problems)
     return go(visit.path("models", added.model, "versions", added.number))
 
 
@@ -123,24 +120,20 @@ def follow_branch(visit: OnPage, sent: Sent) -> Response:
     """Let a model follow a branch."""
     form = {name: text_of(sent, name) for name in _FOLLOW}
     try:
-        wanted = {**form, "every_s": int(form["every_s"])}
+        wanted = {**form, "every_s": numeric(form["every_s"])}
         name = wanted.pop("name") or _default_name(form["place"], "git")
         with visit.platform.database.transaction() as session:
             chosen = follow.FollowBody.model_validate(wanted)
             follow.put(session, visit.platform.workloads.secrets, visit.who, visit.project, str(name), chosen)
-    except ValidationError as error:
-        return _branches(visit, status=INVALID, form=form, problem="; ".join(problems_in(error.errors())))
-    except (ServingError, ValueError) as error:
-        return _branches(visit, status=INVALID, form=form, problem=str(error))
+    except (ServingError, ValidationError) as error:
+        return _branches(visit, status=INVALID, form=form, problems=problems_of(error))
     return _branches(visit)
 
 
-def _branches(
-    visit: PageContext, *, status: int = 200, form: Mapping[str, str] = _FOLLOW, problem: str = ""
-) -> Response:
+def _branches(visit: PageContext, *, status: int = 200, form: Mapping[str, str] = _FOLLOW, **values: Any) -> Response:
     with visit.platform.database.reading() as session:
         found = follow.every(session, visit.who, visit.project)
-    values = {"follows": found, "form": form, "problem": problem}
+    values |= {"follows": found, "form": form}
     return visit.show(
         "branches.html", values, block="branches" if visit.request.method == "POST" else "", status=status
     )
@@ -181,7 +174,7 @@ def describe(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
             registry.change(session, visit.who, visit.project, name, details)
             if number:  # a model without versions has details, too
                 registry.annotate(session, visit.who, visit.project, name, number, notes)
-    except ServingError as error:
+    except (ServingError, ValidationError) as error:
         return _show(visit, name, number, block="about", status=INVALID, problems=problems_of(error))
     return _show(visit, name, number, block="about", saved=True)
 

@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.meta import find_referenced_templates
 from jinja2.runtime import Context
+from pydantic import ValidationError
 
 from charonia.core.errors import ServingError, invalid
 from charonia.platform.api_client import path_of
@@ -23,6 +24,7 @@ from charonia.platform.people.access import Principal, ProjectRole
 from charonia.platform.people.calls import Caller, caller
 from charonia.platform.state import PlatformDep
 from charonia.platform.values import Text, check_json
+from charonia.platform.values import problems_of as messages
 
 PLACES = (
     ("deployments", "Deployments", "deployments"),
@@ -168,16 +170,18 @@ def go(path: str) -> Response:
     return Response(status_code=204, headers={"HX-Redirect": path})
 
 
-def problems_of(error: ServingError, *fields: str) -> dict[str, str]:
-    """Return problems by field of a form: lines that begin with a field's name belong to it, others to ""."""
-    found: dict[str, list[str]] = {}
-    for line in error.message.splitlines():
-        name, colon, rest = line.partition(": ")
-        field = next((field for field in fields if colon and field == name), "")
-        found.setdefault(field, []).append(rest if field else line)
-    if error.hint:
-        found.setdefault("", []).append(error.hint)
-    return {field: "\n".join(lines) for field, lines in found.items()}
+def _none(path: str) -> None:
+    """Find the field for no path."""
+
+
+def problems_of(
+    error: ServingError | ValidationError, find: Callable[[str], str | None] = _none, *, other: str = ""
+) -> dict[str, str]:
+    """Return an error by field of a form, its hint with those of no field. See `by_field`."""
+    if isinstance(error, ValidationError):
+        return by_field("\n".join(messages(error.errors())), find, other=other)
+    found = by_field(error.message, find, other=other)
+    return {**found, other: "\n".join(filter(None, (found.get(other), error.hint)))}
 
 
 def plain_page(template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:

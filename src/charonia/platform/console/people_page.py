@@ -55,7 +55,7 @@ def make_key(visit: OnPage, name: Field = "", role: Role = "viewer", days: Field
         with visit.platform.database.transaction() as session:
             _, secret = keys.create(session, visit.who, name.strip(), [grant], expires=expires)
     except ServingError as error:
-        return _page(visit, block="keys", status=INVALID, form=form, problems=problems_of(error))
+        return _page(visit, block="keys", status=INVALID, form=form, problems=problems_of(error, other="key"))
     return _page(visit, block="keys", secret={"name": name.strip(), "key": secret})
 
 
@@ -71,7 +71,7 @@ def add_user(visit: OnPage, user: Field = "", email: Field = "", user_role: Role
             )
             secret = users.link(session, visit.who, row.id)
     except ServingError as error:
-        return _page(visit, block="users", status=INVALID, user_problem=error.message)
+        return _page(visit, block="users", status=INVALID, problems=problems_of(error, other="user"))
     return _page(visit, block="users", link={"name": user, "address": login.link(visit.platform.settings, secret)})
 
 
@@ -92,7 +92,7 @@ def _page(visit: PageContext, *, block: str = "", status: int = 200, **values: A
         kept_secrets = own_secrets.list(session, visit.who, visit.project) if visit.is_deployer else ()
         known = [_user(row, visit.project) for row in _or_none(users.known, session, visit.who) or ()]
     form = {"name": "", "role": "viewer", "days": "90", "code": ""}
-    defaults = {"secret": None, "link": None, "form": form, "problems": {}, "user_problem": ""}
+    defaults = {"secret": None, "link": None, "form": form, "problems": {}}
     context = {
         "sees_all": found is not None,
         "keys": own,
@@ -222,8 +222,8 @@ def api_groups(document: Mapping[str, Any], base: str) -> list[tuple[str, list[d
 
 
 def _kind(schema: Mapping[str, Any]) -> dict[str, str]:
-    kinds = [each.get("type", "object") for each in schema.get("anyOf", (schema,))]
-    return {"type": " or ".join(map(str, kinds)), "about": schema.get("description", "")}
+    kinds = [each.get("enum") or [each.get("type", "object")] for each in schema.get("anyOf", (schema,))]
+    return {"type": " or ".join(str(each) for kind in kinds for each in kind), "about": schema.get("description", "")}
 
 
 @router.get("/p/{project}/audit")

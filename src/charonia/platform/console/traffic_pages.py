@@ -9,7 +9,7 @@ from charonia.core.errors import ServingError
 from charonia.platform.console import deployment_figures as shown
 from charonia.platform.console.deploy_form import FormFields, number, numeric, text_of
 from charonia.platform.console.deployment_pages import page
-from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent
+from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, problems_of
 from charonia.platform.console.text import figure, percent
 from charonia.platform.deployments.figures import Figures
 from charonia.platform.deployments.reads import DeploymentView
@@ -51,7 +51,7 @@ def set_weights(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response
         }
         servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
-        return _page(visit, name, model, block="split", status=INVALID, problems={"split": error.message})
+        return _page(visit, name, model, block="split", status=INVALID, problems=problems_of(error, other="split"))
     return _page(visit, name, model, block="split", said="The next requests are split this way.", change=change)
 
 
@@ -78,8 +78,8 @@ def canary(visit: OnPage, name: Text, model: Model, sent: Sent) -> Response:
         visit.platform.deployments.servers.set_traffic(visit.who, visit.project, name, model, change)
     except ServingError as error:
         form = {**_PLAN, **{key: text_of(sent, key) for key in sent if key in _PLAN}}
-        problem = error.message + (f". {error.hint}" if error.hint else "")
-        return _page(visit, name, model, block="controls", status=INVALID, form=form, problems={"canary": problem})
+        problems = problems_of(error, other="canary")
+        return _page(visit, name, model, block="controls", status=INVALID, form=form, problems=problems)
     return _page(visit, name, model, block="controls")
 
 

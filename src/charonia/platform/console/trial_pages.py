@@ -56,7 +56,9 @@ def start(visit: OnPage, name: Text, number: Number, sent: Sent) -> Response:
     except ServingError as error:
         if visit.request.headers.get("hx-target") != "form":  # a button of another page
             raise
-        return _page(visit, name, number, status=INVALID, problems=problems_of(error, "environment"))
+        return _page(
+            visit, name, number, status=INVALID, problems=problems_of(error, {"environment": "environment"}.get)
+        )
     return go(visit.path("models", name, "versions", number, "try"))
 
 

@@ -62,7 +62,7 @@ def add(
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
     digest = _digest(required, python)
     if named(session, EnvironmentRow, found.id, name) is not None:
-        raise conflict(f"environment '{name}' exists already", hint="choose another name")
+        raise conflict(f"environment: '{name}' already exists", hint="choose another name")
     row = EnvironmentRow(
         project_id=found.id,
         name=name,

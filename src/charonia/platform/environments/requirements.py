@@ -74,7 +74,7 @@ def read_requirements(text: str) -> Requirements:
             lines.append(line)
             names.append(found.name)
     if problems:
-        raise invalid("\n".join(problems))
+        raise invalid("\n".join(f"requirements: {problem}" for problem in problems))
     return Requirements(tuple(lines), tuple(names), tuple(sorted(extras)))
 
 
@@ -82,15 +82,17 @@ def read_script(text: str) -> tuple[str, str]:
     """Return version of Python, "" for any, and requirements from the header of a Python file (PEP 723)."""
     match = _SCRIPT.search(text.replace("\r\n", "\n"))
     if match is None:
-        raise invalid("the file states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it")
+        raise invalid(
+            "script: the file states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it"
+        )
     content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(True))
     try:
         stated = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
-        raise invalid(f"the dependencies of the file are not TOML: {error}") from None
+        raise invalid(f"script: the dependencies of the file are not TOML: {error}") from None
     lines = stated.get("dependencies", [])
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise invalid("dependencies: expected a list of strings")
+        raise invalid("script: dependencies: expected a list of strings")
     return _least(str(stated.get("requires-python", ""))), "\n".join(lines)
 
 
@@ -110,8 +112,8 @@ def _least(requires: str) -> str:
     try:
         fitting = SpecifierSet(requires)
     except InvalidSpecifier:
-        raise invalid(f"requires-python: '{requires}' is not a range of versions") from None
+        raise invalid(f"script: requires-python: '{requires}' is not a range of versions") from None
     for minor in (*range(11, 30), 10, 9, 8):  # the last three have no servers
         if f"3.{minor}.99" in fitting:
             return f"3.{minor}"
-    raise invalid(f"requires-python: expected a range with 3.8 or newer, got '{requires}'")
+    raise invalid(f"script: requires-python: expected a range with 3.8 or newer, got '{requires}'")
