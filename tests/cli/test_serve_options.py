@@ -324,13 +324,22 @@ def differing(one: object, other: object, prefix: str = "") -> list[str]:
     return found
 
 
+FIXED_LIMITS = (
+    *("discard_bytes_max", "url_bytes_max", "header_count_max", "header_bytes_max", "chunk_count_max", "pipeline_max"),
+    *("stream_unsent_bytes_max", "header_timeout_s", "body_timeout_s", "body_bytes_per_s_min", "write_timeout_s"),
+    "idle_timeout_s",
+)
+"""Limits of HTTP that no option changes."""
+
+
 def test_every_field_has_an_option() -> None:
     fields = {option.field for option in LINE.options() if option.field}
     of_others = {field for field, _ in (*TRACE_SETTINGS.values(), *METRICS_SETTINGS.values())} - fields
 
     in_cache_config = {"cache.local_bytes", "cache.redis"}
     inherited = {f"{endpoint}.descriptors" for endpoint in ("http", "grpc", "metrics")}
-    assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config | inherited
+    fixed = {f"http.limits.{name}" for name in FIXED_LIMITS}
+    assert leaves(ServerOptions()) - fields == {"log.escape"} | of_others | in_cache_config | inherited | fixed
 
 
 def leaves(record: object, prefix: str = "") -> set[str]:

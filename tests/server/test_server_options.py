@@ -21,7 +21,7 @@ def test_the_defaults_are_tritons() -> None:
     assert (options.http.port, options.grpc.port, options.metrics.port) == (8000, 8001, 8002)
     assert options.id == "triton"
     assert options.models.control_mode is ControlMode.NONE
-    assert options.http.input_bytes_max == 67108864
+    assert options.http.limits.body_bytes_max == 67108864
 
 
 def test_a_file_of_an_access_log_needs_one() -> None:

@@ -16,12 +16,12 @@ from charonia.server.closing import close_safely
 from charonia.server.facade import Engine, Services
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.http.clouds import SageMaker, VertexAi
-from charonia.server.http.frontend import HttpFrontend, HttpLimits
+from charonia.server.http.frontend import HttpFrontend
 from charonia.server.listening import check_address
 from charonia.server.log_file import LogFile
 from charonia.server.metrics.processes import Traffic
 from charonia.server.model_options import ControlMode
-from charonia.server.options import EndpointTls, HttpOptions, ModelOptions, ServerOptions
+from charonia.server.options import EndpointTls, ModelOptions, ServerOptions
 from charonia.server.request_log import RequestRecorder
 from charonia.wire.browsers import listens_locally
 from charonia.wire.log_settings import AccessLogFormat, LogOptions
@@ -37,15 +37,6 @@ def allowed_hosts(options: ServerOptions, address: str, *, has_keys: bool = Fals
     """Return `Services.allowed_hosts` of an endpoint that listens at an address, and may require keys."""
     hosts = options.http.allowed_hosts
     return hosts if hosts or (listens_locally(address) and not has_keys) else None
-
-
-def _http_limits(options: HttpOptions) -> HttpLimits:
-    return HttpLimits(
-        body_bytes_max=options.input_bytes_max,
-        connections_max=options.connections_max,
-        stream_keep_alive_s=options.stream_keep_alive_s,
-        responses_stored_max=options.responses_stored_max,
-    )
 
 
 def mount_sockets(models: ModelOptions) -> dict[str, str]:
@@ -127,7 +118,7 @@ class Endpoints:
                 descriptors=options.grpc.descriptors,
             )
         if options.http.enabled:
-            limits = _http_limits(options.http)
+            limits = options.http.limits
             self.http = HttpFrontend(engine, limits, access_log=access_log, services=services)
             await self.http.start(
                 options.http.address,
@@ -148,7 +139,7 @@ class Endpoints:
         ):
             if not is_on:
                 continue
-            limits = _http_limits(options.http)
+            limits = options.http.limits
             end = HttpFrontend(engine, limits, access_log=access_log, services=replace(services, lend=None))
             if name == SAGEMAKER:
                 folder = next((each for each in options.models.repositories if "://" not in each), "")

@@ -14,6 +14,7 @@ from charonia.core.errors import invalid
 from charonia.core.metadata import USUAL_NAME
 from charonia.server.access.options import AccessOptions
 from charonia.server.files.options import FileOptions
+from charonia.server.http.limits import HttpLimits
 from charonia.server.machine.cores import HostPolicy
 from charonia.server.model_options import ALL_MODELS, AutoOptions, ControlMode, ReadyWhen, StoreSettings
 from charonia.server.rate_limiter.options import RateLimitOptions
@@ -90,12 +91,9 @@ class HttpOptions:
         port: Port to listen on, 0 for any free one.
         reuse_port: Whether several processes may listen on the port.
         descriptors: Bound sockets of this process to listen on in place of address and port.
-        input_bytes_max: Largest request body, as received and after decompression, in bytes.
-        connections_max: Most connections of each front end.
+        limits: Its limits, of each front end.
         page: Whether there are a page that shows the models, and their OpenAPI document.
         openai: Whether OpenAI's API is served.
-        stream_keep_alive_s: Longest time without an event in a stream, after which a comment is sent; 0 for none.
-        responses_stored_max: Most responses of OpenAI's API that a later one can continue.
         kserve_v1: Whether KServe's v1 protocol is served.
         mlflow_model: Model that MLflow's `/invocations` runs, "" for none.
         cors_origins: Origins of pages in browsers that may call the server; "*" for every one.
@@ -109,12 +107,9 @@ class HttpOptions:
     port: int = 8000
     reuse_port: bool = False
     descriptors: tuple[int, ...] = ()
-    input_bytes_max: int = 64 * 1024 * 1024
-    connections_max: int = 16_384
+    limits: HttpLimits = field(default_factory=lambda: HttpLimits(stream_keep_alive_s=15.0))
     page: bool = True
     openai: bool = True
-    stream_keep_alive_s: float = 15.0
-    responses_stored_max: int = 0
     kserve_v1: bool = False
     mlflow_model: str = ""
     cors_origins: tuple[str, ...] = ()
@@ -388,7 +383,7 @@ class ServerOptions:
             found.append("--front-ends: this system cannot share a port among processes")
         if self.front_ends and (self.clouds.sagemaker or self.clouds.vertex_ai):
             found.append("--allow-sagemaker, --allow-vertex-ai: expected --front-ends=0, a server of one process")
-        if self.http.responses_stored_max and self.front_ends not in (0, 1):
+        if self.http.limits.responses_stored_max and self.front_ends not in (0, 1):
             found.append("--stored-responses: expected --front-ends=1 at most, each front end would store its own")
         found += self._guard_problems()
         found += [
