@@ -192,9 +192,18 @@ def test_prompts_are_text_or_tokens(prompt: object, read: object) -> None:
     assert decode_text_request(model(), {"prompt": prompt}, is_chat=False).prompts == read
 
 
-@pytest.mark.parametrize("prompt", [None, 5, [], [[]], ["a", 1]])
-def test_other_prompts_are_refused(prompt: object) -> None:
-    with pytest.raises(ServingError, match="prompt: expected a string, tokens, or an array of either"):
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "prompt: expected a string, tokens, or an array of either"),
+        (5, "prompt: expected a string, tokens, or an array of either"),
+        ([], "prompt: expected 1 to 2048 texts, got 0"),
+        ([[]], "prompt: expected no empty text, got one at 0"),
+        (["a", 1], "prompt: expected a string, tokens, or an array of either"),
+    ],
+)
+def test_other_prompts_are_refused(prompt: object, message: str) -> None:
+    with pytest.raises(ServingError, match=message):
         decode_text_request(model(), {"prompt": prompt}, is_chat=False)
 
 

@@ -250,11 +250,11 @@ def decode_embeddings_request(document: Object) -> EmbeddingsRequest:
     dimensions = document.get("dimensions") or 0
     if type(dimensions) is not int or dimensions < 0:
         raise invalid(f"dimensions: expected a positive integer, got {dimensions!r:.40}")
-    return EmbeddingsRequest(decode_texts(document.get("input")), form == "base64", dimensions)
+    return EmbeddingsRequest(decode_texts("input", document.get("input")), form == "base64", dimensions)
 
 
-def decode_texts(value: object) -> tuple[Text, ...]:
-    """Return the texts of a request for embeddings.
+def decode_texts(member: str, value: object) -> tuple[Text, ...]:
+    """Return the texts of a member of a request: a string, or tokens, or an array of either, none of them empty.
 
     Raises:
         ServingError: INVALID_ARG; the message begins with the member.
@@ -268,12 +268,12 @@ def decode_texts(value: object) -> tuple[Text, ...]:
     elif type(value) is list and all(type(each) is list and all(type(t) is int for t in each) for each in value):
         texts = tuple(tuple(each) for each in value)
     else:
-        raise invalid(f"input: expected a string, tokens, or an array of either, got {kind_of(value)}")
+        raise invalid(f"{member}: expected a string, tokens, or an array of either, got {kind_of(value)}")
     if not 0 < len(texts) <= TEXTS_MAX:
-        raise invalid(f"input: expected 1 to {TEXTS_MAX} texts, got {len(texts)}")
+        raise invalid(f"{member}: expected 1 to {TEXTS_MAX} texts, got {len(texts)}")
     empty = next((number for number, text in enumerate(texts) if not text), None)
     if empty is not None:
-        raise invalid(f"input: expected no empty text, got one at {empty}")
+        raise invalid(f"{member}: expected no empty text, got one at {empty}")
     return texts
 
 

@@ -18,7 +18,7 @@ from charonia.config.model import ModelConfig
 from charonia.config.parameters import TEXT_INPUT
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.wire.json_text import Object, kind_of
-from charonia.wire.openai_answer import decode_texts
+from charonia.wire.openai_answer import Text, decode_texts
 from charonia.wire.openai_models import CHAT, COMPLETIONS, EMBEDDINGS
 
 SAMPLING_INPUT = "sampling_parameters"
@@ -90,9 +90,6 @@ _STREAM_OPTIONS = ("include_usage",)
 _PYTHON = "python"
 """Backend whose models read request parameters."""
 
-Prompt = str | tuple[int, ...]
-"""Text, or tokens."""
-
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
@@ -113,7 +110,7 @@ class TextRequest:
 
     messages: tuple[Object, ...] = ()
     images: tuple[str, ...] = ()
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[Text, ...] = ()
     count: int = 1
     stops: tuple[str, ...] = ()
     is_streamed: bool = False
@@ -163,11 +160,11 @@ def decode_text_request(config: ModelConfig, document: Object, *, is_chat: bool)
     rest.pop("model", None)
     messages: tuple[Object, ...] = ()
     images: tuple[str, ...] = ()
-    prompts: tuple[Prompt, ...] = ()
+    prompts: tuple[Text, ...] = ()
     if is_chat:
         messages, images = _messages(config, rest.pop("messages", None))
     else:
-        prompts = _prompts(rest.pop("prompt", None))
+        prompts = decode_texts("prompt", rest.pop("prompt", None))
     count = _integer("n", rest.pop("n", 1), 1)
     if count * max(1, len(prompts)) > CHOICES_MAX:
         raise invalid(f"n: expected at most {CHOICES_MAX} answers to a request, got {count * max(1, len(prompts))}")
@@ -260,9 +257,9 @@ def check_engine_request(route: str, document: Object) -> bool:
     if route == CHAT:
         checked_messages(document.get("messages"))
     elif route == COMPLETIONS and "prompt_embeds" not in document:
-        _prompts(document.get("prompt"))
+        decode_texts("prompt", document.get("prompt"))
     elif route == EMBEDDINGS and "messages" not in document:
-        decode_texts(document.get("input"))
+        decode_texts("input", document.get("input"))
     return _boolean("stream", document.get("stream") or False)
 
 
@@ -324,22 +321,6 @@ def _image(where: str, url: object) -> _Picture:
     except (binascii.Error, ValueError) as error:
         raise invalid(f"{where}.image_url: not base64: {error}") from error
     return _Picture(data)
-
-
-def _prompts(value: object) -> tuple[Prompt, ...]:
-    """Return the prompts: a string, or tokens, or an array of either, none of them empty."""
-    if value == "" or (type(value) is list and "" in value):
-        raise invalid("prompt: expected text, got an empty string")
-    if type(value) is str:
-        return (value,)
-    if type(value) is list and value:
-        if all(type(each) is int for each in value):
-            return (tuple(value),)
-        if all(type(each) is str for each in value):
-            return tuple(value)
-        if all(type(each) is list and each and all(type(token) is int for token in each) for each in value):
-            return tuple(tuple(each) for each in value)
-    raise invalid(f"prompt: expected a string, tokens, or an array of either, got {_shown(value)}")
 
 
 def _stops(value: object) -> tuple[str, ...]:

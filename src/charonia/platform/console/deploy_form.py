@@ -161,7 +161,7 @@ def by_field(message: str, find: Callable[[str], str | None] = field_of, *, othe
     """Return problems by field.
 
     Args:
-        message: The problems, a line each; those of a field begin with the path of a value and a colon.
+        message: The problems, one per line. A problem of a field begins with the path of a value and a colon.
         find: Returns the field for a path, None for none.
         other: The field of the other problems, "" for the form.
     """
