@@ -52,3 +52,24 @@ def test_a_name_has_one_key_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(captured.out.split()) == 1  # the key of the first call
     assert main(["key", "b", "infer", "--file", str(path), "--requests-per-min=5", "--tokens-per-min=700"]) == 0
     assert [each[3:] for each in parse_keys(path.read_text()).keys] == [(1, 0, 0), (1, 5, 700)]
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes", "problem"),
+    [
+        ("a b", "infer", "expected NAME SCOPES KEY, got 4 words"),
+        ("", "infer", "expected NAME SCOPES KEY, got 2 words"),
+        ("ci", "foo", "key 'ci': expected scopes of infer, read, admin, got 'foo'"),
+        ("#ci", "infer", "expected a NAME without '#', and one line"),
+        ("ci", f"infer {'k' * 16}\nops admin", "expected a NAME without '#', and one line"),
+    ],
+)
+def test_a_key_whose_line_a_server_would_refuse_is_not_created(
+    name: str, scopes: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+
+    assert main(["key", name, scopes, "--file", str(path)]) == 2
+
+    assert capsys.readouterr() == ("", f"charonia key: {problem}\n")
+    assert not path.exists()

@@ -1,6 +1,7 @@
 """Certificates of endpoints, which are reloaded when their files change."""
 
 import asyncio
+import re
 import shutil
 import ssl
 from pathlib import Path
@@ -81,3 +82,14 @@ def test_a_pair_that_cannot_be_used_at_the_start_is_refused(tmp_path: Path) -> N
 
     with pytest.raises(ServingError, match="--grpc-server-cert, --grpc-server-key"):
         Certificate(authority.use("first", "second"), "grpc", alpn="h2")
+
+
+@pytest.mark.parametrize("name", ["server.pem", "server.key"])
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("first")
+    tls = authority.use("first", "first")
+    (tmp_path / name).unlink()
+
+    with pytest.raises(ServingError, match=re.escape(str(tmp_path / name))):
+        Certificate(tls, "http", alpn="http/1.1")

@@ -38,6 +38,7 @@ QUERIES: list[tuple[Ask, str, Any, str, dict[str, Any]]] = [
     (lambda d: d.server_metadata(), "GET /v2", None, "ServerMetadata", {}),
     (lambda d: d.model_metadata("m", ""), "GET /v2/models/m", None, "ModelMetadata", {"name": "m"}),
     (lambda d: d.model_config("m", "2"), "GET /v2/models/m/versions/2/config", None, "ModelConfig", MODEL),
+    (lambda d: d.model_config("m", 2), "GET /v2/models/m/versions/2/config", None, "ModelConfig", MODEL),
     (lambda d: d.statistics("m", "2"), "GET /v2/models/m/versions/2/stats", None, "ModelStatistics", MODEL),
     (lambda d: d.statistics("", ""), "GET /v2/models/stats", None, "ModelStatistics", {}),
     (lambda d: d.index(True), "POST /v2/repository/index", {"ready": True}, "RepositoryIndex", {"ready": True}),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from charonia.cli.command_line import CommandLine, Option, carry_out
 from charonia.cli.values import integer
-from charonia.core.errors import ServingError, conflict, unavailable
+from charonia.core.errors import conflict, unavailable
 from charonia.server.access.rules import PER_MINUTE_MAX, Scope, digest_of, parse_keys
 
 KEY_BYTES = 32
@@ -70,10 +70,10 @@ def _make(options: KeyOptions) -> int:
     line = f"{options.name} {options.scopes} {digest_of(key)}"
     limits = {"requests/min": options.requests, "tokens/min": options.tokens}
     line += "".join(f" {name}={limit}" for name, limit in limits.items() if limit)
-    try:
-        parse_keys(line)
-    except ServingError as error:
-        print(f"charonia key: {error.message.removeprefix('line 1: ')}", file=sys.stderr)
+    keys, problems = parse_keys(line)
+    if [each.name for each in keys] != [options.name]:
+        problem = problems[0].removeprefix("line 1: ") if problems else "expected a NAME without '#', and one line"
+        print(f"charonia key: {problem}", file=sys.stderr)
         return 2
     if options.file is not None:
         try:

@@ -91,7 +91,7 @@ COMPILED = "compiled"
 SWITCH_INTERVAL_S = 0.0005
 """Longest time that a thread keeps the interpreter while another waits, so that answers leave promptly."""
 
-SERVES_THE_REST = "exit_on_error off (--exit-on-error=false) serves the rest"
+SERVES_THE_REST = "--exit-on-error=false, in Python exit_on_error=False, serves the other models"
 """The hint for a server that does not start because of some of its models."""
 
 START_RETRY_S = 10.0

@@ -7,6 +7,7 @@ import ssl
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 
 from charonia.core.errors import invalid
 from charonia.server.access.key_file import LOOK_S, KeyFile
@@ -267,6 +268,8 @@ class Certificate:
             _log.info("--%s-server-cert: '%s' was reloaded", self._prefix, self._tls.certificate)
 
     def _load(self, context: ssl.SSLContext) -> None:
+        for path in filter(None, (self._tls.certificate, self._tls.key, self._tls.root)):
+            Path(path).read_bytes()  # an error of the SSL context does not name the file
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         if self._tls.root:
             context.load_verify_locations(self._tls.root)

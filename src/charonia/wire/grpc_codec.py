@@ -135,7 +135,7 @@ class GrpcEncoder:
         message: Any = message_class("inference.ModelInferRequest")()
         first: Any = message_class("inference.ModelInferRequest")()
         message.model_name = request.model_name
-        message.model_version = request.model_version
+        message.model_version = str(request.model_version)
         first.id = request.id
         set_parameters(message.parameters, request.parameters)
         if request.correlation_id:

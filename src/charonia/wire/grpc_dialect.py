@@ -39,7 +39,7 @@ class GrpcDialect:
         return self._query("ServerReady", lambda message: bool(message.ready))
 
     def model_ready(self, model: str, version: str) -> Query[GrpcRequest, bool]:
-        return self._query("ModelReady", lambda message: bool(message.ready), name=model, version=version)
+        return self._query("ModelReady", lambda message: bool(message.ready), name=model, version=str(version))
 
     def server_metadata(self) -> Query[GrpcRequest, ServerMetadata]:
         return self._query(
@@ -48,17 +48,17 @@ class GrpcDialect:
         )
 
     def model_metadata(self, model: str, version: str) -> Query[GrpcRequest, ModelMetadata]:
-        return self._query("ModelMetadata", _model_metadata, name=model, version=version)
+        return self._query("ModelMetadata", _model_metadata, name=model, version=str(version))
 
     def model_config(self, model: str, version: str) -> Query[GrpcRequest, Json]:
-        return self._query("ModelConfig", lambda message: as_json(message.config), name=model, version=version)
+        return self._query("ModelConfig", lambda message: as_json(message.config), name=model, version=str(version))
 
     def statistics(self, model: str, version: str) -> Query[GrpcRequest, list[Json]]:
         return self._query(
             "ModelStatistics",
             lambda message: [as_json(entry) for entry in message.model_stats],
             name=model,
-            version=version,
+            version=str(version),
         )
 
     def index(self, ready: bool) -> Query[GrpcRequest, list[ModelIndexEntry]]:

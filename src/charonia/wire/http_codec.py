@@ -202,7 +202,7 @@ class HttpEncoder:
 def model_path(model: str, version: str) -> str:
     """Return the path of a model, or of a version of it."""
     path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+    return path if version == "" else f"{path}/versions/{quote(str(version), safe='')}"
 
 
 def decode_response(body: Buffer, json_bytes: int) -> InferResponse:
