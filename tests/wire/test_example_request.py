@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import charonia.client
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, ModelWarmup, TransactionPolicy, WarmupInput
+from charonia.config.parameters import JSON_SCHEMA
 from charonia.core.dtypes import DataType
 from charonia.core.metadata import ModelMetadata, TensorMetadata
 from charonia.core.tensor import Tensor
@@ -214,6 +215,17 @@ def test_the_hint_for_a_body_is_a_body_or_the_inputs_of_a_long_one(config: Model
 
 def test_a_body_of_as_many_elements_as_a_hint_may_have_is_one() -> None:
     assert body_hint(model((DataType.INT32, (HINT_ELEMENTS_MAX,)))).startswith("a body for this model")
+
+
+def test_a_text_that_is_not_the_json_of_its_input_is_sent_as_a_tensor() -> None:
+    schema = {"inputs": {"in put0": {"type": "string", "contentSchema": {}}}, "outputs": {}}
+    config = replace(model((DataType.BYTES, (1,))), parameters={JSON_SCHEMA: json.dumps(schema)})
+    request = example_request(config)
+
+    assert request.generate_body() is None
+    url, body, length = body_of(request.curl())
+    assert url.endswith("/infer")
+    assert decoded(config, body, length)["in put0"].array.tolist() == [b"hello"]
 
 
 def test_a_key_is_in_every_form_of_the_request() -> None:

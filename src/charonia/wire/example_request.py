@@ -76,16 +76,16 @@ class ExampleRequest:
         body: dict[str, object] = {}
         values = plain_values(self.config)
         for name, tensor in self.inputs.items():
-            if values is not None:
-                is_list = bool(lead) and len(tensor.array) != 1
-                plain_value = plain_output(self.config, values.inputs.get(name, {}), tensor, is_list=is_list)
-                body[name] = json.loads(dump(plain_value))
-                continue
             try:
+                if values is not None:
+                    is_list = bool(lead) and len(tensor.array) != 1
+                    plain_value = plain_output(self.config, values.inputs.get(name, {}), tensor, is_list=is_list)
+                    body[name] = json.loads(dump(plain_value))
+                    continue
                 plain = _plain(tensor)
                 fits = infer_shape(name, (*lead, *dims.get(name, ())), tensor.array.size) == tensor.shape
-            except ServingError:
-                return None  # no JSON form, or no shape fits
+            except (ServingError, ValueError):
+                return None  # no JSON form, a text that is not the JSON of its type, or no shape fits
             if not fits:
                 return None
             body[name] = plain[0] if len(plain) == 1 else plain

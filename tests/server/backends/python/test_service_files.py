@@ -611,6 +611,22 @@ def f(items: list[Item], options: dict, scale: float, mode: Literal["a", "b"], m
     assert service.run(request | {"mode": objects(b"a"), "scale": np.array([0.5])}) == [{"output": [1]}]
 
 
+def test_json_is_made_up_for_a_record_that_refuses_the_example(tmp_path: Path) -> None:
+    code = """
+import pydantic
+
+class Item(pydantic.BaseModel):
+    code: str = pydantic.Field(pattern="^[0-9]+$")
+
+@model
+def f(items: list[Item]) -> int:
+    return len(items)
+"""
+    service = Service(tmp_path, code)
+
+    assert json.loads(service.config["parameters"]["EXAMPLE"]["string_value"]) == {"items": [{"code": "hello"}]}
+
+
 def test_an_image_is_made_up_for_a_function_that_takes_one(tmp_path: Path) -> None:
     service = Service(
         tmp_path, "from PIL.Image import Image\n\n@model\ndef f(image: Image) -> int:\n    return image.width\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import io
 import sys
@@ -467,6 +468,11 @@ class JsonKind(TextKind):
 
     def read(self, array: Array) -> Any:
         return self.adapter.read(bytes(array.reshape(-1)[0]))
+
+    def checked(self, value: Any) -> Any:
+        with contextlib.suppress(ValueError):
+            return super().checked(value)
+        return value  # an example that the type refuses, such as a text with a pattern, still shows the form
 
     def write(self, value: Any) -> Array:
         return _one(json_text(value, allow_nan=self.allow_nan))
