@@ -185,6 +185,19 @@ def test_a_file_of_catboost_is_served_without_trust(tmp_path: Path, kind: str) -
     answers_as(model, estimator, rows[:4], json.loads(rows[:4].to_json(orient="records")))
 
 
+def test_a_file_of_catboost_that_was_fitted_with_an_array_takes_a_matrix(tmp_path: Path) -> None:
+    catboost = pytest.importorskip("catboost")
+    estimator = catboost.CatBoostRegressor(iterations=4, verbose=0, allow_writing_files=False)
+    rows = np.arange(30.0).reshape(10, 3)
+    estimator.fit(rows, rows.sum(axis=1))
+
+    model = Model(tmp_path, estimator, name="model.cbm")
+
+    assert model.inputs == {"X": "FP64"}
+    found = model.predictions({"instances": rows.tolist()})
+    np.testing.assert_allclose(found, estimator.predict(rows), rtol=1e-9)
+
+
 @pytest.mark.parametrize("has_formula", [True, False])
 def test_results_of_statsmodels_are_served(tmp_path: Path, has_formula: bool) -> None:
     statsmodels = pytest.importorskip("statsmodels.api")

@@ -351,7 +351,8 @@ def parts_of(value: Any, names: Sequence[str] = (), known: set[int] | None = Non
 
 def features_of(estimator: Any, example: Any = None) -> Features:
     """Return the features of a fitted estimator; `example` as in `prepare`."""
-    count = _attribute(estimator, "n_features_in_", None)
+    # A model of CatBoost that was read from a file counts none, and has names that are numbers.
+    count = _attribute(estimator, "n_features_in_", 0) or len(_attribute(estimator, "feature_names_", ())) or None
     if example is None and _takes_texts(estimator):
         words = [word for part, _ in parts_of(estimator) for word in _attribute(part, "vocabulary_", ())]
         return Features(None, is_text=True, words=tuple(words))
