@@ -1,4 +1,4 @@
-"""The classic picture of dynamic batching, in simulated time: `python bench/batching_picture.py`.
+"""The classic picture of dynamic batching, in simulated time: `python -m bench.batching_picture`.
 
 Five requests arrive within 1.2 units of time, and one execution takes 1 unit for any batch size up to 4. When is
 the last one answered: each alone, batched without a delay, batched with a queue delay of half a unit? It computes, it

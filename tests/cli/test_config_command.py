@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support import models
 from tests.support.models import identity_pbtxt, write_model
 
 from charonia.cli.config import LINE, notes_text, problem_text, run
@@ -38,6 +39,31 @@ def test_a_repository_is_all_its_models(model: Path, capsys: pytest.CaptureFixtu
     (model.parent / "empty").mkdir()
     assert run([str(model.parent / "empty")]) == 1
     assert "there is no model" in capsys.readouterr().err
+
+
+def test_a_problem_of_one_model_hides_no_other_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("flawed", "wrong"):
+        (model.parent / name / "1").mkdir(parents=True)
+        (model.parent / name / "config.pbtxt").write_text(f'name: "not {name}"')
+
+    assert run([str(model.parent)]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.out.count("\nbackend: ") == 1
+    assert [f"{model.parent / name}: unexpected directory name" in printed.err for name in ("flawed", "wrong")] == [
+        True,
+        True,
+    ]
+
+
+def test_a_file_has_the_configuration_that_clients_of_its_server_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.onnx").write_bytes(models.mlp())
+
+    assert run([str(tmp_path / "net.onnx"), "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["parameters"] == {}
 
 
 def test_json_is_that_of_the_protocol(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

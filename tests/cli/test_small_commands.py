@@ -17,6 +17,8 @@ from charonia.server.access.rules import parse_keys
         (["perf", "compare", "a", "b", "--treshold", "3"], "(hint: did you mean --threshold?)\n"),
         (["demo", "xyzzy"], "charonia demo: unexpected argument 'xyzzy'\n"),
         (["key", "ci"], "charonia key: expected SCOPES, got none\n"),
+        (["upgrade", "--pid", "abc"], "charonia upgrade: --pid: expected an integer from 1 to "),
+        (["traffic", "canary", "m", "--step-seconds", "1m"], "charonia traffic: --step-seconds: expected a number"),
         (["explain", "m", "-H", "no header"], "charonia explain: --header: expected Name:Value, got 'no header'\n"),
     ],
 )

@@ -32,7 +32,7 @@ def test_options_become_the_change_that_servers_take() -> None:
     [
         (("begin", "m"), "ACTION: expected one of status, set, canary"),
         (("set", "m", "--weights", "1"), "--weights: expected VERSION=NUMBER, separated by commas, got '1'"),
-        (("canary", "m", "--steps", "1,x"), "--steps: expected numbers separated by commas, got '1,x'"),
+        (("canary", "m", "--steps", "1,x"), "--steps: expected a number of at least 0 and at most 100, got 'x'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[str, ...], says: str) -> None:

@@ -63,15 +63,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _print(options: ConfigOptions) -> int:
     try:
-        found = asyncio.run(_configure(options))
+        return asyncio.run(_print_all(options))
     except ServingError as error:
         print(problem_text(options.path, error), file=sys.stderr)
         return 1
-    for configuration, notes, placing in found:
-        print(notes_text(notes), file=sys.stderr)
-        print(placing, file=sys.stderr)
-        print(configuration.rstrip("\n"), flush=True)
-    return 0
 
 
 def notes_text(notes: Sequence[str]) -> str:
@@ -95,8 +90,8 @@ def _is_model(folder: Path) -> bool:
     return any(each.name == "config.pbtxt" or each.name.isdecimal() for each in folder.iterdir())
 
 
-async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str]]:
-    """Return the configuration, the inferred parts and the place of every model at the path."""
+async def _print_all(given: ConfigOptions) -> int:
+    """Print the configuration, the inferred parts and the place of every model at the path, or its problems."""
     # Imported late, because they import backends and schema, which `--help` does not need.
     from charonia.config.json_form import to_json
     from charonia.config.pbtxt import render
@@ -105,6 +100,7 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
     from charonia.server.lifecycle.backends import Backends
     from charonia.server.lifecycle.configure import ConfigureOptions, configure
     from charonia.server.lifecycle.front_end_placement import placing_text
+    from charonia.server.lifecycle.loader import without_trial
     from charonia.server.lifecycle.repository.scan import folder_at, scan
     from charonia.server.machine.gpus import visible_gpus
 
@@ -115,7 +111,7 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
         gpu_count=visible_gpus(),
     )
     backends = Backends(installed_backends(given.backend_directory), settings)
-    found: list[tuple[str, Sequence[str], str]] = []
+    status = 0
     try:
         with PrivateFolder() as own:
             folders = [Path(given.path)]
@@ -126,10 +122,16 @@ async def _configure(given: ConfigOptions) -> list[tuple[str, Sequence[str], str
                 if not folders:
                     raise not_found("there is no model", hint="expected a folder of a model, a repository or a file")
             for path in folders:
-                configured = await configure(await asyncio.to_thread(folder_at, path), backends, options)
-                config = configured.config
+                try:
+                    configured = await configure(await asyncio.to_thread(folder_at, path), backends, options)
+                except ServingError as error:
+                    print(problem_text(str(path), error), file=sys.stderr)
+                    status = 1
+                    continue
+                config = without_trial(configured.config)
                 text = json.dumps(to_json(config), indent=2) if given.json else render(config)
-                found.append((text, configured.completion.notes, placing_text(config)))
+                print(notes_text(configured.completion.notes), placing_text(config), sep="\n", file=sys.stderr)
+                print(text.rstrip("\n"), flush=True)
     finally:
         await backends.aclose()
-    return found
+    return status

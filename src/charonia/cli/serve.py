@@ -119,7 +119,7 @@ def run(arguments: Sequence[str]) -> int:
     except ServingError as error:
         complain("charonia serve", error)
         if isinstance(error, UnsupportedFiles):
-            print(f"These lines lead to something that is:\n\n{error.lines}\n", file=sys.stderr)
+            print(f"Wrap it like this:\n\n{error.lines}\n", file=sys.stderr)
         return 1
     for note in notes:
         _log.warning("%s", note)

@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.server_access import THIS_MACHINE, ServerAccess, access_options
-from charonia.cli.values import by_version, one_of
+from charonia.cli.values import by_version, integer, number, one_of
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.tools.report.quantities import in_columns
@@ -48,14 +48,11 @@ class TrafficOptions:
 
 
 def _percentages(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"expected numbers separated by commas, got '{text}'") from None
+    return [number(0, 100)(part) for part in text.split(",")]
 
 
 def _ratio(text: str) -> float | str:
-    return text if text == ANY else float(text)
+    return text if text == ANY else number(0)(text)
 
 
 LINE = CommandLine(
@@ -82,13 +79,15 @@ ACTION is one of {", ".join(ACTIONS)}.
             Option("--canary-version", "version", str, "VERSION", "The version that takes over"),
             Option("--stable", "stable", str, "VERSION", "The other version", default="the one with most requests"),
             Option("--steps", "steps", _percentages, "N,...", "Percentages", default="1,10,50,100"),
-            Option("--step-seconds", "step_seconds", float, "SECONDS", "Time of a step", default="300"),
-            Option("--samples-min", "samples_min", int, "N", "Requests of each version in a step", default="200"),
-            Option("--significance", "significance", float, "P", "Chance of a false alarm", default="0.01"),
+            Option("--step-seconds", "step_seconds", number(0), "SECONDS", "Time of a step", default="300"),
+            Option(
+                "--samples-min", "samples_min", integer(0), "N", "Requests of each version in a step", default="200"
+            ),
+            Option("--significance", "significance", number(0), "P", "Chance of a false alarm", default="0.01"),
             Option(
                 "--p99-ratio-max", "p99_ratio_max", _ratio, "RATIO", "Largest ratio of the p99 latencies", default="1.5"
             ),
-            Option("--difference-rate-max", "difference_rate_max", float, "RATE", "Shadow answers that may differ"),
+            Option("--difference-rate-max", "difference_rate_max", number(0), "RATE", "Shadow answers that may differ"),
         ),
     },
     record=TrafficOptions(),

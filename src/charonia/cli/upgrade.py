@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
-from charonia.cli.values import number
+from charonia.cli.values import integer, number
 from charonia.core.errors import ServingError, invalid, not_found, unavailable, unsupported
 from charonia.server.guard.control import command, running_servers
 
@@ -48,7 +48,9 @@ replace the arguments of `charonia serve`; by default they stay. Their relative 
 """,
     groups={
         "Options": (
-            Option("--pid PID", "pid", int, "PID", "Process of the server, if this user has several", default=""),
+            Option(
+                "--pid PID", "pid", integer(1), "PID", "Process of the server, if this user has several", default=""
+            ),
             flag(
                 "--stop-first",
                 "stop_first",

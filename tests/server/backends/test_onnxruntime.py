@@ -450,6 +450,16 @@ def test_a_missing_file_is_named_with_what_is_there(tmp_path: Path) -> None:
     assert "net.onnx" in caught.value.hint
 
 
+def test_a_broken_link_is_named(tmp_path: Path) -> None:
+    files = files_of(tmp_path, models.mlp(), "net.onnx")
+    (files.version_dir / "model.onnx").symlink_to("/missing.onnx")
+
+    with pytest.raises(ServingError, match=r"has no file 1/model\.onnx") as caught:
+        make(files, MLP)
+
+    assert caught.value.hint == "it is a link to '/missing.onnx', which is not there"
+
+
 @pytest.mark.parametrize("name", ["../1/model.onnx", "/etc/hostname"])
 def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ServingError, match="must stay within the version's folder"):

@@ -175,7 +175,7 @@ def test_what_no_backend_serves_is_recognised_with_lines_to_paste(tmp_path: Path
     assert isinstance(error, UnsupportedFiles)
     assert (
         error.message
-        == f"'{tmp_path / 'a.safetensors'}' is weights without their model, which no backend here serves as it is"
+        == f"'{tmp_path / 'a.safetensors'}' is weights without their model, which cannot be served directly"
     )
     assert error.lines.startswith("cat > service.py <<'EOF'")
 
@@ -315,8 +315,8 @@ def test_a_language_model_of_hugging_face_goes_to_vllm_where_it_is_installed(
 
 def test_a_file_of_no_known_form_says_what_is_expected(tmp_path: Path) -> None:
     assert refusal(file(tmp_path / "a.xyz")).message == (
-        f"'{tmp_path / 'a.xyz'}' is no model that is known here: expected a folder of models, or a file that ends with "
-        "one of .keras, .plan, .engine, .trt, .onnx, .tflite, .xml, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, "
+        f"'{tmp_path / 'a.xyz'}': unsupported file type, expected a folder of models or a file that ends with "
+        ".keras, .plan, .engine, .trt, .onnx, .tflite, .xml, .pdmodel, .pt, .pth, .jit, .torchscript, .pt2, "
         ".py, .ubj, .xgb, .bst, .tl, .gguf, .skops, .joblib, .pkl, .pickle, .cbm"
     )
 

@@ -197,7 +197,9 @@ def no_file(files: ModelFiles, config: ModelConfig, path: Path, kind: str = "fil
     folder = path.parent
     found = sorted(each.name for each in folder.glob("*")) if folder.is_dir() else []
     held = f"the folder holds {', '.join(found[:10]) or 'nothing'}"
-    if folder == files.version_dir:
+    if path.is_symlink():
+        held = f"it is a link to '{path.readlink()}', which is not there"
+    elif folder == files.version_dir:
         held += "; `default_model_filename` names another file"
     return invalid(
         f"model '{config.name}' version {files.version} has no {kind} {path.relative_to(files.model_dir)}",

@@ -131,8 +131,7 @@ def sort(paths: Sequence[str], *, is_named: bool = False) -> ServedFiles:
             raise invalid(f"'{source}' is compressed with gzip", hint=f"gunzip {source}")
         elif path.is_file():
             raise invalid(
-                f"'{source}' is no model that is known here: expected a folder of models, or a file that ends with "
-                f"one of {suffixes()}"
+                f"'{source}': unsupported file type, expected a folder of models or a file that ends with {suffixes()}"
             )
         elif form is not None:
             raise not_found(f"there is no file '{source}'", hint=_similar_files_hint(path))
@@ -195,7 +194,7 @@ def _class_of(pickle: bytes) -> str:
 
 def _unserveable(path: Path, form: Form) -> UnsupportedFiles:
     text = _model_config(path, form)
-    error = unsupported(f"'{path}' is {form.title}, which no backend here serves as it is")
+    error = unsupported(f"'{path}' is {form.title}, which cannot be served directly")
     if generates_text(text):
         error = unsupported(error.message, hint="vLLM serves it as it is: pip install 'charonia[vllm]'")
     return UnsupportedFiles(error, advice(form, str(path), text))

@@ -247,11 +247,16 @@ TRIAL_SECONDS_MAX = 5.0
 """Time after which no other size is tried."""
 
 
+def without_trial(config: ModelConfig) -> ModelConfig:
+    """Return the configuration of a served file as clients read it."""
+    return replace(config, parameters={k: v for k, v in config.parameters.items() if k != TRY_EXAMPLE})
+
+
 async def with_example(config: ModelConfig, version: str, executor: Executor) -> ModelConfig:
     """Return the configuration of a model with an example that it accepts, or with its error if it refuses all."""
     if TRY_EXAMPLE not in config.parameters:
         return config
-    config = replace(config, parameters={k: v for k, v in config.parameters.items() if k != TRY_EXAMPLE})
+    config = without_trial(config)
     if _shapes(example_inputs(config, 1)) == _shapes(example_inputs(config, 2)):
         return config  # nothing is guessed
     end_s = time.monotonic() + TRIAL_SECONDS_MAX

@@ -15,6 +15,7 @@ from tests.support.python_model import HEAD, IDENTITY, Loaded, Sink, array_of, c
 
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from charonia.config.parameters import JSON_SCHEMA
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError, internal
 from charonia.server.backends.api import BackendSettings, Outputs, Placement
@@ -513,6 +514,16 @@ def test_a_wrong_auto_complete_config_is_explained(tmp_path: Path, body: str, ex
     code = IDENTITY + f"\n    @staticmethod\n    def auto_complete_config(config):\n        {body}\n"
     with pytest.raises(ServingError, match=expected):
         complete(tmp_path, code, ModelConfig(name="m", backend="python", max_batch_size=4))
+
+
+async def test_a_function_without_parameters_needs_no_inputs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    described = replace(config(), input=(), parameters={JSON_SCHEMA: '{"inputs": {}, "outputs": {}}'})
+    files = write(tmp_path, "import charonia\n\n@charonia.model\ndef m() -> int:\n    return 1\n")
+
+    model = await PythonBackend().load(files, described, BackendSettings())
+
+    await model.aclose()
+    assert "has no inputs" not in caplog.text
 
 
 async def test_several_instances_start_side_by_side_and_report_their_memory(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ USUAL = "versions are folders with a number for a name, such as m/1"
         ({"2.0/": b""}, "a version's name is its number alone: rename m/2.0 to m/2"),
         ({"0/": b""}, "versions begin with 1: rename m/0 to m/1"),
         ({"1": b""}, "m/1 is a file; a version is a folder that holds the model"),
-        ({"b/1/": b"", "a/2/": b"", "c/": b""}, "'m' is no model but a repository; its models are m/a, m/b"),
+        ({"b/1/": b"", "a/2/": b"", "c/": b""}, "'m' is a repository, not a model; its models are m/a, m/b"),
     ],
 )
 def test_a_hint_says_what_a_folder_without_a_version_holds(

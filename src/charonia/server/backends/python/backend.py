@@ -12,7 +12,7 @@ import orjson
 
 from charonia.config.json_form import from_json, to_json
 from charonia.config.model import ModelConfig
-from charonia.config.parameters import MOUNTED_APP
+from charonia.config.parameters import JSON_SCHEMA, MOUNTED_APP
 from charonia.core.errors import invalid, unsupported
 from charonia.core.statistics import MemoryUsage
 from charonia.server.backends.api import AsyncInstance, BackendSettings, Completion, ModelFiles, Placement
@@ -112,7 +112,7 @@ class PythonBackend:
         """Check the settings and prepare the environment; the model itself is imported by each instance."""
         path = self._model_path(files, config)
         environment = await _environment(files, config, settings, path, self._folder)
-        if not config.input and MOUNTED_APP not in config.parameters:
+        if not config.input and not config.parameters.keys() & {JSON_SCHEMA, MOUNTED_APP}:
             _log.warning(
                 "model '%s' has no inputs%s: config.pbtxt, or auto_complete_config in %s, must define them",
                 config.name,

@@ -122,7 +122,7 @@ def version_hint(folder: ModelFolder) -> str:
     models = [entry.name for entry in entries if not entry.name.startswith(".") and _has_version(entry)]
     if models:
         listed = ", ".join(f"{name}/{model}" for model in models[:MODELS_LISTED_MAX])
-        return f"'{name}' is no model but a repository; its models are {listed}"
+        return f"'{name}' is a repository, not a model; its models are {listed}"
     return usual
 
 
