@@ -26,6 +26,12 @@ def held() -> tuple[FakeEngine, InProcessFrontend]:
     return engine, InProcessFrontend(engine)
 
 
+def test_a_version_may_be_a_number() -> None:
+    made = make_request(FakeEngine(), "identity", {"INPUT0": np.zeros((1, 16), "f4")}, version=1)  # type: ignore[arg-type]
+
+    assert made.model_version == "1"
+
+
 async def test_responses_come_as_they_are_sent_and_the_stream_ends_after_the_last() -> None:
     engine, frontend = held()
     stream = frontend.stream(request())

@@ -155,9 +155,9 @@ def make_request(
         ServingError: INVALID_ARG for a value that cannot become a tensor, or an invalid parameter; NOT_FOUND for a
             model or input that does not exist.
     """
-    metadata = engine.model_metadata(model, version) if needs_metadata(inputs) else None
+    metadata = engine.model_metadata(model, str(version)) if needs_metadata(inputs) else None
     tensors = make_tensors(model, inputs, metadata)
-    request = InferRequest(model, tensors, model_version=version, outputs=make_outputs(outputs))
+    request = InferRequest(model, tensors, model_version=str(version), outputs=make_outputs(outputs))
     if parameters:
         apply_parameters(request, dict(parameters))
     return request
