@@ -73,8 +73,8 @@ def install() -> None:
         return
     if os.environ.get(PURE, "0") not in ("", "0"):
         return
-    root = os.path.dirname(_PACKAGE)
-    changed = [name for name, known in hashes.items() if hash_of(module_path(root, name, ".py")) != known]
+    sources = {name: module_path(os.path.dirname(_PACKAGE), name, ".py") for name in hashes}
+    changed = [name for name, file in sources.items() if not os.path.exists(file) or hash_of(file) != hashes[name]]
     if changed:
         problem = (
             f"the compiled form is not used: the source of {', '.join(changed[:3])} has changed since it was built"

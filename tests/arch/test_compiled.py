@@ -205,15 +205,17 @@ def test_a_compiled_class_that_does_not_permit_its_subclass_is_found(subclass: s
         ("same", "0", "compiled"),
         ("same", "1", "pure"),
         ("other", "", "pure"),
+        ("removed", "", "pure"),
         ("", "", "pure"),
     ],
 )
 def test_the_compiled_form_runs_if_it_fits_the_source(
     known: str, pure: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    module = "charonia.removed" if known == "removed" else "charonia.compiled"
     if known:
         real = compiled.hash_of(compiled.__file__)
-        (tmp_path / compiled.HASHES).write_text(f"charonia.compiled {real if known == 'same' else '00'}\n")
+        (tmp_path / compiled.HASHES).write_text(f"{module} {real if known == 'same' else '00'}\n")
     for name, value in {"FOLDER": str(tmp_path), "form": "pure", "problem": ""}.items():
         monkeypatch.setattr(compiled, name, value)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
@@ -222,7 +224,7 @@ def test_the_compiled_form_runs_if_it_fits_the_source(
     compiled.install()
 
     assert compiled.form == form
-    assert ("charonia.compiled has changed" in compiled.problem) == (known == "other")
+    assert (f"{module} has changed" in compiled.problem) == (known in ("other", "removed"))
     spec = sys.meta_path[0].find_spec("charonia.compiled", None)
     assert str(spec and spec.origin).startswith(str(tmp_path)) == (form == "compiled")
 
