@@ -15,19 +15,20 @@ import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from charonia.clock import now_ns
 
-PAGE_NAME = "requests"
+PAGE_NAME: Final = "requests"
 """File with the time of the latest request of each process, in the private folder of the server."""
 
-PAGE_BYTES = 8192
+PAGE_BYTES: Final = 8192
 """Its size: 8 bytes for each of 1024 processes."""
 
-AWAKE_NS = 20_000_000
+AWAKE_NS: Final = 20_000_000
 """Time after a request for which a process needs a core: long enough for one that had to wait for it."""
 
-_TIME = struct.Struct("@q")
+_TIME: Final = struct.Struct("@q")
 
 
 def has_spare_core_now(latest_ns: Iterable[int], now_ns: int, cores: int) -> bool:
@@ -71,7 +72,7 @@ class SiblingProcesses:
         return has_spare_core_now(latest_ns, now_ns, self._cores)
 
 
-ALONE_MIN = 32
+ALONE_MIN: Final = 32
 """Requests in a row of a single client, in quick succession, after which polling starts."""
 
 

@@ -7,15 +7,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import Final
 
 now_ns: Callable[[], int] = time.monotonic_ns
 """Monotonic time in ns; all of the engine uses this clock."""
 
-_CLOCK_MONOTONIC = 1
-_TFD_NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
-_TFD_TIMER_ABSTIME = 1
-_TIMER_SPEC = struct.Struct("@qqqq")
-_SECOND_NS = 1_000_000_000
+_CLOCK_MONOTONIC: Final = 1
+_TFD_NONBLOCK_CLOEXEC: Final = 0o4000 | 0o2000000
+_TFD_TIMER_ABSTIME: Final = 1
+_TIMER_SPEC: Final = struct.Struct("@qqqq")
+_SECOND_NS: Final = 1_000_000_000
 
 
 class WakeTimer:

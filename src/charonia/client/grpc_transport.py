@@ -10,7 +10,7 @@ GOAWAY names, or was refused. Every other call ends with a failure.
 import asyncio
 import time
 from collections import deque
-from typing import cast
+from typing import Final, cast
 
 from charonia.client.dialing import Dialer, loss
 from charonia.client.errors import failed
@@ -47,7 +47,7 @@ from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.http_status import UNEXECUTED
 from charonia.wire.transport import DEFAULT_FORM, RequestForm, WireOptions
 
-_STATUS_DIGITS_MAX = 4
+_STATUS_DIGITS_MAX: Final = 4
 
 
 class GrpcCall:
@@ -267,7 +267,7 @@ class GrpcCall:
             self.timer.cancel()
 
 
-TRIES_MAX = 4
+TRIES_MAX: Final = 4
 """Limit of attempts to send a call that no server processes."""
 
 _now_ns = time.monotonic_ns

@@ -6,6 +6,7 @@ stream is not an error here: its closing event is already in the queue.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import ngh2
 from ngh2 import (
@@ -34,24 +35,24 @@ __all__ = [
     "is_greeting",
 ]
 
-STREAM_WINDOW_BYTES = 4 * 1024 * 1024
+STREAM_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Flow-control window of a stream."""
 
-CONNECTION_WINDOW_BYTES = 64 * 1024 * 1024
+CONNECTION_WINDOW_BYTES: Final = 64 * 1024 * 1024
 """Flow-control window of a connection."""
 
-FRAME_BYTES_MAX = 1024 * 1024
+FRAME_BYTES_MAX: Final = 1024 * 1024
 """Largest frame that the server may send."""
 
-HEADER_LIST_BYTES_MAX = 64 * 1024
+HEADER_LIST_BYTES_MAX: Final = 64 * 1024
 """Largest list of headers or trailers that the server may send."""
 
 ErrorCode = ngh2.ErrorCode
 Headers = Sequence[tuple[bytes, bytes]]
 
-_TYPE_OFFSET = 3
-_SETTINGS_TYPE = b"\x04"
-_GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
+_TYPE_OFFSET: Final = 3
+_SETTINGS_TYPE: Final = b"\x04"
+_GONE: Final = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
 
 
 def is_greeting(data: bytes) -> bool:

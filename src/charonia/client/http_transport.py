@@ -10,7 +10,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from typing import cast
+from typing import Final, cast
 
 from charonia.client.dialing import Dialer, loss
 from charonia.client.errors import failed
@@ -26,7 +26,9 @@ from charonia.wire.transport import DEFAULT_FORM, RequestForm, WireOptions
 
 _now_ns = time.monotonic_ns
 
-_PAUSES_AFTER_WRITELINES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
+_PAUSES_AFTER_WRITELINES: Final = not (
+    (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+)
 """Whether asyncio reports that `writelines` has left bytes unsent: these releases do not (CVE-2024-12254)."""
 
 

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from charonia.core.dtypes import DataType
 from charonia.core.errors import invalid
 from charonia.core.tensor import Array
 
-_LENGTH = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<I")
 
 
 def from_file(content: bytes, datatype: DataType, dims: Sequence[int], subject: str) -> Array:

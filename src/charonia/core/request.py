@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from charonia.core.errors import invalid
 from charonia.core.native import mypyc_attr
@@ -12,13 +12,13 @@ from charonia.core.trace import Trace
 ParameterValue = bool | int | float | str
 """A custom request or response parameter: JSON boolean, integer, number or string."""
 
-SEQUENCE_START = 1
-SEQUENCE_END = 2
+SEQUENCE_START: Final = 1
+SEQUENCE_END: Final = 2
 
-FLOW_NAME_LENGTH_MAX = 128
+FLOW_NAME_LENGTH_MAX: Final = 128
 """Longest name of a flow, in characters; what follows in a header is ignored."""
 
-_SITE_BITS = 64
+_SITE_BITS: Final = 64
 """Part of an IPv6 address that stands for a client, who can choose the rest."""
 
 
@@ -40,7 +40,7 @@ class Flow(NamedTuple):
     tokens_per_minute: int = 0
 
 
-NO_FLOW = Flow()
+NO_FLOW: Final = Flow()
 """The flow of requests of unknown clients."""
 
 
@@ -121,7 +121,7 @@ class RequestedOutput:
         return f"RequestedOutput({self.name!r}, classification={self.classification})"
 
 
-FIELDS = (
+FIELDS: Final = (
     "affinity", "caller", "correlation_id", "deadline_ns", "flags", "flow", "id", "inputs", "model_name",
     "model_version", "outputs", "parameters", "priority", "timeout_us", "trace",
 )  # fmt: skip

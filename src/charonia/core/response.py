@@ -1,19 +1,19 @@
 """An inference response, as the engine hands it to every front end."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from charonia.core.errors import ServingError
 from charonia.core.request import ParameterValue
 from charonia.core.tensor import Tensor
 
-REPEATED_PARAMETERS_MAX = 4
+REPEATED_PARAMETERS_MAX: Final = 4
 """Most parameters that responses are expected to repeat."""
 
 ParametersKey = tuple[tuple[str, type, object], ...]
 """Name, type and value of each parameter: True and 1 are equal, and not the same."""
 
-_REPEATED = frozenset({bool, int})
+_REPEATED: Final = frozenset({bool, int})
 
 
 def parameters_key(parameters: Mapping[str, object]) -> ParametersKey | None:
@@ -108,4 +108,4 @@ class _Answered:
         """Do nothing: the request has its answer."""
 
 
-ANSWERED = _Answered()
+ANSWERED: Final = _Answered()

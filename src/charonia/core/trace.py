@@ -9,27 +9,27 @@ Events are named as in Triton's trace files. Times are monotonic, in ns.
 
 from collections.abc import Callable, Iterable
 from enum import IntFlag
-from typing import Protocol
+from typing import Final, Protocol
 
 from charonia.core.statistics import TokenUsage
 from charonia.core.tensor import Tensor
 
-CHILDREN_MAX = 1024
+CHILDREN_MAX: Final = 1024
 """Limit of requests by ensembles and models that are traced for one client request."""
 
-EVENTS_MAX = 8192
+EVENTS_MAX: Final = 8192
 """Limit of events of one request, because a stream of responses may be endless. Later events are dropped."""
 
-REQUEST_START = "REQUEST_START"
-QUEUE_START = "QUEUE_START"
-COMPUTE_START = "COMPUTE_START"
-COMPUTE_INPUT_END = "COMPUTE_INPUT_END"
-COMPUTE_OUTPUT_START = "COMPUTE_OUTPUT_START"
-COMPUTE_END = "COMPUTE_END"
-INFER_RESPONSE_COMPLETE = "INFER_RESPONSE_COMPLETE"
-REQUEST_END = "REQUEST_END"
+REQUEST_START: Final = "REQUEST_START"
+QUEUE_START: Final = "QUEUE_START"
+COMPUTE_START: Final = "COMPUTE_START"
+COMPUTE_INPUT_END: Final = "COMPUTE_INPUT_END"
+COMPUTE_OUTPUT_START: Final = "COMPUTE_OUTPUT_START"
+COMPUTE_END: Final = "COMPUTE_END"
+INFER_RESPONSE_COMPLETE: Final = "INFER_RESPONSE_COMPLETE"
+REQUEST_END: Final = "REQUEST_END"
 
-_ORDER = {
+_ORDER: Final = {
     name: rank
     for rank, name in enumerate(
         (
@@ -39,8 +39,8 @@ _ORDER = {
     )
 }  # fmt: skip
 
-TENSOR_QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
-TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
+TENSOR_QUEUE_INPUT: Final = "TENSOR_QUEUE_INPUT"
+TENSOR_BACKEND_OUTPUT: Final = "TENSOR_BACKEND_OUTPUT"
 
 
 def ordered(events: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -210,8 +210,8 @@ class TraceTree:
             self._done(self)
 
 
-_PARENT_LENGTH = 55
-_PARENT_DASHES = (2, 35, 52)
+_PARENT_LENGTH: Final = 55
+_PARENT_DASHES: Final = (2, 35, 52)
 
 
 def parse_traceparent(value: str, state: str = "") -> RemoteParent | None:
@@ -239,8 +239,8 @@ def parse_traceparent(value: str, state: str = "") -> RemoteParent | None:
     return RemoteParent(trace_id, span_id, state if _is_plain(state) else "")
 
 
-_HEX = frozenset("0123456789abcdef")
-_STATE_MAX = 512
+_HEX: Final = frozenset("0123456789abcdef")
+_STATE_MAX: Final = 512
 
 
 def _is_plain(state: str) -> bool:

@@ -11,30 +11,31 @@ Source: "gRPC over HTTP/2", Length-Prefixed-Message.
 
 import zlib
 from collections.abc import Sequence
+from typing import Final
 
 from charonia.wire.grpc_status import RpcError, Status
 from charonia.wire.tensors import Lend
 
 Buffer = bytes | memoryview
 
-PREFIX_BYTES = 5
+PREFIX_BYTES: Final = 5
 
-ENCODINGS = (b"identity", b"deflate", b"gzip")
+ENCODINGS: Final = (b"identity", b"deflate", b"gzip")
 """Supported message encodings."""
 
-COMPRESS_ABOVE_BYTES = 256
+COMPRESS_ABOVE_BYTES: Final = 256
 """Smaller messages are sent uncompressed: compression would make them larger or cost more than it saves."""
 
-VIEW_ABOVE_BYTES = 32 * 1024
+VIEW_ABOVE_BYTES: Final = 32 * 1024
 """Larger messages are views of the received bytes; smaller ones are copied, which is cheaper to read."""
 
-LENT_ABOVE_BYTES = 64 * 1024
+LENT_ABOVE_BYTES: Final = 64 * 1024
 """Larger uncompressed messages are put together in lent memory, where there is any."""
 
-LENT_ALIGNMENT_BYTES = 64
+LENT_ALIGNMENT_BYTES: Final = 64
 """Alignment of their end: that of the last tensor, if its size is a multiple of it."""
 
-_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+_WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 """zlib's container formats; gRPC's "deflate" is the zlib format."""
 
 

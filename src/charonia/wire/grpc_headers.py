@@ -4,6 +4,7 @@ Source: "gRPC over HTTP/2".
 """
 
 from collections.abc import Set
+from typing import Final
 
 from charonia.wire.grpc_framing import ENCODINGS
 from charonia.wire.grpc_status import RpcError, Status, percent_encoded
@@ -13,24 +14,24 @@ from charonia.wire.orca import FORMAT_HEADER
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
 
-HEADER_OVERHEAD_BYTES = 32
+HEADER_OVERHEAD_BYTES: Final = 32
 """What HTTP/2 adds for each header when it computes the size of a list."""
 
-ACCEPT_ENCODING: Header = (b"grpc-accept-encoding", b",".join(ENCODINGS))
-OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
+ACCEPT_ENCODING: Final[Header] = (b"grpc-accept-encoding", b",".join(ENCODINGS))
+OK_TRAILERS: Final[Headers] = ((b"grpc-status", b"0"),)
 
-NONE_SINGULAR: Set[bytes] = frozenset()
+NONE_SINGULAR: Final[Set[bytes]] = frozenset()
 
-_STATUS_200: Header = (b":status", b"200")
-_CONTENT_TYPE: Header = (b"content-type", b"application/grpc")
+_STATUS_200: Final[Header] = (b":status", b"200")
+_CONTENT_TYPE: Final[Header] = (b"content-type", b"application/grpc")
 
-RESPONSE_HEAD: dict[bytes, Headers] = {
+RESPONSE_HEAD: Final[dict[bytes, Headers]] = {
     b"identity": (_STATUS_200, _CONTENT_TYPE),
     **{name: (_STATUS_200, _CONTENT_TYPE, (b"grpc-encoding", name)) for name in ENCODINGS if name != b"identity"},
 }
 """Headers of a response by the encoding of its messages."""
 
-_UNIT_NS = {
+_UNIT_NS: Final = {
     ord("H"): 3_600_000_000_000,
     ord("M"): 60_000_000_000,
     ord("S"): 1_000_000_000,
@@ -38,8 +39,8 @@ _UNIT_NS = {
     ord("u"): 1_000,
     ord("n"): 1,
 }
-_TIMEOUT_DIGITS_MAX = 8
-_CONTENT_TYPES = (b"application/grpc+proto", b"application/grpc;")
+_TIMEOUT_DIGITS_MAX: Final = 8
+_CONTENT_TYPES: Final = (b"application/grpc+proto", b"application/grpc;")
 
 
 class NotGrpcError(Exception):

@@ -17,7 +17,7 @@ a client often differ in them only: their form is cached, and the parser does no
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -45,22 +45,22 @@ from charonia.wire.shared_memory import (
 )
 from charonia.wire.tensors import bytes_array, decode_tensor, encode_tensor
 
-EMPTY_FINAL = "triton_enable_empty_final_response"
+EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 """The only request parameter with the reserved prefix that a caller may send."""
 
-CACHED_HEADS_MAX = 4096
+CACHED_HEADS_MAX: Final = 4096
 """Limit of cached names and output heads."""
 
-INT64_MAX = 2**63 - 1
-UINT64_MAX = 2**64 - 1
+INT64_MAX: Final = 2**63 - 1
+UINT64_MAX: Final = 2**64 - 1
 
-_VARINT_1 = tuple(bytes((value,)) for value in range(128))
-_FINAL = {
+_VARINT_1: Final = tuple(bytes((value,)) for value in range(128))
+_FINAL: Final = {
     # Field 4, a map entry: key "triton_final_response", value {bool_param}.
     True: b"\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x01",
     False: b"\x22\x1b\x0a\x15triton_final_response\x12\x02\x08\x00",
 }
-_CONTENTS: dict[DataType, str] = {
+_CONTENTS: Final[dict[DataType, str]] = {
     DataType.BOOL: "bool_contents",
     DataType.INT8: "int_contents",
     DataType.INT16: "int_contents",
@@ -78,13 +78,13 @@ _CONTENTS: dict[DataType, str] = {
 FORMS_MAX = 512
 """Limit of cached forms of messages; beyond it, the cache is cleared."""
 
-FORM_BYTES_MAX = 2048
+FORM_BYTES_MAX: Final = 2048
 """Most bytes before the tensors of a message whose form is cached."""
 
-TOP_LEVEL_FIELDS_MAX = 256
+TOP_LEVEL_FIELDS_MAX: Final = 256
 """Messages with more fields than this go to the parser as a whole."""
 
-_RAW_INPUTS_TAG = 0x3A
+_RAW_INPUTS_TAG: Final = 0x3A
 
 
 def split_raw_inputs(data: Buffer) -> tuple[Buffer, list[Buffer] | None]:
@@ -162,7 +162,7 @@ class _Form(NamedTuple):
     inputs: tuple[_PlacedInput, ...]
 
 
-_forms: dict[tuple[int, bytes], _Form] = {}
+_forms: Final[dict[tuple[int, bytes], _Form]] = {}
 """By the length of the message and its first field, the model's name; the last form that was seen of each."""
 
 

@@ -9,28 +9,30 @@ Invariants, which a property test checks:
 2. The parser never buffers more than it received, and refuses a body over the limit as soon as its size is known.
 """
 
+from typing import Final
+
 import httptools
 
 from charonia.wire.http_status import UNEXECUTED
 
-HEAD_BYTES_MAX = 64 * 1024
+HEAD_BYTES_MAX: Final = 64 * 1024
 """Longest response head."""
 
-CACHED_HEADS_MAX = 256
+CACHED_HEADS_MAX: Final = 256
 """Limit of cached heads of a transport."""
 
-CACHED_HEAD_BYTES_MAX = 1024
+CACHED_HEAD_BYTES_MAX: Final = 1024
 """Longest head that is cached."""
 
-INTERIMS_MAX = 16
+INTERIMS_MAX: Final = 16
 """Limit of interim responses (status 1xx) before the real one."""
 
-ERROR_BODY_BYTES_MAX = 64 * 1024
+ERROR_BODY_BYTES_MAX: Final = 64 * 1024
 """Limit of bytes kept of an error's body if bodies are otherwise not kept."""
 
-_END = b"\r\n\r\n"
-_BODILESS = (204, 304)
-_DIGITS_MAX = 18
+_END: Final = b"\r\n\r\n"
+_BODILESS: Final = (204, 304)
+_DIGITS_MAX: Final = 18
 
 
 class BadResponseError(Exception):
@@ -76,8 +78,8 @@ class Head:
         self.is_unexecuted = is_unexecuted
 
 
-IN_CHUNKS = -1
-UNTIL_CLOSE = -2
+IN_CHUNKS: Final = -1
+UNTIL_CLOSE: Final = -2
 
 Heads = dict[bytes, Head]
 

@@ -9,21 +9,22 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from math import isfinite
+from typing import Final
 
 import orjson
 
 from charonia.core.errors import ServingError, invalid
 
-NESTING_MAX = 100
+NESTING_MAX: Final = 100
 """Deepest nesting of arrays and objects in a document."""
 
-UINT64_MAX = 2**64 - 1
-INT64_MIN = -(2**63)
+UINT64_MAX: Final = 2**64 - 1
+INT64_MIN: Final = -(2**63)
 
 Object = dict[str, object]
 """A JSON object."""
 
-_KINDS = {
+_KINDS: Final = {
     type(None): "nothing",
     bool: "a boolean",
     int: "a number",

@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from functools import lru_cache
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
@@ -22,13 +22,13 @@ from charonia.core.errors import invalid
 from charonia.core.tensor import Array, Tensor, from_bfloat16
 from charonia.wire.json_text import dump
 
-MISSING = b"\xff"
+MISSING: Final = b"\xff"
 """A missing text in a tensor: no text in UTF-8 has this byte."""
 
-BASE64 = "b64"
+BASE64: Final = "b64"
 """The only key of an object that stands for bytes."""
 
-CONTENT = "contentSchema"
+CONTENT: Final = "contentSchema"
 """Keyword of JSON Schema: the schema of the JSON text in a string."""
 
 Schema = Mapping[str, Any]

@@ -11,6 +11,7 @@ Source: KServe v2 protocol, "Tensor Data" and Triton's binary tensor data extens
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -24,13 +25,13 @@ Buffer = bytes | bytearray | memoryview
 Lend = Callable[[int], memoryview | None]
 """Lends memory of a size in bytes, which is returned with the last reference to it; None if there is none."""
 
-COPY_BELOW_BYTES = 16 * 1024
+COPY_BELOW_BYTES: Final = 16 * 1024
 """Encoded tensors smaller than this are copied to `bytes`, which is cheaper to send than a view."""
 
-_HEADS = [size.to_bytes(4, "little") for size in range(256)]
+_HEADS: Final = [size.to_bytes(4, "little") for size in range(256)]
 """Lengths of short elements in wire form."""
 
-_BYTES = DataType.BYTES
+_BYTES: Final = DataType.BYTES
 
 
 def decode_tensor(name: str, datatype: DataType, shape: Sequence[int], buffer: Buffer, model: str = "") -> Tensor:

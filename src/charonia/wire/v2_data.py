@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from charonia.wire.compression import RAISE_THE_LIMIT
 from charonia.wire.json_text import NESTING_MAX, kind_of
 from charonia.wire.tensors import impossible_shape
 
-ARRAY_CODES = {
+ARRAY_CODES: Final = {
     DataType.UINT8: "B",
     DataType.UINT16: "H",
     DataType.UINT32: "I",
@@ -34,17 +34,17 @@ ARRAY_CODES = {
 }
 """Type code of `array.array`, whose conversion is strict and fast, for every numeric datatype that JSON can carry."""
 
-_ELEMENT_TYPES: dict[DataType, frozenset[type]] = {
+_ELEMENT_TYPES: Final[dict[DataType, frozenset[type]]] = {
     DataType.BOOL: frozenset((bool,)),
     DataType.BYTES: frozenset((str, bytes)),  # bytes: decoded from base64
     DataType.FP32: frozenset((int, float)),
     DataType.FP64: frozenset((int, float)),
 }
-SHOWN_MAX = 40
+SHOWN_MAX: Final = 40
 """Longest text of a wrong element in a message."""
 
-_INTEGER = frozenset((int,))
-NO_JSON_FORM = (DataType.FP16, DataType.BF16)
+_INTEGER: Final = frozenset((int,))
+NO_JSON_FORM: Final = (DataType.FP16, DataType.BF16)
 
 
 def decode_data(name: str, datatype: DataType, shape: Sequence[int], data: object, bytes_max: int) -> Tensor:

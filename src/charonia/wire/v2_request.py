@@ -9,6 +9,7 @@ small ones. Source: KServe v2 protocol and Triton's parameters, classification a
 
 from collections.abc import Mapping
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -47,10 +48,10 @@ CACHED_MAX = 512
 CACHED_BYTES_MAX = 2048
 """Longest JSON part that is cached."""
 
-PLAIN_DIMS_MAX = 32
+PLAIN_DIMS_MAX: Final = 32
 """Tensors with more dimensions take the slower way: not every numpy has them."""
 
-_ONE_SOURCE = (
+_ONE_SOURCE: Final = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'."
 )

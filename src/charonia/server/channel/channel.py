@@ -21,7 +21,7 @@ import socket
 import struct
 import time
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from . import cuda_ipc
 from .regions import ChannelError, Export, ForwardedRegion, Mappings, Region, RegionPool, addresses
@@ -35,39 +35,41 @@ if TYPE_CHECKING:
     """Location of a tensor's bytes: id of the region, 0 for inline, negative for one of the receiver's own; how it is
     announced, 0 where it is already known; size in bytes; offset in the region."""
 
-PLACE_LENGTH = 4
+PLACE_LENGTH: Final = 4
 """Length of the place of a tensor that is bytes; `cuda_ipc` has that of others."""
 
-INLINE_BYTES_MAX = 64 * 1024
+INLINE_BYTES_MAX: Final = 64 * 1024
 """Larger tensors use shared memory; for smaller ones, a copy through the socket is cheaper than page faults."""
 
-ALIGNMENT = 16
+ALIGNMENT: Final = 16
 """Alignment of tensors in bytes, that of new arrays: some libraries require it, or are slower without."""
 
 HEADER_BYTES_MAX = 64 * 1024 * 1024
 """A longer header means that the stream is corrupt."""
 
-REST_BYTES_MAX = 2**32 - 1
+REST_BYTES_MAX: Final = 2**32 - 1
 
-FDS_MAX = 64
+FDS_MAX: Final = 64
 """Descriptors that one message, and one call of the system, may carry; tensors beyond go inline."""
 
-BUFFERS_MAX = 1000
+BUFFERS_MAX: Final = 1000
 """Buffers in one call of the system; Linux takes 1024."""
 
-KNOWN, OWNED, FORWARDED = range(3)
+KNOWN: Final = 0
+OWNED: Final = 1
+FORWARDED: Final = 2
 """How a place announces its region: not at all, as one that the sender owns, as one that it forwards."""
 
-_FRAME = struct.Struct("<II")
-_PADDING = bytes(ALIGNMENT)
-_ANCILLARY_BYTES = socket.CMSG_SPACE(FDS_MAX * 4)
+_FRAME: Final = struct.Struct("<II")
+_PADDING: Final = bytes(ALIGNMENT)
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(FDS_MAX * 4)
 
 # One buffer for all sockets of the server, whose channels are all read by one thread: a new one of this size for every
 # message would be mapped and unmapped by the system each time.
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES: Final = 256 * 1024
 """Bytes that are received at a time."""
 
-_received = memoryview(bytearray(RECEIVE_BYTES))
+_received: Final = memoryview(bytearray(RECEIVE_BYTES))
 
 
 class Outgoing:

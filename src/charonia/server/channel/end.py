@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from charonia.core.native import mypyc_attr
 from charonia.server.channel.channel import FDS_MAX, Incoming, Outgoing, Receiver, receive, remaining, send_some
@@ -16,10 +16,10 @@ from charonia.server.channel.regions import ChannelError, Mappings, RegionPool
 
 _log = logging.getLogger(__name__)
 
-SOCKET_BYTES = 1024 * 1024
+SOCKET_BYTES: Final = 1024 * 1024
 """Socket buffer in each direction: holds a batch of small tensors."""
 
-RELEASES_HELD_MAX = 8
+RELEASES_HELD_MAX: Final = 8
 """Dropped references to the other end's regions that may wait for the next message; with more, one is sent now."""
 
 

@@ -22,14 +22,14 @@ outputs.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from charonia.core.errors import ServingError, invalid
 
 Origin = tuple[int, ...]
 """The decoupled steps on which a tensor depends, outermost first."""
 
-SINK = -1
+SINK: Final = -1
 """Number of the response among the steps."""
 
 
@@ -286,7 +286,7 @@ class _Absent:
     """The value of an absent tensor."""
 
 
-_ABSENT = _Absent()
+_ABSENT: Final = _Absent()
 
 
 class Branch(Generic[V]):

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from charonia.busy_poll import BusyPoll
 from charonia.clock import now_ns
@@ -35,7 +35,7 @@ from charonia.server.metrics.model_metrics import BatchNote, FailureReason, Mode
 from charonia.server.metrics.tokens import TokenMetrics, TokenStream
 from charonia.server.scheduling.api import CloseReason, DropReason
 
-_NOT_REJECTED = {
+_NOT_REJECTED: Final = {
     DropReason.STOPPING: FailureReason.OTHER,
     DropReason.SCHEDULER_FAILED: FailureReason.OTHER,
     DropReason.NO_SEQUENCE: FailureReason.OTHER,
@@ -181,13 +181,16 @@ class OrderedOutcomes(Generic[_T]):
 
 _log = logging.getLogger(__name__)
 
-QUEUED, RUNNING, DONE, COLLECTED = range(4)
+QUEUED: Final = 0
+RUNNING: Final = 1
+DONE: Final = 2
+COLLECTED: Final = 3
 """States of a request. One that its batch left open is still RUNNING; COLLECTED waits for the end of a loop's turn."""
 
 # For `map`, which calls no Python for a batch; a comprehension is a call.
-_request_of: "Callable[[PendingRequest], InferRequest]" = attrgetter("request")
-_batch_size_of: "Callable[[PendingRequest], int]" = attrgetter("batch_size")
-_arrival_ns_of: "Callable[[PendingRequest], int]" = attrgetter("arrival_ns")
+_request_of: Final["Callable[[PendingRequest], InferRequest]"] = attrgetter("request")
+_batch_size_of: Final["Callable[[PendingRequest], int]"] = attrgetter("batch_size")
+_arrival_ns_of: Final["Callable[[PendingRequest], int]"] = attrgetter("arrival_ns")
 
 
 class BatchOwner(Protocol):

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from typing import cast
+from typing import Final, cast
 
 from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
@@ -66,10 +66,10 @@ _log = logging.getLogger(__name__)
 TOGETHER_NS_MAX = 500_000
 """Time for which batches run in place, one after the other, before the event loop continues."""
 
-COLLECT_EVERY = 256
+COLLECT_EVERY: Final = 256
 """Requests that run as soon as they are read until one waits for the end of the turn, with those read after it."""
 
-LONE_TURNS = 8
+LONE_TURNS: Final = 8
 """Turns with a single request, one after the other, after which requests run as soon as they are read again."""
 
 

@@ -10,7 +10,7 @@ and one block with the elements of all tensors. Each begins at a multiple of the
 """
 
 from collections.abc import Hashable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from charonia.server.channel.channel import ALIGNMENT, INLINE_BYTES_MAX, Incomin
 from charonia.server.channel.regions import ChannelError
 from charonia.wire.tensors import Buffer, decode_tensor, encode_elements, encode_tensor
 
-BURST_MAX = 256
+BURST_MAX: Final = 256
 """Requests, or responses, of a message; one more travels alone."""
 
-BURST_BYTES_MAX = INLINE_BYTES_MAX
+BURST_BYTES_MAX: Final = INLINE_BYTES_MAX
 """Bytes of their tensors together."""
 
 FORMS_MAX = 1024
@@ -33,8 +33,8 @@ FORMS_MAX = 1024
 
 T = TypeVar("T")
 
-_BYTES = DataType.BYTES
-_PADDING = bytes(ALIGNMENT)
+_BYTES: Final = DataType.BYTES
+_PADDING: Final = bytes(ALIGNMENT)
 
 
 class _Writer:

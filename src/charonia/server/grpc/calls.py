@@ -6,7 +6,7 @@ A call ends exactly once: it is answered, failed (`fail`) or abandoned because i
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from charonia.core.errors import ServingError, turned_away, unsupported
 from charonia.core.request import Flow, InferRequest
@@ -21,9 +21,9 @@ from charonia.wire.grpc_infer import decode_infer, decode_infer_identity, encode
 from charonia.wire.grpc_status import RpcError, Status, rpc_error
 from charonia.wire.shared_memory import NO_PLACES
 
-TRACE_EVENTS = EventNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
+TRACE_EVENTS: Final = EventNames("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
 
-_NOT_ONE = unsupported(
+_NOT_ONE: Final = unsupported(
     "ModelInfer RPC doesn't support models with decoupled transaction policy that send no response, or several",
     hint="use ModelStreamInfer",
 )

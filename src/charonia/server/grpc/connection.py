@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from charonia.core.request import flow_of_peer
 from charonia.server.grpc.call_table import CallTable, server_fault
@@ -53,37 +53,39 @@ from charonia.server.listening import unsent_bytes
 
 _log = logging.getLogger(__name__)
 
-RETIRE_NOTICE_S = 0.1
+RETIRE_NOTICE_S: Final = 0.1
 """Time between asking the client to open no more streams and refusing new ones."""
 
-TIMER_RESOLUTION_S = 0.01
+TIMER_RESOLUTION_S: Final = 0.01
 """Timers may be early by less than this."""
 
-_OTHERS = frozenset((TrailersReceived, StreamReset, SettingsReceived, PingReceived, PingAcknowledged, ConnectionClosed))
+_OTHERS: Final = frozenset(
+    (TrailersReceived, StreamReset, SettingsReceived, PingReceived, PingAcknowledged, ConnectionClosed)
+)
 """Events that do not belong to calls; the library handles others: windows, answers to settings and pings."""
 
-HTTP1_ANSWER = (
+HTTP1_ANSWER: Final = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\ncontent-length: 52\r\n"
     b"connection: close\r\n\r\nthis port speaks gRPC over HTTP/2: grpc://HOST:PORT\n"
 )
 
-EVENTS_AT_ONCE = 32
+EVENTS_AT_ONCE: Final = 32
 """Events of a connection that are handled in one round; a call is two or more."""
 
-EVENTS_PER_ROUND = 8
+EVENTS_PER_ROUND: Final = 8
 """Of more, this number is handled in each round of the event loop."""
 
-PIECE_BYTES_MIN = 4 * 1024
+PIECE_BYTES_MIN: Final = 4 * 1024
 """First size of a piece of bytes to parse, and the size after a piece with many events."""
 
-PIECE_BYTES_MAX = 1024 * 1024
+PIECE_BYTES_MAX: Final = 1024 * 1024
 """Size of a piece of bytes to parse after several pieces with few events."""
 
-AGE_JITTER = 0.1
+AGE_JITTER: Final = 0.1
 """Random variation of the age limit, so that clients do not all reconnect together."""
 
 
-_FRAME = 0
+_FRAME: Final = 0
 """In place of a stream: a frame that is not part of a call yet."""
 
 
@@ -210,9 +212,9 @@ class Timers:
         self._connection.retire(self._limits.connection_age_grace_s)
 
 
-FRAME_HEAD_BYTES = 9
+FRAME_HEAD_BYTES: Final = 9
 
-_OF_HEADERS = (b"\x01", b"\x09")
+_OF_HEADERS: Final = (b"\x01", b"\x09")
 """Types of frames: HEADERS and CONTINUATION."""
 
 

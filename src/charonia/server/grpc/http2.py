@@ -10,6 +10,7 @@ that reports it follows.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import ngh2
 from ngh2 import (
@@ -43,20 +44,20 @@ __all__ = [
     "TrailersReceived",
 ]
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes of every client."""
 
-SHUTDOWN_PING = b"shutdown"
+SHUTDOWN_PING: Final = b"shutdown"
 """Content of the ping that follows the notice of a shutdown."""
 
-FATAL_FACTOR = 4
+FATAL_FACTOR: Final = 4
 """Up to this many times a limit, the server answers with an error; above, the library ends the connection."""
 
 ErrorCode = ngh2.ErrorCode
 Headers = Sequence[tuple[bytes, bytes]]
 
-_GONE = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
-_GOAWAY_HEAD = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
+_GONE: Final = (ngh2.StreamProtocolError, ngh2.ConnectionStateError)
+_GOAWAY_HEAD: Final = b"\x00\x00\x08\x07\x00\x00\x00\x00\x00"
 
 
 class Http2Error(Exception):

@@ -8,22 +8,23 @@ Pure: the time is an argument. Sources: gRPC's keepalive guide for pings ("ping 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from charonia.server.grpc.http2 import Http2Settings
 from charonia.server.options import CompressionLevel, GrpcOptions
 
-MIB = 1024 * 1024
+MIB: Final = 1024 * 1024
 
-SETTINGS_COST = 4
+SETTINGS_COST: Final = 4
 """Cancelled calls that a change of a client's HTTP/2 settings counts as."""
 
-OFFENDERS_MAX = 4096
+OFFENDERS_MAX: Final = 4096
 """Limit of remembered addresses; beyond it, the oldest is dropped."""
 
-IDLE_PING_INTERVAL_NS = 2 * 3600 * 10**9
+IDLE_PING_INTERVAL_NS: Final = 2 * 3600 * 10**9
 """Shortest interval of pings while no call is open, where pings without calls are not permitted."""
 
-_ZLIB_LEVEL = {
+_ZLIB_LEVEL: Final = {
     CompressionLevel.NONE: 0,
     CompressionLevel.LOW: 1,
     CompressionLevel.MEDIUM: 6,

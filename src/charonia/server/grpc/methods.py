@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from charonia.core.errors import ServingError, unsupported
 from charonia.server.facade import NO_LOG_CONTROL, TrafficControl, known_model
@@ -38,10 +38,10 @@ Answer = Callable[[Service, Any], Document]
 Work = Callable[[Service, Any], Awaitable[Document]]
 """Does the same later."""
 
-_SERVICE = "inference.GRPCInferenceService"
-_REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+_SERVICE: Final = "inference.GRPCInferenceService"
+_REFLECTION: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 
-UNREAD_BYTES_MAX = 64 * 1024
+UNREAD_BYTES_MAX: Final = 64 * 1024
 """Reports that a caller has not read; beyond it, none are sent until it reads."""
 
 

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence, Set
 from enum import Enum
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from charonia.core.errors import invalid, turned_away, unavailable
 from charonia.core.request import NO_FLOW, flow_of_peer
@@ -36,10 +36,10 @@ from charonia.wire.tensors import Lend
 
 _log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 1024
+READ_BYTES: Final = 256 * 1024
 """Size of the read buffer that all connections of an endpoint share."""
 
-LINGER_S = 2.0
+LINGER_S: Final = 2.0
 """Longest time without progress while a client reads its last response and the server has half-closed."""
 
 Callback = Callable[[], None]
@@ -119,7 +119,9 @@ class Phase(Enum):
 
 
 # Faster to look up than members of their classes.
-_OPEN, _IDLE, _CONTINUE = Phase.OPEN, ParserState.IDLE, Expectation.CONTINUE
+_OPEN: Final = Phase.OPEN
+_IDLE: Final = ParserState.IDLE
+_CONTINUE: Final = Expectation.CONTINUE
 
 
 class HttpConnection(asyncio.BufferedProtocol):

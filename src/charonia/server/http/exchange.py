@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Set
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from charonia.config.model import ModelConfig
@@ -22,29 +22,29 @@ from charonia.wire.openai_answer import PATHS, encode_openai_error, openai_statu
 
 _log = logging.getLogger(__name__)
 
-JSON_TYPE = b"application/json"
-CONTENT_ENCODING = b"content-encoding"
+JSON_TYPE: Final = b"application/json"
+CONTENT_ENCODING: Final = b"content-encoding"
 
-JOIN_BELOW_BYTES = 16 * 1024
+JOIN_BELOW_BYTES: Final = 16 * 1024
 """Responses with a body smaller than this are written in one piece."""
 
-CLIENT_GONE = 499
+CLIENT_GONE: Final = 499
 """Status in the access log of a request whose client left before the response. Never sent."""
 
-BEGIN_STREAM_S = 1.0
+BEGIN_STREAM_S: Final = 1.0
 """Time after which a streamed response begins without its first event; an error before has its HTTP status."""
 
-_COMMENT = b": keep-alive\n\n"
+_COMMENT: Final = b": keep-alive\n\n"
 
-RETRY_AFTER_S = 1
+RETRY_AFTER_S: Final = 1
 """Time after which a client may retry a request refused for lack of capacity or time."""
 
-_FURTHER_LINES = {
+_FURTHER_LINES: Final = {
     401: b"WWW-Authenticate: Bearer\r\n",
     501: b"Accept-Encoding: %b\r\n" % ACCEPTED.encode(),
     503: b"Retry-After: %d\r\n" % RETRY_AFTER_S,
 }
-_UNEXECUTED = b"%b: %b\r\n" % UNEXECUTED
+_UNEXECUTED: Final = b"%b: %b\r\n" % UNEXECUTED
 
 
 def retry_after(error: ServingError) -> bytes:
@@ -57,7 +57,7 @@ def _unnamed(status: int) -> bytes:
     return b"HTTP/1.1 %d \r\n" % status
 
 
-_STATUS_LINES = {
+_STATUS_LINES: Final = {
     status: b"HTTP/1.1 %d %b\r\n%b" % (status, reason.encode(), _FURTHER_LINES.get(status, b""))
     for status, reason in REASONS.items()
 }
@@ -424,7 +424,7 @@ async def _guarded(exchange: Exchange, work: Coroutine[object, object, None]) ->
         exchange.fail(internal(f"the request failed: {type(fault).__name__}"))
 
 
-TRACED = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+TRACED: Final = EventNames("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
 
 
 def _described(exchange: Exchange, hidden: Set[bytes]) -> str:

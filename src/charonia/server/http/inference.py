@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError, internal, invalid, unavailable, unsupported
@@ -41,23 +42,23 @@ from charonia.wire.v2_response import encode_response
 
 _log = logging.getLogger(__name__)
 
-BINARY_TYPE = b"application/octet-stream"
-EVENT_STREAM = b"text/event-stream"
-_EVENT_TYPE = EVENT_STREAM + b"; charset=utf-8"
-SERVER_TIMING = b"server-timing"
+BINARY_TYPE: Final = b"application/octet-stream"
+EVENT_STREAM: Final = b"text/event-stream"
+_EVENT_TYPE: Final = EVENT_STREAM + b"; charset=utf-8"
+SERVER_TIMING: Final = b"server-timing"
 """The preference of a client that requests the timing of its request."""
 
-FOREIGN_TYPES = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
+FOREIGN_TYPES: Final = ("multipart/", "application/x-www-form-urlencoded", "image/", "audio/", "video/", "text/html")
 """Beginnings of content types that are never a request."""
 
-_START_BYTES = 64
+_START_BYTES: Final = 64
 """Bytes of a body in which a JSON document begins."""
 
-_NOT_ONE = unsupported(
+_NOT_ONE: Final = unsupported(
     "HTTP end point doesn't support models with decoupled transaction policy that send no response, or several",
     hint="ask for its responses as events, with the header field 'Accept: text/event-stream', or over gRPC",
 )
-_NOT_ONE_GENERATED = unsupported(
+_NOT_ONE_GENERATED: Final = unsupported(
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )

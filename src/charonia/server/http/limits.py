@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -9,16 +10,16 @@ from charonia.core.errors import ServingError, too_large
 from charonia.wire.compression import RAISE_THE_LIMIT
 from charonia.wire.tensors import Lend
 
-WHOLE_BYTES = 2048
+WHOLE_BYTES: Final = 2048
 """Reads up to this number of bytes are parsed whole."""
 
-HEADER_PIECE_BYTES = 4096
+HEADER_PIECE_BYTES: Final = 4096
 """Longer ones are parsed up to the end of a header, which is searched in this number of bytes."""
 
-CHUNKED_PIECE_BYTES = 4 * 1024
+CHUNKED_PIECE_BYTES: Final = 4 * 1024
 """Part of a chunked body that is parsed in one step; its end is not known before. More, if the chunks are large."""
 
-CHUNKS_AT_ONCE = 256
+CHUNKS_AT_ONCE: Final = 256
 """Chunks after which parsing stops until `resume`."""
 
 
@@ -65,13 +66,13 @@ class HttpLimits:
     idle_timeout_s: float = 600.0
 
 
-DIRECT_BODY_BYTES = 64 * 1024
+DIRECT_BODY_BYTES: Final = 64 * 1024
 """A body of which at least this many bytes are outstanding is received directly into its own buffer."""
 
-ALIGNMENT_BYTES = 64
+ALIGNMENT_BYTES: Final = 64
 """Alignment of the first tensor in such a buffer."""
 
-JSON_SIZE = b"inference-header-content-length"
+JSON_SIZE: Final = b"inference-header-content-length"
 """Header field with the length of the JSON part of a body."""
 
 
@@ -92,7 +93,7 @@ def oversized(size: int, bytes_max: int, is_binary: bool) -> ServingError:
     return too_large(message, hint=RAISE_THE_LIMIT)
 
 
-DIGITS_MAX = 18
+DIGITS_MAX: Final = 18
 """Longest number in a header field."""
 
 

@@ -27,6 +27,7 @@ is not parsed again (`HeaderCache`): clients repeat the header while only the bo
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import httptools
 
@@ -45,15 +46,15 @@ from charonia.server.http.limits import (
 from charonia.wire.browsers import PAGE_FIELDS
 from charonia.wire.tensors import Lend
 
-CACHED_BYTES_MAX = 4096
+CACHED_BYTES_MAX: Final = 4096
 """Longest header that is cached."""
 
-_MIB = 2**20
-_NOTHING = memoryview(b"")
-_END_OF_HEADER = b"\r\n\r\n"
-_HOST = b"host"
-_OFFERS = (b"upgrade", b"expect")  # already handled when a request is parsed again
-_NOT_CACHED = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", *PAGE_FIELDS})
+_MIB: Final = 2**20
+_NOTHING: Final = memoryview(b"")
+_END_OF_HEADER: Final = b"\r\n\r\n"
+_HOST: Final = b"host"
+_OFFERS: Final = (b"upgrade", b"expect")  # already handled when a request is parsed again
+_NOT_CACHED: Final = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection", *PAGE_FIELDS})
 
 
 class ParserState(Enum):
@@ -70,16 +71,14 @@ class ParserState(Enum):
     CUT_OFF = "cut off"
 
 
-_IDLE, _HEADER, _BODY, _ENDED, _CUT_OFF = (
-    ParserState.IDLE,
-    ParserState.HEADER,
-    ParserState.BODY,
-    ParserState.ENDED,
-    ParserState.CUT_OFF,
-)
-_OVER = frozenset({_ENDED, _CUT_OFF})
+_IDLE: Final = ParserState.IDLE
+_HEADER: Final = ParserState.HEADER
+_BODY: Final = ParserState.BODY
+_ENDED: Final = ParserState.ENDED
+_CUT_OFF: Final = ParserState.CUT_OFF
+_OVER: Final = frozenset({_ENDED, _CUT_OFF})
 
-TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
+TRANSITIONS: Final[dict[ParserState, frozenset[ParserState]]] = {
     _IDLE: frozenset({_HEADER, _ENDED, _CUT_OFF}),
     _HEADER: frozenset({_BODY, _CUT_OFF}),
     _BODY: frozenset({_IDLE, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY, _ENDED, _CUT_OFF}),
@@ -90,7 +89,7 @@ TRANSITIONS: dict[ParserState, frozenset[ParserState]] = {
 }
 """The states that may follow each state."""
 
-RECEIVING = frozenset({_HEADER, _BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY})
+RECEIVING: Final = frozenset({_HEADER, _BODY, ParserState.DIRECT_BODY, ParserState.REFUSED_BODY})
 """States within a request."""
 
 

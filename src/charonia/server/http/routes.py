@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from charonia.core.errors import ServingError, internal, invalid, not_found, turned_away
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 REMEMBERED_MAX = 1024
 """Number of URLs whose match is cached; with more, the cache is cleared."""
 
-REMEMBERED_BYTES_MAX = 512
+REMEMBERED_BYTES_MAX: Final = 512
 """Longest URL whose match is cached."""
 
-_VERSION = re.compile(r"[0-9]+", re.ASCII)
+_VERSION: Final = re.compile(r"[0-9]+", re.ASCII)
 """A version in a path."""
 
-_NOT_LOADING = ("/v1/models/{model}", "/ready", "/stats", "/load", "/unload", "/trace/setting", "/traffic")
+_NOT_LOADING: Final = ("/v1/models/{model}", "/ready", "/stats", "/load", "/unload", "/trace/setting", "/traffic")
 """Ends of paths that do not load the model on demand."""
 
 
@@ -49,7 +49,7 @@ class RouteTarget(NamedTuple):
     version: str = ""
 
 
-_INFERENCE = operation_of_route("/v2/models/{model}/generate")
+_INFERENCE: Final = operation_of_route("/v2/models/{model}/generate")
 
 Handler = Callable[[Exchange, RouteTarget], None]
 
@@ -286,13 +286,15 @@ def _load_line(load: LoadReports, form: bytes) -> bytes:
     return load_header_line(load.latest(), form)
 
 
-_INFER = "POST /v2/models/{0}/infer takes tensors and /v2/models/{0}/generate plain JSON, as KServe v2 and Triton do"
-_LIST = "GET /v2/models lists the models"
-_OWN = (
+_INFER: Final = (
+    "POST /v2/models/{0}/infer takes tensors and /v2/models/{0}/generate plain JSON, as KServe v2 and Triton do"
+)
+_LIST: Final = "GET /v2/models lists the models"
+_OWN: Final = (
     "a model's routes end with infer, generate, generate_stream, ready, config, stats or explain: /v2/models/{0}/infer"
 )
 
-_HINTS = tuple(
+_HINTS: Final = tuple(
     (re.compile(pattern), hint)
     for pattern, hint in (
         (r"/v1(/v1)(/.*)", "the base URL of the client ends with {0} already: {0}{1}"),

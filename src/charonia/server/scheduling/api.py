@@ -11,13 +11,13 @@ Rules of every scheduler:
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from charonia.core.request import NO_FLOW, Flow
 
-_NS_PER_MS = 1_000_000
+_NS_PER_MS: Final = 1_000_000
 
-EMPTY_ROW = 0
+EMPTY_ROW: Final = 0
 """The id in `Run.ids` of a row of the batch without a request. No request has this id."""
 
 

@@ -52,7 +52,7 @@ batcher may discard the batch and form it again, so a strategy must not keep tot
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from charonia.server.scheduling.api import (
     BatchPolicy,
@@ -127,7 +127,7 @@ class _AllOf:
             builder.end()
 
 
-RECENT_PERIODS = 3
+RECENT_PERIODS: Final = 3
 """Number of recent periods that the estimate covers."""
 
 

@@ -22,54 +22,56 @@ about as much as handing it to a thread. In the engine, requests of all front en
 So `ShortRequests` keeps the same kind of account, with the same limits, of each request's share of a batch.
 """
 
+from typing import Final
+
 from charonia.core.native import mypyc_attr
 
-IN_PLACE_NS_MAX = 100_000
+IN_PLACE_NS_MAX: Final = 100_000
 """Longest execution in the thread that is short: about the cost of handing it over and back."""
 
-HELD_UP_NS = 2 * IN_PLACE_NS_MAX
+HELD_UP_NS: Final = 2 * IN_PLACE_NS_MAX
 """The same in place: more than in the thread, so that a model between the two stays where it is."""
 
-PROBES = 8
+PROBES: Final = 8
 """Short executions with which a new model begins to run in place."""
 
-OWED_NS_TOLERATED = 20_000_000
+OWED_NS_TOLERATED: Final = 20_000_000
 """A model that owes more runs in the thread."""
 
-OWED_NS_MAX = 2 * OWED_NS_TOLERATED
+OWED_NS_MAX: Final = 2 * OWED_NS_TOLERATED
 """No model owes more, so that some hundred short executions always make up for what was."""
 
-WATCHED = 1000
+WATCHED: Final = 1000
 """Executions in place without a long one after which they are no longer watched."""
 
-UNEXPLAINED_NS_MAX = 100_000_000
+UNEXPLAINED_NS_MAX: Final = 100_000_000
 """An execution that was not watched and took longer counts in full, whatever the reason."""
 
-WAIT_NS_MIN = 1_000_000
+WAIT_NS_MIN: Final = 1_000_000
 """A shorter execution that waited has perhaps waited for the GIL only."""
 
-WAITS_MAX = 2
+WAITS_MAX: Final = 2
 """Executions that waited in place, while watched, after which the model is one that waits."""
 
-WAITS_FORGOTTEN = 4096
+WAITS_FORGOTTEN: Final = 4096
 """Executions in the thread over which a model that waits is judged."""
 
-TRIED_NS_MAX = 4 * IN_PLACE_NS_MAX
+TRIED_NS_MAX: Final = 4 * IN_PLACE_NS_MAX
 """Longest execution in the thread of a model that is tried in place."""
 
-HANDING_OVER = 3
+HANDING_OVER: Final = 3
 """CPU time of handing an execution over and back, as a multiple of the thread's share of it."""
 
-TRIAL = 8
+TRIAL: Final = 8
 """Executions in place of a trial."""
 
-TRIAL_MISSES_MAX = 2
+TRIAL_MISSES_MAX: Final = 2
 """Executions of a trial that may be too long. One that is longer than `TRIED_NS_MAX` ends it."""
 
-PAUSE_MIN = 32
+PAUSE_MIN: Final = 32
 """Executions of at most `TRIED_NS_MAX` in the thread before the first trial."""
 
-PAUSE_MAX = 4096
+PAUSE_MAX: Final = 4096
 """The same before a later one."""
 
 

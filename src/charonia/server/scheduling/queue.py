@@ -42,46 +42,47 @@ from bisect import insort
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
 
 from charonia.core.request import Flow
 from charonia.server.scheduling.api import BatchPolicy, QueueLimits, Submit
 
-NS_PER_US = 1000
+NS_PER_US: Final = 1000
 
-STALE_MAX = 64
+STALE_MAX: Final = 64
 """Stale items of a heap that are tolerated beyond the number of waiting requests, or of lanes."""
 
-MANY = 8
+MANY: Final = 8
 """A flow with this number of waiting requests, and fewer lost ones, has patient clients."""
 
-OTHERS = Flow("others")
+OTHERS: Final = Flow("others")
 """The flow of the lane that all other flows share."""
 
-FLOWS_MAX = 256
+FLOWS_MAX: Final = 256
 """Flows of a level with separate lanes."""
 
-PATIENCE_MIN_NS = 20_000_000
+PATIENCE_MIN_NS: Final = 20_000_000
 """A request that is cancelled earlier was not lost to overload: its client may have asked elsewhere, too."""
 
-SLICE_MIN_NS = 20_000_000
+SLICE_MIN_NS: Final = 20_000_000
 """Shortest slice."""
 
-SLICES_PER_PATIENCE = 32
+SLICES_PER_PATIENCE: Final = 32
 """Slices in the time that clients wait, where that is longer than their shortest length."""
 
-BAD_SLICES = 8
+BAD_SLICES: Final = 8
 """More bad slices than good ones with which shedding begins."""
 
-SERVED_PER_LOST = 64
+SERVED_PER_LOST: Final = 64
 """Requests that run in a good slice for each one that is lost, and at least."""
 
-QUEUED_MIN = 16
+QUEUED_MIN: Final = 16
 """Requests that may wait even if they take longer than an eighth of the patience."""
 
-QUIET = 10
+QUIET: Final = 10
 """Shedding ends after this multiple of the patience without a reason for it."""
 
-RUNS_AVERAGED = 16
+RUNS_AVERAGED: Final = 16
 """Runs after which the weight of earlier ones is halved."""
 
 

@@ -1,15 +1,17 @@
 """Creates the scheduler for a model configuration, and the replacement of a failed scheduler. Pure."""
 
+from typing import Final
+
 from charonia.config.kinds import TimeoutAction
 from charonia.config.model import ModelConfig, QueuePolicy
 from charonia.config.parameters import ADAPT_DELAY
 from charonia.server.scheduling.api import BatchPolicy, Command, Drop, DropReason, Event, QueueLimits, Scheduler, Submit
 from charonia.server.scheduling.dynamic import DynamicBatcher, Strategy
 
-QUEUE_SIZE_MAX = 16_384
+QUEUE_SIZE_MAX: Final = 16_384
 """Most requests that wait for one model whose configuration sets no limit."""
 
-_NS_PER_US = 1000
+_NS_PER_US: Final = 1000
 
 
 def make_scheduler(config: ModelConfig, strategy: Strategy | None = None) -> Scheduler:

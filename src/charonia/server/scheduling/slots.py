@@ -7,17 +7,17 @@ instance s % n: the first n slots are the first of each instance, the next n the
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from charonia.server.scheduling.api import SlotIdle, SlotRemoved
 
-CAPACITY_MAX = 16
+CAPACITY_MAX: Final = 16
 """Most concurrent batches of all instances of a model in other processes."""
 
-CAPACITY_MAX_BATCHED = 2
+CAPACITY_MAX_BATCHED: Final = 2
 """Most batches of an instance if the scheduler forms batches: the longer requests wait there, the larger the batch."""
 
-SUPPLY_NS_MAX = 1_000_000
+SUPPLY_NS_MAX: Final = 1_000_000
 """Largest average total duration of the concurrent batches of an instance in another process."""
 
 

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Final
 
 from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
@@ -18,13 +19,13 @@ from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
 from charonia.wire.answer import Failure
 
-RETRY_DELAY_S = 0.05
+RETRY_DELAY_S: Final = 0.05
 """Pause of a slot whose request never reached a server, so that a closed loop does not spin."""
 
-_BURST_MAX = 64
+_BURST_MAX: Final = 64
 """Limit of late requests that are sent in a row before answers are processed."""
 
-_UNSENT = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
+_UNSENT: Final = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
 
 Slot = SequenceSlot | Iterator[Part]
 """A source of requests: the parts of sequences, or steps of the data."""

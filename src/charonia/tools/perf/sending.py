@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from itertools import islice
 from struct import Struct
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from charonia.wire.answer import Answer, Failure, Handle
 from charonia.wire.python_values import readable
 from charonia.wire.transport import PreparedRequest, RequestForm, Transport
 
-_EXACT = (DataType.BOOL, DataType.BYTES)
+_EXACT: Final = (DataType.BOOL, DataType.BYTES)
 
 
 def mismatch(expected: Mapping[str, Tensor], outputs: Mapping[str, Tensor], tolerance: float = 0.0) -> str:
@@ -119,18 +120,18 @@ class Validator:
         return response
 
 
-PREPARED_BYTES_MAX = 512 * 2**20
+PREPARED_BYTES_MAX: Final = 512 * 2**20
 """Limit of the cache of encoded requests; other requests are encoded each time they are sent."""
 
-VALIDATION = "VALIDATION"
+VALIDATION: Final = "VALIDATION"
 """Kind of the error of a successful response with unexpected content."""
 
 # A third of the time of `array.extend`.
-_pack_row = Struct(f"{WIDTH}q").pack
-_pack_sent = Struct("2q").pack
+_pack_row: Final = Struct(f"{WIDTH}q").pack
+_pack_sent: Final = Struct("2q").pack
 
-_MESSAGE_CHARS_MAX = 500
-_WARM_MAX = 256
+_MESSAGE_CHARS_MAX: Final = 500
+_WARM_MAX: Final = 256
 
 Then = Callable[[str], None]
 """Called when a request has ended, with the kind of its error, "" for success."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -105,7 +105,7 @@ def _out_of_reach(error: CudaError) -> ServingError:
     )
 
 
-_CODES = (
+_CODES: Final = (
     Code.UNKNOWN,
     Code.INTERNAL,
     Code.NOT_FOUND,
@@ -117,12 +117,12 @@ _CODES = (
 )
 """Code by its number in `TritonError`."""
 
-_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+_LEVELS: Final = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 """Level of the server's log by its number in `Logger` of the models' API."""
 
 _log = logging.getLogger(__name__)
 
-NO_TRACE = ""
+NO_TRACE: Final = ""
 """Trace context of a request that is not traced."""
 
 
