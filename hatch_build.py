@@ -36,11 +36,11 @@ _ROOMS = {
     "server.front_ends": "bursts",
     "server.execution": "admission deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
-    "server": "engine",
+    "server": "engine facade",
     "server.http": "connection exchange inference limits parser routes",
     "client": "grpc_transport http2 http_transport",
     "tools.perf": "loops sending sequences",
-    "server.grpc": "call_table calls connection http2 limits methods streams",
+    "server.grpc": "call_table calls connection detached http2 limits methods streams",
 }
 
 MODULES = [f"charonia.{room}.{name}".replace("..", ".") for room, names in _ROOMS.items() for name in names.split()]

@@ -122,7 +122,7 @@ async def test_a_stream_takes_no_more_messages_than_its_limit_ahead(
             yield message
 
     async with serving(models) as (_, grpc):
-        grpc.limits = replace(grpc.limits, stream_inflight_max=STREAM_INFLIGHT_MAX)
+        grpc.service.limits = replace(grpc.service.limits, stream_inflight_max=STREAM_INFLIGHT_MAX)
         async with aclosing(answer_stream(grpc, METHODS["ModelStreamInfer"], [], messages())) as responses:
             await anext(responses)
 

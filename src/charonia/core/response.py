@@ -1,6 +1,6 @@
-"""An inference response, as the engine hands it to every front end."""
+"""What a model answers: the result of a batch, and a response as the engine hands it to every front end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from charonia.core.errors import ServingError
@@ -29,6 +29,41 @@ def parameters_key(parameters: Mapping[str, object]) -> ParametersKey | None:
             return None
         key.append((name, type(value), value))
     return tuple(key)
+
+
+class Outputs:
+    """A model's answer to one request.
+
+    Attributes:
+        tensors: Output tensors. The engine drops those that were not asked for.
+    """
+
+    __slots__ = ("parameters", "tensors")
+
+    def __init__(self, tensors: list[Tensor], parameters: dict[str, ParameterValue] | None = None) -> None:
+        self.tensors = tensors
+        self.parameters = parameters
+
+
+Result = Outputs | ServingError
+"""The answer to one request of a batch: outputs, or an error of this request alone."""
+
+
+class Execution:
+    """A finished batch.
+
+    Attributes:
+        results: One for each request, in the order of the requests.
+        input_end_ns: Monotonic time at which the inputs were in place and computing began.
+        output_start_ns: Monotonic time at which computing ended and handling of outputs began.
+    """
+
+    __slots__ = ("input_end_ns", "output_start_ns", "results")
+
+    def __init__(self, results: Sequence[Result], input_end_ns: int, output_start_ns: int) -> None:
+        self.results = results
+        self.input_end_ns = input_end_ns
+        self.output_start_ns = output_start_ns
 
 
 class ExecutionRecord:

@@ -236,7 +236,7 @@ async def answer_http(
             exchange.abandon()
 
 
-async def answer_unary(service: GrpcFrontend, method: Method, metadata: Iterable[Header], message: bytes) -> bytes:
+async def answer_unary(front_end: GrpcFrontend, method: Method, metadata: Iterable[Header], message: bytes) -> bytes:
     """Return the response to a unary gRPC call.
 
     Raises:
@@ -249,7 +249,7 @@ async def answer_unary(service: GrpcFrontend, method: Method, metadata: Iterable
         if not ended.done():
             ended.set_result(error)
 
-    call = DetachedCall(service, method, metadata, send=responses.append, end=end)
+    call = DetachedCall(front_end.service, method, metadata, send=responses.append, end=end)
     try:
         call.receive(message)
         error = await ended
@@ -261,7 +261,7 @@ async def answer_unary(service: GrpcFrontend, method: Method, metadata: Iterable
 
 
 async def answer_stream(
-    service: GrpcFrontend, method: Method, metadata: Iterable[Header], messages: AsyncIterable[bytes]
+    front_end: GrpcFrontend, method: Method, metadata: Iterable[Header], messages: AsyncIterable[bytes]
 ) -> AsyncGenerator[bytes, None]:
     """Yield the responses of a streaming gRPC call; to be closed if the caller leaves. Raises as `answer_unary`."""
     arrived: asyncio.Queue[bytes | _CallEnd] = asyncio.Queue()
@@ -288,7 +288,7 @@ async def answer_stream(
         finally:
             call.end()
 
-    call = DetachedCall(service, method, metadata, send=arrived.put_nowait, end=end, consumed=consumed)
+    call = DetachedCall(front_end.service, method, metadata, send=arrived.put_nowait, end=end, consumed=consumed)
     feeding = asyncio.create_task(feed())
     try:
         while not isinstance(item := await arrived.get(), _CallEnd):

@@ -52,7 +52,7 @@ def play(
         caller = Caller()
         frontend = GrpcFrontend(engine or FakeEngine(), services=services or Services())
         call = DetachedCall(
-            frontend,
+            frontend.service,
             METHODS[name],
             metadata,
             send=caller.messages.append,

@@ -697,7 +697,7 @@ async def test_a_flood_of_cancelled_calls_is_parsed_in_many_rounds(bench: Bench)
 
 
 async def test_the_next_connections_of_an_offender_wait_before_they_are_read(bench: Bench) -> None:
-    limits = bench.frontend.limits
+    limits = bench.frontend.service.limits
 
     def connect(address: str) -> tuple[Any, MemoryTransport]:
         protocol = bench.frontend.connect()

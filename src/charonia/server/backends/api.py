@@ -23,26 +23,14 @@ from typing import Protocol, runtime_checkable
 from charonia.config.kinds import InstanceKind
 from charonia.config.model import ModelConfig
 from charonia.core.errors import Code, ServingError
-from charonia.core.request import CallFrame, InferRequest, ParameterValue
+from charonia.core.request import CallFrame, InferRequest
+from charonia.core.response import Execution as Execution
+from charonia.core.response import Outputs as Outputs
 from charonia.core.response import Reply, Ticket
+from charonia.core.response import Result as Result
 from charonia.core.statistics import MemoryUsage, WorkerState
-from charonia.core.tensor import Tensor
 from charonia.server.metrics.custom import CustomMetrics
 from charonia.server.metrics.devices import MemoryAccount, PinnedMemory
-
-
-class Outputs:
-    """A model's answer to one request.
-
-    Attributes:
-        tensors: Output tensors. The engine drops those that were not asked for.
-    """
-
-    __slots__ = ("parameters", "tensors")
-
-    def __init__(self, tensors: list[Tensor], parameters: dict[str, ParameterValue] | None = None) -> None:
-        self.tensors = tensors
-        self.parameters = parameters
 
 
 class Rescheduled(ServingError):  # noqa: N818 # an error only where no scheduler grants it
@@ -54,27 +42,6 @@ class Rescheduled(ServingError):  # noqa: N818 # an error only where no schedule
             "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, which needs iterative sequences",
             hint="set sequence_batching { iterative_sequence: true } in its configuration",
         )
-
-
-Result = Outputs | ServingError
-"""The answer to one request of a batch: outputs, or an error of this request alone."""
-
-
-class Execution:
-    """A finished batch.
-
-    Attributes:
-        results: One for each request, in the order of the requests.
-        input_end_ns: Monotonic time at which the inputs were in place and computing began.
-        output_start_ns: Monotonic time at which computing ended and handling of outputs began.
-    """
-
-    __slots__ = ("input_end_ns", "output_start_ns", "results")
-
-    def __init__(self, results: Sequence[Result], input_end_ns: int, output_start_ns: int) -> None:
-        self.results = results
-        self.input_end_ns = input_end_ns
-        self.output_start_ns = output_start_ns
 
 
 @runtime_checkable

@@ -130,7 +130,7 @@ class BackPressure:
         return self._http2.waiting_bytes() - streams > self.unsent_bytes_max
 
 
-class CallTable:
+class CallTable(Table):
     """The open calls by stream; the `Table` of its calls.
 
     Args:

@@ -6,7 +6,7 @@ A call ends exactly once: it is answered, failed (`fail`) or abandoned because i
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from charonia.core.errors import ServingError, turned_away, unsupported
 from charonia.core.request import Flow, InferRequest
@@ -29,19 +29,56 @@ _NOT_ONE: Final = unsupported(
 )
 
 
-class Service(Protocol):
-    """State that all calls of a front end share."""
+class Service:
+    """State that all calls of a front end share.
 
-    engine: Engine
-    limits: GrpcLimits
-    access_log: AccessLog | None
-    services: Services
-    tracer: Tracing | None
-    loop: asyncio.AbstractEventLoop
-    request_count: int
+    Attributes:
+        engine: The server's models.
+        limits: Limits of connections and calls.
+        access_log: The access log, None for none.
+        services: Services besides the engine.
+        tracer: Traces requests, None where tracing is off.
+        loop: The event loop.
+        request_count: Calls received, and messages of streams.
+    """
+
+    def __init__(self, engine: Engine, limits: GrpcLimits, access_log: AccessLog | None, services: Services) -> None:
+        """Create the state. Must be called on the event loop."""
+        self.engine = engine
+        self.limits = limits
+        self.access_log = access_log
+        self.services = services
+        self.tracer: Tracing | None = services.tracer
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.request_count = 0
+
+    def infer(self, call: "GrpcCall", request: InferRequest, reply: Reply, received_ns: int) -> Ticket:
+        """Pass a request of a call on to the engine.
+
+        Args:
+            call: The call.
+            request: The request.
+            reply: Takes the outcomes.
+            received_ns: When the request had arrived; 0 without tracing.
+
+        Raises:
+            ServingError: A header that becomes a parameter is invalid.
+        """
+        services, tracer = self.services, self.tracer
+        if services.grpc_headers is not None:  # a header replaces a parameter of the same name
+            request.parameters.update(services.grpc_headers.parameters(call.head.headers))
+        if services.traffic is not None and services.traffic.sticky:
+            request.affinity = services.affinity(request.model_name, call.head.header)
+        request.deadline_ns = call.deadline_ns
+        request.flow = call.flow()
+        if services.request_log is not None:
+            reply = services.request_log.begin("grpc", request, reply, call.head.header, services.grpc_headers)
+        if tracer is not None:
+            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
+        return self.engine.infer(request, reply)
 
 
-class Table(Protocol):
+class Table:
     """The table of a connection's calls, as the calls see it.
 
     Attributes:
@@ -54,27 +91,35 @@ class Table(Protocol):
 
     def respond(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a whole response and remove the call."""
+        raise NotImplementedError
 
     def reject(self, call: "GrpcCall", error: RpcError) -> None:
         """End the response with an error and remove the call."""
+        raise NotImplementedError
 
     def send(self, call: "GrpcCall", body: list[Buffer]) -> None:
         """Send a part of the response."""
+        raise NotImplementedError
 
     def complete(self, call: "GrpcCall") -> None:
         """End the response and remove the call."""
+        raise NotImplementedError
 
     def fault(self, call: "GrpcCall") -> None:
         """Log the current exception, a bug of the server, and fail the call."""
+        raise NotImplementedError
 
     def consume(self, call: "GrpcCall", amount: int) -> None:
         """Let the caller send `amount` more bytes."""
+        raise NotImplementedError
 
     def unsent_bytes(self, call: "GrpcCall") -> int:
         """Return how much of the response waits for the caller's window."""
+        raise NotImplementedError
 
     def wait_until_sent(self, call: "GrpcCall") -> None:
         """Call the call's `resume` once some of the response has been sent."""
+        raise NotImplementedError
 
 
 class GrpcCall:
@@ -220,30 +265,17 @@ class UnaryCall(GrpcCall):
             RpcError: The message cannot be decoded.
             ServingError: The request is invalid.
         """
-        engine = self.table.service.engine
-        tracer = self.table.service.tracer
-        received_ns = 0 if tracer is None else time.monotonic_ns()
-        if engine.is_exiting():
+        service = self.table.service
+        received_ns = 0 if service.tracer is None else time.monotonic_ns()
+        if service.engine.is_exiting():
             raise turned_away("GRPC server is shutting down and has stopped accepting new requests.")
-        services = self.table.service.services
         try:
-            request, _, self._places = decode_infer(message, services.regions)
+            request, _, self._places = decode_infer(message, service.services.regions)
         except ServingError as error:
             sent = decode_infer_identity(message)
-            raise first_error(engine, services, sent.model_name, sent.model_version, error) from error
-        if services.grpc_headers is not None:  # a header replaces a parameter of the same name
-            request.parameters.update(services.grpc_headers.parameters(self.head.headers))
-        if services.traffic is not None and services.traffic.sticky:
-            request.affinity = services.affinity(request.model_name, self.head.header)
-        request.deadline_ns = self.deadline_ns
-        request.flow = self.flow()
+            raise first_error(service.engine, service.services, sent.model_name, sent.model_version, error) from error
         self.request = request
-        reply: Reply = self._reply
-        if services.request_log is not None:
-            reply = services.request_log.begin("grpc", request, reply, self.head.header, services.grpc_headers)
-        if tracer is not None:
-            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=self.head.header)
-        ticket = engine.infer(request, reply)
+        ticket = service.infer(self, request, self._reply, received_ns)
         if not self.is_over:
             self._ticket = ticket
         elif self._sole is not None:  # answered before the model's last response

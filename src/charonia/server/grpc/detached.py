@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from charonia.core.request import NO_FLOW
 from charonia.server.access.rules import METHODS
 from charonia.server.grpc.call_table import server_fault
-from charonia.server.grpc.calls import GrpcCall, Service, UnaryCall
+from charonia.server.grpc.calls import GrpcCall, Service, Table, UnaryCall
 from charonia.server.grpc.methods import Method
 from charonia.server.grpc.streams import StreamCall
 from charonia.wire.grpc_framing import PREFIX_BYTES, Buffer, prefix
@@ -22,7 +22,7 @@ End = Callable[[RpcError | None], None]
 """Called once, at the end of the call: with its error, or None."""
 
 
-class DetachedCall:
+class DetachedCall(Table):
     """One call, from its metadata to its status; the `Table` of that call. All on the server's event loop.
 
     Attributes:

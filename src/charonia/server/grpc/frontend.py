@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from charonia.server.access_log import AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
+from charonia.server.grpc.calls import Service
 from charonia.server.grpc.connection import GrpcConnection
 from charonia.server.grpc.limits import AbusiveAddresses, GrpcLimits
 from charonia.server.grpc.methods import method_table
@@ -37,14 +38,10 @@ class GrpcFrontend:
     """Serves the inference, health and reflection services on one port.
 
     Attributes:
-        access_log: The access log, None for none.
-        services: Services besides the engine.
-        tracer: Traces requests, None where tracing is off.
-        loop: The event loop.
+        service: State that all calls share.
         abusers: Addresses whose connections were closed for abuse.
         port: Listening port, once started.
         accepted_count: Connections accepted.
-        request_count: Calls received, and messages of streams.
     """
 
     def __init__(
@@ -56,16 +53,11 @@ class GrpcFrontend:
         services: Services = NO_SERVICES,
     ) -> None:
         """Create a front end. Must be called on the event loop."""
-        self.engine = engine
-        self.limits = limits if limits is not None else GrpcLimits()
-        self.access_log = access_log
-        self.services = services
-        self.tracer = services.tracer
-        self.loop = asyncio.get_running_loop()
-        self.abusers = AbusiveAddresses(self.limits.abuser_kept_s)
+        limits = limits if limits is not None else GrpcLimits()
+        self.service = Service(engine, limits, access_log, services)
+        self.abusers = AbusiveAddresses(limits.abuser_kept_s)
         self.port = 0
         self.accepted_count = 0
-        self.request_count = 0
         self._methods = method_table()
         self._connections: set[GrpcConnection] = set()
         self._is_empty = asyncio.Event()
@@ -88,7 +80,7 @@ class GrpcFrontend:
         self.port = port_of(self._servers[0])
 
     def connect(self) -> GrpcConnection:
-        return GrpcConnection(self, self._methods, self)
+        return GrpcConnection(self.service, self._methods, self)
 
     def stop_accepting(self) -> None:
         """Accept no new connections, and ask clients of the open ones to reconnect."""
@@ -129,14 +121,19 @@ class GrpcFrontend:
     def open_count(self) -> int:
         return len(self._connections)
 
+    @property
+    def request_count(self) -> int:
+        """Calls received, and messages of streams."""
+        return self.service.request_count
+
     def opened(self, connection: GrpcConnection) -> None:
         """A connection has been accepted; one too many is reset: after a GOAWAY, clients reconnect without a pause."""
         self._connections.add(connection)
         self.accepted_count += 1
         self._is_empty.clear()
         if self._sweeper is None:
-            self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-        if len(self._connections) > self.limits.connections_max:
+            self._sweeper = self.service.loop.call_later(SWEEP_S, self._sweep)
+        if len(self._connections) > self.service.limits.connections_max:
             connection.abort()
 
     def closed(self, connection: GrpcConnection) -> None:
@@ -145,8 +142,8 @@ class GrpcFrontend:
             self._is_empty.set()
 
     def _sweep(self) -> None:
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep) if self._connections else None
-        now_s = self.loop.time()
+        self._sweeper = self.service.loop.call_later(SWEEP_S, self._sweep) if self._connections else None
+        now_s = self.service.loop.time()
         for connection in list(self._connections):
             try:
                 connection.check_time(now_s)

@@ -20,11 +20,10 @@ from typing import Protocol
 
 from charonia.core.errors import Code, ServingError, unavailable
 from charonia.core.request import InferRequest
-from charonia.core.response import InferResponse, Outcome, Reply, Ticket
+from charonia.core.response import InferResponse, Outcome, Ticket
 from charonia.server.access_log import AccessEntry
 from charonia.server.facade import first_error
-from charonia.server.grpc.calls import TRACE_EVENTS, GrpcCall, Table
-from charonia.server.tracing.requests import begin
+from charonia.server.grpc.calls import GrpcCall, Table
 from charonia.wire.grpc_framing import Buffer, MessageReader
 from charonia.wire.grpc_headers import CallHead
 from charonia.wire.grpc_infer import (
@@ -208,25 +207,17 @@ class InferStream:
     def start(self, message: Buffer) -> None:
         """Take a request. Raises as `StreamHandler.start`."""
         call = self._call
-        engine = call.table.service.engine
-        tracer = call.table.service.tracer
-        received_ns = 0 if tracer is None else time.monotonic_ns()
+        service = call.table.service
+        received_ns = 0 if service.tracer is None else time.monotonic_ns()
         problem: ServingError | None = None
-        services = call.table.service.services
         try:
-            request, wants_empty_final, places = decode_infer(message, services.regions)
-            if services.grpc_headers is not None:  # a header replaces a parameter of the same name
-                request.parameters.update(services.grpc_headers.parameters(call.head.headers))
+            request, wants_empty_final, places = decode_infer(message, service.services.regions)
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
-            problem = first_error(engine, services, request.model_name, request.model_version, error)
-        if services.traffic is not None and services.traffic.sticky:
-            request.affinity = services.affinity(request.model_name, call.head.header)
-        request.deadline_ns = call.deadline_ns
-        request.flow = call.flow()
+            problem = first_error(service.engine, service.services, request.model_name, request.model_version, error)
         pending = _StreamRequest(self, request, wants_empty_final, not self._is_decoupled(request))
         pending.places = places
-        if call.table.service.access_log is not None:
+        if service.access_log is not None:
             pending.bytes_in = len(message)
             pending.started_ns = time.monotonic_ns()
         self._open_requests.add(pending)
@@ -235,12 +226,11 @@ class InferStream:
         if problem is not None:
             pending.reply(problem, True)
             return
-        reply: Reply = pending.reply
-        if services.request_log is not None:
-            reply = services.request_log.begin("grpc", request, reply, call.head.header, services.grpc_headers)
-        if tracer is not None:
-            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
-        ticket = engine.infer(request, reply)
+        try:
+            ticket = service.infer(call, request, pending.reply, received_ns)
+        except ServingError as error:
+            pending.reply(error, True)
+            return
         if not pending.is_final:
             pending.ticket = ticket
         elif pending.is_given_up:
