@@ -14,6 +14,10 @@ from charonia import compiled
 
 SOURCES = {name: hatch_build.ROOT / "src" / f"{name.replace('.', '/')}.py" for name in hatch_build.MODULES}
 
+VARIED = {"CACHED_BYTES_MAX", "CACHED_MAX", "FORMS_MAX", "HEADER_BYTES_MAX", "HELD_RESPONSES_MAX", "REMEMBERED_MAX"}
+VARIED |= {"TOGETHER_NS_MAX", "__all__", "__slots__"}
+"""Constants that tests of both forms replace, or that Python reads."""
+
 WAITS = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
 
 
@@ -37,7 +41,18 @@ def handles_and_waits(node: ast.Try | ast.AsyncWith) -> bool:
     return any(isinstance(each, WAITS) for part in parts for each in ast.walk(part))
 
 
+def looked_up(tree: ast.AST) -> Iterator[str]:
+    """Yield constants whose values the compiled code would look up by name, in the module, at each use."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_final = isinstance(node, ast.AnnAssign) and "Final" in ast.unparse(node.annotation)
+            names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+            yield from (f"{name} is not Final" for name in names - VARIED if name.isupper() and not is_final)
+
+
 def problems(tree: ast.AST) -> Iterator[str]:
+    yield from looked_up(tree)
     deletable = {name for node in ast.walk(tree) if "__deletable__" in ast.unparse(node) for name in strings(node)}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -124,7 +124,7 @@ class MemoryClient:
         self._is_feeding = False
         if endpoint not in _DUE:
             _DUE[endpoint] = []
-            endpoint.callbacks = CallbackQueue(_DUE[endpoint].append)
+            endpoint.shared.callbacks = CallbackQueue(_DUE[endpoint].append)
         self._due = _DUE[endpoint]
         self.waits_for_rounds = False
         self._parser = httptools.HttpResponseParser(self)

@@ -60,7 +60,7 @@ def framed(parts: Sequence[Buffer], encoding: bytes = b"identity", level: int = 
         encoding: How to compress it, if that is worthwhile.
         level: zlib's level, 1 to 9.
     """
-    size = sum(map(len, parts))
+    size = sum(len(part) for part in parts)  # compiled as a loop
     if encoding != b"identity" and size > COMPRESS_ABOVE_BYTES:
         message = compress(b"".join(parts), encoding, level)
         return [prefix(len(message), compressed=True) + message]

@@ -458,7 +458,7 @@ def encode_response(
         if places and tensor.name in places:
             write(places[tensor.name], tensor.name, data)
             data = b""
-        head.append(_output(tensor.name, tensor.datatype.wire, tensor.array.shape))
+        head.append(_output(tensor.name, tensor.datatype.wire, tensor.shape))
         tail += (b"\x32", varint(len(data)), data)
     return _merged(head, tail)
 

@@ -75,7 +75,7 @@ def _repeated(
             return None
         blob = encode_tensor(tensor)
         blobs.append(blob)
-        outputs.append((tensor.name, tensor.datatype.wire, tensor.array.shape, len(blob)))
+        outputs.append((tensor.name, tensor.datatype.wire, tensor.shape, len(blob)))
     return _binary_document(response.model_name, response.model_version, parameters, tuple(outputs)), blobs
 
 

@@ -55,15 +55,15 @@ class Bench:
         self.engine = FakeEngine()
         access_log = AccessLog(log, wall_clock=lambda: 0.0) if log is not None else None
         self.frontend = HttpFrontend(self.engine, limits or HttpLimits(), access_log=access_log)
-        self.frontend.now_s = 0.0
+        self.frontend.shared.now_s = 0.0
         self.client = self.connect()
 
     def connect(self) -> MemoryClient:
         return MemoryClient(self.frontend)
 
     def wait(self, seconds: float) -> None:
-        self.frontend.now_s += seconds
-        self.client.connection.check_time(self.frontend.now_s)
+        self.frontend.shared.now_s += seconds
+        self.client.connection.check_time(self.frontend.shared.now_s)
 
 
 @pytest.fixture
@@ -510,7 +510,7 @@ def test_a_client_that_does_not_take_its_last_response_is_given_up(
 
 def test_an_idle_connection_is_closed() -> None:
     bench = Bench(HttpLimits(idle_timeout_s=600))
-    bench.frontend.now_s = 500
+    bench.frontend.shared.now_s = 500
     bench.client.send(LIVE)
 
     bench.wait(600)

@@ -97,8 +97,8 @@ async def test_an_answer_that_comes_while_the_server_stops_is_delivered_before_t
         ask(reader)
         assert (reader.transport.is_half_closed, reader.transport.is_closed) == (True, False)
         for _ in range(10):
-            frontend.now_s += LINGER_S * 0.9
-            reader.connection.check_time(frontend.now_s)
+            frontend.shared.now_s += LINGER_S * 0.9
+            reader.connection.check_time(frontend.shared.now_s)
             reader.transport.let_through(1)
         assert not reader.transport.is_closed
 
@@ -113,8 +113,8 @@ async def test_the_sweep_leaves_it_to_the_drain_to_give_up_a_client_and_to_say_s
     async def sweep(frontend: HttpFrontend, client: MemoryClient) -> None:
         while not client.transport.is_closed:
             await asyncio.sleep(GRACE_S * 0.3)
-            frontend.now_s += LINGER_S * 2
-            client.connection.check_time(frontend.now_s)
+            frontend.shared.now_s += LINGER_S * 2
+            client.connection.check_time(frontend.shared.now_s)
 
     async with playing() as (frontend, client):
         ask(client)

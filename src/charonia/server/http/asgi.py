@@ -72,16 +72,16 @@ def begin(http: HttpFrontend, scope: Mapping[str, Any], body: bytes, send: Send)
         scope["method"].encode(),
         _url(scope),
         dict(fields),
-        {name: name for name, _ in fields} if http.keeps_names else None,
+        {name: name for name, _ in fields} if http.shared.keeps_names else None,
         body,
         keep_alive=True,
         knows_chunks=False,
     )
     request.by_page = not PAGE_FIELDS.isdisjoint(request.headers)
     exchange = Exchange(AsgiTransport(send), request)
-    limit = http.limits.body_bytes_max
-    http.request_count += 1
-    twice = [name for name in http.singular if len({value for key, value in fields if key == name}) > 1]
+    limit = http.shared.limits.body_bytes_max
+    http.shared.request_count += 1
+    twice = [name for name in http.shared.singular if len({value for key, value in fields if key == name}) > 1]
     if len(body) > limit:
         exchange.fail(oversized(len(body), limit, JSON_SIZE in request.headers))
     elif twice:

@@ -65,15 +65,15 @@ class CallbackQueue:
         callback()
 
 
-class ConnectionOwner(Protocol):
-    """The endpoint as a connection sees it.
+class EndpointState:
+    """What the connections of an endpoint share.
 
     Attributes:
-        limits: The endpoint's limits.
-        read_buffer: Read buffer that all connections share: its content is consumed immediately.
-        now_s: A coarse clock, in seconds.
+        limits: Limits of requests and connections.
+        read_buffer: Read buffer of all connections: its content is consumed immediately.
+        now_s: Monotonic time of the last sweep, in seconds.
         is_closing: Whether the endpoint is shutting down: connections close after their next response.
-        is_logged: Whether exchanges record when they were received, and `finished` is called.
+        is_logged: Whether exchanges record when they were received, and the owner's `finished` is called.
         is_traced: Whether exchanges record when they began to arrive.
         keeps_names: Whether requests keep the original spelling of header names.
         singular: Header fields that a request must not give twice with different values.
@@ -83,18 +83,29 @@ class ConnectionOwner(Protocol):
         request_count: Requests received.
     """
 
-    limits: HttpLimits
-    read_buffer: memoryview
-    now_s: float
-    is_closing: bool
-    is_logged: bool
-    is_traced: bool
-    keeps_names: bool
-    singular: Set[bytes]
-    callbacks: CallbackQueue
-    lend: Lend | None
-    allows_websockets: bool
-    request_count: int
+    def __init__(self, limits: HttpLimits, singular: Set[bytes], *, is_logged: bool) -> None:
+        self.limits = limits
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.now_s = time.monotonic()
+        self.is_closing = False
+        self.is_logged = is_logged
+        self.is_traced = False
+        self.keeps_names = False
+        self.singular: Set[bytes] = singular
+        self.callbacks = CallbackQueue(_call_soon)
+        self.lend: Lend | None = None
+        self.allows_websockets = False
+        self.request_count = 0
+
+
+def _call_soon(callback: Callback) -> asyncio.Handle:
+    return asyncio.get_running_loop().call_soon(callback)
+
+
+class ConnectionOwner(Protocol):
+    """The endpoint as a connection sees it."""
+
+    shared: EndpointState
 
     def opened(self, connection: "HttpConnection") -> bool:
         """Register a connection; return False when there are too many."""
@@ -129,15 +140,17 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, host: ConnectionOwner) -> None:
         self.flow = NO_FLOW
+        shared = host.shared
         self._host = host
-        self._limits = host.limits
+        self._shared = shared
+        self._limits = shared.limits
         self._transport: asyncio.Transport | None = None
         self._parser = RequestParser(
-            host.limits,
-            keeps_names=host.keeps_names,
-            singular=host.singular,
-            lend=host.lend,
-            allows_websockets=host.allows_websockets,
+            shared.limits,
+            keeps_names=shared.keeps_names,
+            singular=shared.singular,
+            lend=shared.lend,
+            allows_websockets=shared.allows_websockets,
         )
         self._exchanges: list[Exchange] = []  # in the order of their requests
         self._waiting: deque[Event] = deque()  # requests that have arrived and are not taken yet
@@ -145,7 +158,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._phase = Phase.OPEN
         self._reading_paused = False
         self._writing_paused = False
-        self._since_s = host.now_s  # start of the current wait: for a header, a body, the next request, or the client
+        self._since_s = shared.now_s  # start of the current wait: for a header, a body, the next request, or the client
         self._arrived_ns = 0  # time of the last read, with tracing
         self._begun_ns = 0  # when the current request began to arrive
         self._unsent = 0
@@ -188,7 +201,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The client reads too slowly: accept no more requests from it."""
         self._writing_paused = True
-        self._since_s = self._host.now_s
+        self._since_s = self._shared.now_s
         self._pace()
 
     def resume_writing(self) -> None:
@@ -199,24 +212,24 @@ class HttpConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer to read into."""
         vacant = self._parser.vacant
-        return self._host.read_buffer if vacant is None else vacant
+        return self._shared.read_buffer if vacant is None else vacant
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have arrived in the buffer."""
         if self._phase is not _OPEN:
             if self._exchanges and (receive := self._exchanges[-1].receive) is not None:
-                receive(bytes(self._host.read_buffer[:nbytes]))
+                receive(bytes(self._shared.read_buffer[:nbytes]))
             return
-        parser, host = self._parser, self._host
+        parser, shared = self._parser, self._shared
         state = parser.state
-        if host.is_traced:
+        if shared.is_traced:
             self._arrived_ns = time.monotonic_ns()
             if state is _IDLE:
                 self._begun_ns = self._arrived_ns
         try:
-            events = parser.receive(host.read_buffer[:nbytes]) if parser.vacant is None else parser.filled(nbytes)
+            events = parser.receive(shared.read_buffer[:nbytes]) if parser.vacant is None else parser.filled(nbytes)
             if parser.state is not state or (state is not _IDLE and events):
-                self._since_s = host.now_s
+                self._since_s = shared.now_s
             if len(events) == 1 and not (self._waiting or parser.backlog):
                 self._take(events[0])
             elif events or parser.backlog:
@@ -238,7 +251,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 state = parser.state
                 waiting += parser.resume()
                 if parser.state is not state or waiting:
-                    self._since_s = self._host.now_s
+                    self._since_s = self._shared.now_s
             if waiting:
                 self._take(waiting.popleft())
             self._pace()
@@ -247,19 +260,19 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _take(self, event: Event) -> None:
         """Handle an event of the parser: start an exchange, or send 100 Continue."""
-        exchanges, host = self._exchanges, self._host
+        exchanges, shared = self._exchanges, self._shared
         if self._phase is not _OPEN:  # an earlier response is the last one
             return
         if event is _CONTINUE:
             if not exchanges and self._transport is not None:
                 self._transport.write(event.value)
             return
-        host.request_count += 1
+        shared.request_count += 1
         exchange = Exchange(self, event)
-        if host.is_traced:
+        if shared.is_traced:
             exchange.begun_ns = self._begun_ns
             self._begun_ns = self._arrived_ns  # the next one was in the same read
-        if host.is_closing:
+        if shared.is_closing:
             exchange.end_connection()
         if not exchange.keep_alive:
             self._take_no_more()
@@ -267,9 +280,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         if event.refusal is not None:
             exchange.fail(event.refusal, event.refusal_status)
         else:
-            if host.is_logged:
+            if shared.is_logged:
                 exchange.received_ns = time.monotonic_ns()
-            host.handle(exchange)
+            self._host.handle(exchange)
         if len(exchanges) >= self._limits.pipeline_max:
             self._pace()
 
@@ -289,7 +302,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             while exchanges and (response := exchanges[0].response) is not None:
                 first = exchanges.pop(0)
-                if self._host.is_logged:
+                if self._shared.is_logged:
                     self._host.finished(first)
                 self._write(response)
                 if first.has_begun and not first.keep_alive:  # closing marks the end of the response
@@ -303,7 +316,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 if self._phase is not _OPEN:
                     self._end()
                 elif self._parser.state is _IDLE:
-                    self._since_s = self._host.now_s
+                    self._since_s = self._shared.now_s
         except Exception:
             self._fail()
 
@@ -332,7 +345,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._exchanges.clear()
         for exchange in abandoned:
             exchange.abandon()
-            if self._host.is_logged:
+            if self._shared.is_logged:
                 self._host.finished(exchange)
 
     def _fail(self) -> None:
@@ -350,13 +363,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return
         has_to_wait = self._parser.state is ParserState.CUT_OFF or (
-            self._host.is_closing and unsent_bytes(transport) > 0
+            self._shared.is_closing and unsent_bytes(transport) > 0
         )
         if not (has_to_wait and transport.can_write_eof()):
             transport.close()
         elif self._phase is not Phase.LINGERING:
             self._phase = Phase.LINGERING
-            self._since_s = self._host.now_s
+            self._since_s = self._shared.now_s
             transport.write_eof()
             self._pace()  # drops later input
 
@@ -369,13 +382,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         is_behind = bool(self._waiting or self._parser.backlog)
         if is_behind and not (is_full or self._is_turn_due):
             self._is_turn_due = True
-            self._host.callbacks.wait(self._take_turn)
+            self._shared.callbacks.wait(self._take_turn)
         if (is_full or is_behind) and not self._reading_paused:
             self._reading_paused = True
             transport.pause_reading()
         elif not (is_full or is_behind) and self._reading_paused:
             self._reading_paused = False
-            self._since_s = self._host.now_s
+            self._since_s = self._shared.now_s
             transport.resume_reading()
 
     # The endpoint's calls.
@@ -416,7 +429,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         transport, limits, parser = self._transport, self._limits, self._parser
         if transport is None:
             return
-        if self._phase is Phase.LINGERING and self._host.is_closing:
+        if self._phase is Phase.LINGERING and self._shared.is_closing:
             return  # `drain` abandons it, and reports it
         waited_s = now_s - self._since_s
         if self._writing_paused or self._phase is Phase.LINGERING:

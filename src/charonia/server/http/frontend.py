@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from charonia.core.errors import ServingError
@@ -13,7 +13,7 @@ from charonia.server.access.rules import Gate
 from charonia.server.access_log import AccessEntry, AccessLog
 from charonia.server.facade import NO_SERVICES, Engine, Services
 from charonia.server.http.browsers import BrowserRules
-from charonia.server.http.connection import READ_BYTES, CallbackQueue, HttpConnection
+from charonia.server.http.connection import EndpointState, HttpConnection
 from charonia.server.http.control import ControlHandlers, SharedMemoryHandlers, StatusHandlers
 from charonia.server.http.exchange import Exchange, Tasks
 from charonia.server.http.inference import InferenceHandlers
@@ -34,7 +34,6 @@ from charonia.server.http.routes import (
 )
 from charonia.server.listening import QUIET_S, drain, drain_gradually, listen, port_of
 from charonia.server.openai.routes import OpenaiHandlers
-from charonia.wire.tensors import Lend
 
 __all__ = ["HttpFrontend", "HttpLimits", "MetricsFrontend", "protocol_routes"]
 
@@ -54,23 +53,12 @@ class HttpEndpoint:
     """A listening socket, its connections and a route table.
 
     Attributes:
-        limits: Limits of requests and connections.
-        read_buffer: Read buffer that all connections share.
-        now_s: Monotonic time of the last sweep, in seconds.
-        is_closing: Whether connections close after their next response.
-        is_logged: Whether there is an access log.
-        is_traced: Whether requests may be traced.
-        keeps_names: Whether requests keep the original spelling of header names.
-        singular: Header fields that a request must not give twice with different values.
+        shared: What the connections share.
         handle: Answers a request, now or later. Never raises.
         admit: Returns whether a request may be handled if a page of a browser has sent it; if not, answers it.
         refusal: Returns why a caller may not send a request, None if it may.
-        callbacks: Turns of the connections with more requests than they handle in one round.
-        lend: Lends memory for large bodies with tensors, None where connections use their own.
-        allows_websockets: Whether some requests may change to a WebSocket.
         port: Listening port, once started.
         accepted_count: Connections accepted.
-        request_count: Requests received.
     """
 
     def __init__(
@@ -86,24 +74,14 @@ class HttpEndpoint:
         is_exiting: Callable[[], bool] = lambda: False,
         further: Callable[[str], dict[bytes, Handler]] = nothing_at,
     ) -> None:
-        self.limits = limits
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self.now_s = time.monotonic()
-        self.is_closing = False
-        self.is_logged = access_log is not None
-        self.is_traced = False
-        self.keeps_names = False
-        self.singular: Set[bytes] = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
+        singular = frozenset({JSON_SIZE}) | (gate.singular if gate is not None else frozenset())
+        self.shared = EndpointState(limits, singular, is_logged=access_log is not None)
         self._router = Router(
             routes, hint, versions=versions, gate=gate, browsers=browsers, is_exiting=is_exiting, further=further
         )
         self.handle, self.admit, self.refusal = self._router.handle, self._router.admit, self._router.refusal
-        self.callbacks = CallbackQueue(_call_soon)
-        self.lend: Lend | None = None
-        self.allows_websockets = False
         self.port = 0
         self.accepted_count = 0
-        self.request_count = 0
         self._access_log = access_log
         self._connections: set[HttpConnection] = set()
         self._servers: list[asyncio.AbstractServer] = []
@@ -138,12 +116,12 @@ class HttpEndpoint:
 
     async def ask_to_reconnect(self, timeout_s: float) -> None:
         """Serve as before for a while, and ask clients to leave: the next response of each connection is its last."""
-        self.is_closing = True
+        self.shared.is_closing = True
         await drain_gradually(self._connections, HttpConnection.uses, QUIET_S, timeout_s, least_s=timeout_s)
 
     def release_sockets(self) -> None:
         """Stop accepting connections; another process may. The next response of each connection is its last."""
-        self.is_closing = True
+        self.shared.is_closing = True
         while self._servers:
             self._servers.pop().close()
 
@@ -170,12 +148,17 @@ class HttpEndpoint:
     def open_count(self) -> int:
         return len(self._connections)
 
+    @property
+    def request_count(self) -> int:
+        """Requests received."""
+        return self.shared.request_count
+
     # The connections' calls.
 
     def opened(self, connection: HttpConnection) -> bool:
         self._connections.add(connection)
         self.accepted_count += 1
-        return len(self._connections) <= self.limits.connections_max
+        return len(self._connections) <= self.shared.limits.connections_max
 
     def closed(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
@@ -205,17 +188,13 @@ class HttpEndpoint:
 
     def _sweep(self) -> None:
         self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-        self.now_s = time.monotonic()
+        self.shared.now_s = time.monotonic()
         for connection in list(self._connections):
             try:
-                connection.check_time(self.now_s)
+                connection.check_time(self.shared.now_s)
             except Exception:  # a bug: it must not stop the sweep
                 _log.exception("%r is closed after a fault", connection)
                 connection.abort()
-
-
-def _call_soon(callback: Callable[[], None]) -> asyncio.Handle:
-    return asyncio.get_running_loop().call_soon(callback)
 
 
 class HttpFrontend(HttpEndpoint):
@@ -250,10 +229,10 @@ class HttpFrontend(HttpEndpoint):
             is_exiting=engine.is_exiting,
             further=lambda path: models_at(path) or mounts.at(path),
         )
-        self.allows_websockets = bool(services.mounts)
-        self.is_traced = services.tracer is not None
-        self.keeps_names = services.http_headers is not None
-        self.lend = services.lend
+        self.shared.allows_websockets = bool(services.mounts)
+        self.shared.is_traced = services.tracer is not None
+        self.shared.keeps_names = services.http_headers is not None
+        self.shared.lend = services.lend
         self._router.load = services.load
 
     async def close(self) -> None:

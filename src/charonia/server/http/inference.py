@@ -269,7 +269,7 @@ class InferenceHandlers:
         exchange.outcome = response
         document, blobs = encode_response(response, call.binary, call.forms, call.places)
         content_type, extra = JSON_TYPE, _server_timing(exchange, response)
-        if any(map(len, blobs)):
+        if any(len(blob) for blob in blobs):  # compiled as a loop
             content_type = BINARY_TYPE
             extra += b"Inference-Header-Content-Length: %d\r\n" % len(document)
         accepted = exchange.request.headers.get(b"accept-encoding")
