@@ -36,7 +36,7 @@ _ROOMS = {
     "server.front_ends": "bursts",
     "server.execution": "admission deadlock executor in_flight runner version_runner",
     "server.ensembles": "call flow",
-    "server": "engine facade",
+    "server": "engine",
     "server.http": "connection exchange inference limits parser routes",
     "client": "grpc_transport http2 http_transport",
     "tools.perf": "loops sending sequences",

@@ -17,7 +17,6 @@ from charonia.config.model import ModelConfig, TransactionPolicy
 from charonia.core.errors import internal
 from charonia.core.response import InferResponse
 from charonia.server.access.rules import Gate, KeyRing, parse_keys
-from charonia.server.facade import Services
 from charonia.server.grpc.frontend import GrpcLimits
 from charonia.wire.grpc_status import Status
 
@@ -522,7 +521,7 @@ async def test_an_open_stream_ends_when_its_key_goes_and_unary_calls_are_answere
     kept, gone = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-revoked")
 
     ring = KeyRing(lines.keys, b"secret")
-    bench.frontend.service.services = Services(grpc_gate=Gate((), ring, what="protocol"))
+    bench.frontend.service.gate = Gate((), ring, what="protocol")
     bench.engine.hold = True
     client = bench.client()
     streams = [Stream(client, key) for key in (kept, gone)]
@@ -545,7 +544,7 @@ async def test_a_key_that_is_given_twice_must_be_the_same(bench: Bench) -> None:
     lines = parse_keys("a infer key-that-stays-valid")
     first, other = (b"x-api-key", b"key-that-stays-valid"), (b"x-api-key", b"key-that-is-another")
 
-    bench.frontend.service.services = Services(grpc_gate=Gate((), KeyRing(lines.keys, b"secret"), what="protocol"))
+    bench.frontend.service.gate = Gate((), KeyRing(lines.keys, b"secret"), what="protocol")
     client = bench.client()
     for headers, status in (
         ((first, first), Status.OK),

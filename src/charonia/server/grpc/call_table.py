@@ -182,7 +182,7 @@ class CallTable(Table):
         """Open a call with the headers of a stream, or refuse it; `end` means that no data follows."""
         http2 = self._http2
         http2.last_stream_id = max(http2.last_stream_id, stream_id)
-        gate = self.service.services.grpc_gate
+        gate = self.service.gate
         self.service.request_count += 1
         try:
             # Most clients send the same headers with every call.
@@ -204,8 +204,8 @@ class CallTable(Table):
         except NotGrpcError as other:
             self._refuse(stream_id, headers, end, other.headers, other.status)
             return
-        if head.load_format and self.service.services.load is not None:
-            self.service.services.load.request_report()
+        if head.load_format and self.service.load is not None:
+            self.service.load.request_report()
         call: GrpcCall
         if method.run is None:
             assert method.make_handler is not None
@@ -273,7 +273,7 @@ class CallTable(Table):
             call.wind_down()
 
     def recheck(self) -> None:
-        gate = self.service.services.grpc_gate
+        gate = self.service.gate
         if gate is None:
             return
         for call in list(self._calls.values()):
@@ -334,7 +334,7 @@ class CallTable(Table):
         self._remove(call)
 
     def _with_load(self, call: GrpcCall, trailers: Headers) -> Headers:
-        load = self.service.services.load
+        load = self.service.load
         if not call.head.load_format or load is None:
             return trailers
         return (*trailers, *load_trailers(load.latest(), call.head.load_format))

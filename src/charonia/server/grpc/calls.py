@@ -36,8 +36,15 @@ class Service:
         engine: The server's models.
         limits: Limits of connections and calls.
         access_log: The access log, None for none.
-        services: Services besides the engine.
+        services: Services besides the engine; the following ones are theirs, for the path of each request.
+        gate: Permits or refuses calls, None where every client may make every call.
+        headers: Headers that become request parameters.
+        load: Reports of the server's load.
+        regions: Shared memory of clients.
+        request_log: Samples of requests with their answers.
         tracer: Traces requests, None where tracing is off.
+        traffic: How requests without a version are split.
+        names_flows: Whether more than their addresses distinguishes clients.
         loop: The event loop.
         request_count: Calls received, and messages of streams.
     """
@@ -48,7 +55,14 @@ class Service:
         self.limits = limits
         self.access_log = access_log
         self.services = services
+        self.gate = services.grpc_gate
+        self.headers = services.grpc_headers
+        self.load = services.load
+        self.regions = services.regions
+        self.request_log = services.request_log
         self.tracer: Tracing | None = services.tracer
+        self.traffic = services.traffic
+        self.names_flows = services.has_named_flows
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.request_count = 0
 
@@ -64,17 +78,17 @@ class Service:
         Raises:
             ServingError: A header that becomes a parameter is invalid.
         """
-        services, tracer = self.services, self.tracer
-        if services.grpc_headers is not None:  # a header replaces a parameter of the same name
-            request.parameters.update(services.grpc_headers.parameters(call.head.headers))
-        if services.traffic is not None and services.traffic.sticky:
-            request.affinity = services.affinity(request.model_name, call.head.header)
+        head = call.head
+        if self.headers is not None:  # a header replaces a parameter of the same name
+            request.parameters.update(self.headers.parameters(head.headers))
+        if self.traffic is not None and self.traffic.sticky:
+            request.affinity = self.services.affinity(request.model_name, head.header)
         request.deadline_ns = call.deadline_ns
         request.flow = call.flow()
-        if services.request_log is not None:
-            reply = services.request_log.begin("grpc", request, reply, call.head.header, services.grpc_headers)
-        if tracer is not None:
-            reply = begin(tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=call.head.header)
+        if self.request_log is not None:
+            reply = self.request_log.begin("grpc", request, reply, head.header, self.headers)
+        if self.tracer is not None:
+            reply = begin(self.tracer, request, reply, names=TRACE_EVENTS, received_ns=received_ns, headers=head.header)
         return self.engine.infer(request, reply)
 
 
@@ -200,8 +214,8 @@ class GrpcCall:
 
     def flow(self) -> Flow:
         """Return the flow of requests in the call."""
-        peer, services = self.table.flow, self.table.service.services
-        return services.flow(peer, services.grpc_gate, self.head.header) if services.has_named_flows else peer
+        peer, service = self.table.flow, self.table.service
+        return service.services.flow(peer, service.gate, self.head.header) if service.names_flows else peer
 
     def framed(self, parts: list[Buffer]) -> list[Buffer]:
         return framed(parts, self.encoding, self.table.service.limits.compression_level)
@@ -270,7 +284,7 @@ class UnaryCall(GrpcCall):
         if service.engine.is_exiting():
             raise turned_away("GRPC server is shutting down and has stopped accepting new requests.")
         try:
-            request, _, self._places = decode_infer(message, service.services.regions)
+            request, _, self._places = decode_infer(message, service.regions)
         except ServingError as error:
             sent = decode_infer_identity(message)
             raise first_error(service.engine, service.services, sent.model_name, sent.model_version, error) from error

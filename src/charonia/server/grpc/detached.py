@@ -63,7 +63,7 @@ class DetachedCall(Table):
         else:
             self._call = UnaryCall(self, 0, method.name, head, method.run)
         service.request_count += 1
-        gate = service.services.grpc_gate
+        gate = service.gate
         try:
             if gate is not None:
                 check_singular(head.headers, gate.singular)

@@ -71,7 +71,7 @@ class LoadStream:
 
     async def _send(self, interval_s: float) -> None:
         call = self._call
-        load = call.table.service.services.load
+        load = call.table.service.load
         try:
             if load is None:
                 raise unsupported("the load of this server is not reported here")
@@ -263,12 +263,12 @@ async def _unload(service: Service, request: Any) -> Document:
 
 
 def _system_status(service: Service, request: Any) -> Document:
-    is_known = request.name or service.services.regions is not None
+    is_known = request.name or service.regions is not None
     return _status(describe_system(_regions(service).system(request.name)) if is_known else [])
 
 
 def _cuda_status(service: Service, request: Any) -> Document:
-    is_known = request.name or service.services.regions is not None
+    is_known = request.name or service.regions is not None
     return _status(describe_cuda(_regions(service).cuda(request.name)) if is_known else [])
 
 
@@ -297,9 +297,9 @@ async def _cuda_unregister(service: Service, request: Any) -> Document:
 
 
 def _regions(service: Service) -> RegionRegistry:
-    if service.services.regions is None:
+    if service.regions is None:
         raise disabled()
-    return service.services.regions
+    return service.regions
 
 
 async def _traffic(service: Service, request: Any) -> Document:
@@ -319,9 +319,9 @@ def _as_text(traffic: Mapping[str, object]) -> Document:
 
 
 def _traffic_of(service: Service) -> TrafficControl:
-    if service.services.traffic is None:
+    if service.traffic is None:
         raise unsupported("traffic between versions is not offered here")
-    return service.services.traffic
+    return service.traffic
 
 
 async def _trace_setting(service: Service, request: Any) -> Document:

@@ -211,7 +211,7 @@ class InferStream:
         received_ns = 0 if service.tracer is None else time.monotonic_ns()
         problem: ServingError | None = None
         try:
-            request, wants_empty_final, places = decode_infer(message, service.services.regions)
+            request, wants_empty_final, places = decode_infer(message, service.regions)
         except ServingError as error:
             request, wants_empty_final, places = decode_infer_identity(message), False, NO_PLACES
             problem = first_error(service.engine, service.services, request.model_name, request.model_version, error)
