@@ -84,6 +84,9 @@ class HyperConnection:
         """Return what is to be sent."""
         return self._h2.data_to_send()
 
+    def has_output(self) -> bool:
+        return True  # only `output` knows
+
     def respond(self, stream_id: int, head: Headers, body: Sequence[bytes | memoryview], trailers: Headers) -> None:
         """Send a whole response."""
         self.send_head(stream_id, head)

@@ -345,6 +345,7 @@ class GrpcConnection(asyncio.Protocol):
         self._opened_s = self._loop.time()
         self._is_greeted = False
         self._is_flush_due = False
+        self._sends_flushed = 0  # `sends` of the calls at the last flush
         self._is_paused = False
         self._late_reads = 0
         self._reader = FrameReader(self._http2)
@@ -556,9 +557,9 @@ class GrpcConnection(asyncio.Protocol):
             return
         http2, calls = self._http2, self._calls
         try:
-            data = http2.output()
-            if data:
-                self._transport.write(data)
+            if calls.sends != self._sends_flushed or http2.has_output():
+                self._sends_flushed = calls.sends
+                self._transport.write(http2.output())
                 for event in http2.events():
                     self._control(event)
                 if self._phase is _Phase.CLOSING:

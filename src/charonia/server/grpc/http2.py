@@ -151,6 +151,10 @@ class ServerConnection:
     def output(self) -> bytes:
         return self._connection.data_to_send()
 
+    def has_output(self) -> bool:
+        """Return whether there is something to send; faster than `output` where there is nothing."""
+        return self._connection.want_write
+
     def respond(self, stream_id: int, head: Headers, body: Sequence[bytes | memoryview], trailers: Headers) -> None:
         connection = self._connection
         try:
