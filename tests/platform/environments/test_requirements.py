@@ -71,9 +71,9 @@ def test_a_script_states_its_dependencies() -> None:
     ("content", "problem"),
     [
         ("import PIL\n", "states no dependencies"),
-        ("# /// script\n# dependencies = [\n# ///\n", "not TOML"),
+        ("# /// script\n# dependencies = [\n# ///\n", "not valid TOML"),
         ('# /// script\n# dependencies = "numpy"\n# ///\n', "expected a list of strings"),
-        ('# /// script\n# requires-python = "newest"\n# ///\n', "not a range of versions"),
+        ('# /// script\n# requires-python = "newest"\n# ///\n', "expected text such as '>=3.11', got 'newest'"),
         ('# /// script\n# requires-python = "<3.8"\n# ///\n', "3.8 or newer"),
     ],
 )

@@ -8,14 +8,13 @@ environment.
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from charonia.config.inline_metadata import InlineMetadata, inline_metadata
 from charonia.core.errors import invalid
 
 CHARS_MAX = 65536
@@ -23,7 +22,6 @@ LINES_MAX = 1000
 OWN = "charonia"
 
 _OPTIONS = ("--index-url", "--extra-index-url", "--find-links", "--pre", "--only-binary", "--no-binary")
-_SCRIPT = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _PYTHON = re.compile(r"3\.[0-9]{1,2}")
 
 
@@ -80,20 +78,10 @@ def read_requirements(text: str) -> Requirements:
 
 def read_script(text: str) -> tuple[str, str]:
     """Return version of Python, "" for any, and requirements from the header of a Python file (PEP 723)."""
-    match = _SCRIPT.search(text.replace("\r\n", "\n"))
-    if match is None:
-        raise invalid(
-            "script: the file states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it"
-        )
-    content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(True))
-    try:
-        stated = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
-        raise invalid(f"script: the dependencies of the file are not TOML: {error}") from None
-    lines = stated.get("dependencies", [])
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise invalid("script: dependencies: expected a list of strings")
-    return _least(str(stated.get("requires-python", ""))), "\n".join(lines)
+    found = inline_metadata(text, "script")
+    if found is None:
+        raise invalid("script: it states no dependencies", hint="expected a comment '# /// script', as PEP 723 has it")
+    return _least(found), "\n".join(found.dependencies)
 
 
 def check_python(version: str, known: Sequence[str]) -> str:
@@ -105,15 +93,11 @@ def check_python(version: str, known: Sequence[str]) -> str:
     return version
 
 
-def _least(requires: str) -> str:
+def _least(found: InlineMetadata) -> str:
     """Return the oldest matching version, "" if any matches."""
-    if not requires:
+    if not found.requires_python:
         return ""
-    try:
-        fitting = SpecifierSet(requires)
-    except InvalidSpecifier:
-        raise invalid(f"script: requires-python: '{requires}' is not a range of versions") from None
     for minor in (*range(11, 30), 10, 9, 8):  # the last three have no servers
-        if f"3.{minor}.99" in fitting:
+        if found.accepts((3, minor, 99)):
             return f"3.{minor}"
-    raise invalid(f"script: requires-python: expected a range with 3.8 or newer, got '{requires}'")
+    raise invalid(f"script: requires-python: expected a range with 3.8 or newer, got '{found.requires_python}'")

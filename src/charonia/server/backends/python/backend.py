@@ -231,7 +231,7 @@ async def _environment(
     if settings.values.get(BUILDER) != "none":
         inline = await asyncio.to_thread(read_inline, source)
         lacks += [REQUIREMENTS] if requirements_of(files, backend_dir) is not None else []
-        lacks += [f"the dependencies in {source.name}"] if inline is not None and inline.dependencies else []
+        lacks += [f"the dependencies in {source.name}"] if inline is not None and inline.packages else []
     if lacks:
         raise unsupported(
             f"model '{config.name}': {lacks[0]} cannot be met with {MODE} {THREAD}: a thread has the packages and the "

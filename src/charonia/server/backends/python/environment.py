@@ -38,15 +38,12 @@ import sys
 import sysconfig
 import tarfile
 import time
-import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from charonia.archives import ArchiveLimits, explained, failure, limited, tar_entries, unpacked_bytes_max
+from charonia.config.inline_metadata import InlineMetadata, inline_metadata
 from charonia.config.model import ModelConfig
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.die_with_parent import with_parent_death_signal
@@ -54,55 +51,6 @@ from charonia.python_command import python_code, python_module
 from charonia.server.backends.api import BackendSettings, ModelFiles
 from charonia.server.backends.workers.process import SERVER_ENVIRONMENT, Environment
 from charonia.server.channel.cuda_driver import is_usable
-
-_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(?:^#(?:| .*)$\s)+)^# ///$")
-
-OWN_PACKAGE = "charonia"
-"""A dependency that workers have in every environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class InlineMetadata:
-    """What a file needs.
-
-    Attributes:
-        dependencies: Requirements, without this package.
-        requires_python: Specifier of the interpreter's version, "" for any.
-    """
-
-    dependencies: tuple[str, ...] = ()
-    requires_python: str = ""
-
-    def accepts(self, version: tuple[int, ...]) -> bool:
-        return SpecifierSet(self.requires_python).contains(".".join(map(str, version)), prereleases=True)
-
-
-def inline_metadata(text: str, what: str) -> InlineMetadata | None:
-    """Return the metadata in the text of a file, None where it has none.
-
-    Raises:
-        ServingError: INVALID_ARG for a block that is no such metadata.
-    """
-    blocks = list(_BLOCK.finditer(text.replace("\r\n", "\n")))
-    if not blocks:
-        return None
-    if len(blocks) > 1:
-        raise invalid(f"{what}: expected one block '# /// script', got {len(blocks)}")
-    lines = (line[2:] if line.startswith("# ") else line[1:] for line in blocks[0]["content"].splitlines())
-    try:
-        document = tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError as error:
-        raise invalid(f"{what}: the block '# /// script' is not valid TOML: {error}") from error
-    dependencies, python = document.get("dependencies", []), document.get("requires-python", "")
-    if not isinstance(dependencies, list) or not all(isinstance(each, str) for each in dependencies):
-        raise invalid(f"{what}: dependencies: expected a list of strings, got {dependencies!r}")
-    try:
-        SpecifierSet(python)
-    except (InvalidSpecifier, TypeError):
-        raise invalid(f"{what}: requires-python: expected text such as '>=3.11', got {python!r}") from None
-    own = re.compile(rf"\s*{OWN_PACKAGE}(?![A-Za-z0-9._-])", re.IGNORECASE)
-    return InlineMetadata(tuple(each for each in dependencies if not own.match(each)), python)
-
 
 BUILD_S_MAX = 1800.0
 """Time limit for one environment, downloads included."""
@@ -460,7 +408,7 @@ async def environment_of(
 async def environment_of_file(source: Path, settings: BackendSettings) -> Environment:
     """Return the environment that a Python file asks for in itself, the server's own where it asks for none."""
     wanted = await asyncio.to_thread(read_inline, source)
-    if wanted is None or (not wanted.dependencies and wanted.accepts(sys.version_info[:3])):
+    if wanted is None or (not wanted.packages and wanted.accepts(sys.version_info[:3])):
         return SERVER_ENVIRONMENT
     builder = _builder(settings)
     if builder == "none":
@@ -470,7 +418,7 @@ async def environment_of_file(source: Path, settings: BackendSettings) -> Enviro
 
     async def build(folder: Path) -> None:
         requirements = folder.with_suffix(".txt")
-        requirements.write_text("".join(f"{line}\n" for line in wanted.dependencies))
+        requirements.write_text("".join(f"{line}\n" for line in wanted.packages))
         try:
             await build_requirements(
                 requirements, folder, builder, python=python, what=source.name, needed=NEEDED_BY_FUNCTIONS
@@ -478,7 +426,7 @@ async def environment_of_file(source: Path, settings: BackendSettings) -> Enviro
         finally:
             requirements.unlink()
 
-    key = "inline-" + _new_digest(wanted.requires_python, *sorted(wanted.dependencies)).hexdigest()[:KEY_LETTERS]
+    key = "inline-" + _new_digest(wanted.requires_python, *sorted(wanted.packages)).hexdigest()[:KEY_LETTERS]
     return await cached(key, build, settings, f"'{source.name}'")
 
 
