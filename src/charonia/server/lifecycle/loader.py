@@ -28,12 +28,13 @@ from charonia.config.kinds import InstanceKind
 from charonia.config.model import InstanceGroup, ModelConfig, ModelWarmup, WarmupInput
 from charonia.config.parameters import EXAMPLE_REFUSED, TRY_EXAMPLE, bounds_of
 from charonia.core.dtypes import DataType
-from charonia.core.errors import ServingError, internal, invalid
+from charonia.core.errors import ServingError, invalid
 from charonia.core.raw_data import from_file, zeros
 from charonia.core.request import CallFrame, InferRequest
 from charonia.core.statistics import WorkerState
 from charonia.core.tensor import Array, Tensor
-from charonia.server.backends.api import Execution, LoadedModel, Placement, Result, SelfChecking, SupervisedModel
+from charonia.server.backends.api import LoadedModel, Placement, SelfChecking, SupervisedModel
+from charonia.server.backends.warm_up import WarmUpBatch
 from charonia.server.closing import close_safely
 from charonia.server.execution.executor import Executor, make_executor
 from charonia.server.execution.runner import ModelRunner
@@ -139,63 +140,6 @@ def _random(datatype: DataType, count: int, random: np.random.Generator) -> Arra
     return integers
 
 
-class WarmupBatch:
-    """A run of a sample on an executor.
-
-    Attributes:
-        requests: The requests of the sample.
-        done: Set when every request has its last response and the executor is idle: None, or the first error.
-    """
-
-    def __init__(self, requests: Sequence[InferRequest], model: str, version: str) -> None:
-        self.requests = requests
-        self.done: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
-        self._frame = CallFrame(model, version)
-        self._open = set(range(len(requests)))
-        self._is_idle = False
-        self._error: ServingError | None = None
-
-    def executed(self, execution: Execution | ServingError, start_ns: int, end_ns: int) -> None:
-        """A blocking instance ran the batch."""
-        if isinstance(execution, ServingError):
-            self.finish(start_ns, end_ns, execution)
-            return
-        for index, result in enumerate(execution.results):
-            self.respond(index, result, True)
-        self.finish(execution.input_end_ns, execution.output_start_ns)
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        """Take a response: only errors matter, the content is ignored."""
-        if isinstance(result, ServingError):
-            self._error = self._error or result
-        if final:
-            self._open.discard(index)
-            self._check_done()
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        """The executor is idle again."""
-        if not leaves_open:
-            if self._open:
-                self._error = self._error or error or internal("the model sent no response")
-            self._open.clear()
-        self._is_idle = True
-        self._check_done()
-
-    def is_cancelled(self, index: int) -> bool:
-        """Return False: warm-up has no callers that could leave."""
-        return False
-
-    def frame(self) -> CallFrame:
-        """Return the caller of the requests that the model makes while the sample runs."""
-        return self._frame
-
-    def _check_done(self) -> None:
-        if self._is_idle and not self._open and not self.done.done():
-            self.done.set_result(self._error)
-
-
 async def warm(
     config: ModelConfig, version: str, executors: Sequence[Executor], samples: Sequence[WarmupSample]
 ) -> None:
@@ -220,9 +164,7 @@ async def _warm_instance(
 ) -> None:
     for sample in samples:
         for _ in range(sample.count):
-            batch = WarmupBatch(sample.requests, config.name, version)
-            executor.run(batch)
-            error = await batch.done
+            error = await _run(config, version, executor, sample.requests)
             if error is not None:
                 raise ServingError(
                     error.code,
@@ -265,7 +207,8 @@ async def with_example(config: ModelConfig, version: str, executor: Executor) ->
         inputs = example_inputs(config, size)
         if sum(tensor.array.size for tensor in inputs.values()) > TRIAL_ELEMENTS_MAX:
             continue
-        error = await _run(config, version, executor, inputs)
+        requests = [InferRequest(config.name, dict(inputs), model_version=version)]
+        error = await _run(config, version, executor, requests)
         if error is None:
             return replace(config, model_warmup=(_sample(config, inputs),)) if size else config
         refusal = refusal or error.message
@@ -275,11 +218,13 @@ async def with_example(config: ModelConfig, version: str, executor: Executor) ->
 
 
 async def _run(
-    config: ModelConfig, version: str, executor: Executor, inputs: Mapping[str, Tensor]
+    config: ModelConfig, version: str, executor: Executor, requests: Sequence[InferRequest]
 ) -> ServingError | None:
-    batch = WarmupBatch([InferRequest(config.name, dict(inputs), model_version=version)], config.name, version)
-    executor.run(batch)
-    return await batch.done
+    """Run requests without callers on an executor, and return the first error."""
+    over: asyncio.Future[ServingError | None] = asyncio.get_running_loop().create_future()
+    frame = CallFrame(config.name, version)
+    executor.run(WarmUpBatch(requests, frame, lambda error: None if over.done() else over.set_result(error)))
+    return await over
 
 
 def _sample(config: ModelConfig, inputs: Mapping[str, Tensor]) -> ModelWarmup:

@@ -17,6 +17,7 @@ from charonia.core.errors import ServingError, internal, unavailable
 from charonia.core.request import CallFrame, InferRequest
 from charonia.server.backends.api import BatchSink, BusyPolling, Result
 from charonia.server.backends.batch import ModelShapes
+from charonia.server.backends.warm_up import WarmUpBatch
 from charonia.server.backends.workers.codec import decode_results, encode_requests
 from charonia.server.backends.workers.process import WorkerLink, WorkerProcess
 from charonia.server.backends.workers.services import Readiness, ServerServices, Work, WorkerServices
@@ -363,36 +364,6 @@ class WorkerPhase(Enum):
     CLOSED = "closed"
 
 
-class WarmUpSink:
-    """The `BatchSink` of a warm-up batch.
-
-    Args:
-        frame: The caller of requests that the model makes during it.
-        done: Called after the batch, with the problem or "".
-    """
-
-    def __init__(self, frame: CallFrame, done: Callable[[str], None]) -> None:
-        self._frame = frame
-        self._done = done
-        self._problem = ""
-
-    def respond(self, index: int, result: Result | None, final: bool) -> None:
-        if isinstance(result, ServingError):
-            self._problem = self._problem or result.message
-
-    def finish(
-        self, input_end_ns: int, output_start_ns: int, error: ServingError | None = None, *, leaves_open: bool = False
-    ) -> None:
-        self._done(self._problem or (error.message if error is not None else ""))
-
-    def is_cancelled(self, index: int) -> bool:
-        """Return False: warm-up has no callers."""
-        return False
-
-    def frame(self) -> CallFrame:
-        return self._frame
-
-
 class PythonInstance:
     """An `AsyncInstance` in a worker process, which is restarted with back-off when it ends.
 
@@ -568,11 +539,12 @@ class PythonInstance:
             self._warming = deque(self._warm_up)
         self._warm_up_next()
 
-    def _warm_up_next(self, problem: str = "") -> None:
-        if problem:
-            self._kill(f"warming it up again failed: {problem}")
+    def _warm_up_next(self, error: ServingError | None = None) -> None:
+        if error is not None:
+            self._kill(f"warming it up again failed: {error.message}")
         elif self._warming:
-            self._batches.warm_up(WarmUpSink(CallFrame(self.name, ""), self._warm_up_next), self._warming.popleft())
+            requests = self._warming.popleft()
+            self._batches.warm_up(WarmUpBatch(requests, CallFrame(self.name, ""), self._warm_up_next), requests)
         else:
             self._begin()
 
