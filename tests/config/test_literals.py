@@ -2,7 +2,7 @@
 
 import pytest
 
-from charonia.config.model import ModelConfig, ModelInput, SequenceBatching, SequenceDirect
+from charonia.config.model import ModelConfig
 from charonia.config.pbtxt import parse
 from charonia.core.errors import Code, ServingError
 
@@ -17,13 +17,11 @@ def refusal(text: str) -> ServingError:
 @pytest.mark.parametrize(
     ("literal", "expected"),
     [
-        (r'"a\?b"', "a?b"),
-        (r"'\?\?'", "??"),
         (r'"\\?"', r"\?"),
-        (r'"\x41\X41\X4"', "AA\x04"),
+        (r'"\x41\x4"', "A\x04"),
         (r'"\101\7\1234"', "A\x07S4"),
         (r'"\303\251 \xc3\xa9 \u00e9 é"', "é é é é"),
-        (r'"\U0001f600 \ud83d\ude00 \uD83D\uDE01"', "\U0001f600 \U0001f600 \U0001f601"),
+        (r'"\U0001f600"', "\U0001f600"),
         (r'"\U0010ffff\U0000d7ff\ue000"', "\U0010ffff\ud7ff\ue000"),
         (r'"\a\b\f\n\r\t\v\\\'\""', "\a\b\f\n\r\t\v\\'\""),
         (r"""'a\"b' "c'd" # "\q" '""", "a\"bc'd"),
@@ -37,6 +35,9 @@ def test_an_escape_means_what_it_means_to_triton(literal: str, expected: str) ->
     "escape",
     [
         r"\m",
+        r"\?",
+        r"\X41",
+        r"\ud83d\ude00",
         r"\8",
         r"\x",
         r"\u12",
@@ -49,7 +50,7 @@ def test_an_escape_means_what_it_means_to_triton(literal: str, expected: str) ->
         r"\N{DASH}",
     ],
 )
-def test_an_escape_that_triton_refuses_is_refused_with_its_place(escape: str) -> None:
+def test_an_escape_that_triton_refuses_or_reads_otherwise_is_refused_with_its_place(escape: str) -> None:
     error = refusal(f'\nname: "m"\nbackend: "é\\n{escape}"')
 
     assert error.message.startswith("config.pbtxt line 3, column 14: a text cannot have the escape \\")
@@ -71,27 +72,9 @@ def test_a_number_of_thousands_of_digits_is_out_of_range() -> None:
     assert refusal("max_batch_size: 0x" + "f" * 10_000).message.endswith("column 17: value out of range")
 
 
-@pytest.mark.parametrize("gap", ["", " ", "\t \r\n", " # - 3\n", "\n\n"])
-def test_a_minus_may_stand_apart_from_its_number(gap: str) -> None:
-    text = f"input {{ dims: [3, -{gap}1] }} sequence_batching {{ direct {{ minimum_slot_utilization: -{gap}.5 }} }}"
-
-    assert parse(text) == ModelConfig(
-        input=(ModelInput(dims=(3, -1)),),
-        sequence_batching=SequenceBatching(direct=SequenceDirect(minimum_slot_utilization=-0.5)),
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["max_batch_size: - - 1", "max_batch_size: -- 1", "max_batch_size: - {}", 'name: - "1"']
-)
-def test_a_minus_before_anything_else_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["max_batch_size: - 1", "max_batch_size: -- 1", "max_batch_size: - {}", 'name: - "1"'])
+def test_a_minus_before_anything_but_a_digit_is_refused(text: str) -> None:
     assert refusal(text).message.startswith("config.pbtxt line 1, column ")
-
-
-def test_an_error_after_a_literal_written_anew_has_the_columns_of_the_file() -> None:
-    text = r'name: "\?\ud83d\ude00" max_bach_size: 8'
-
-    assert refusal(text).message.startswith(f"config.pbtxt line 1, column {text.index('max') + 1}: ")
 
 
 def test_comments_and_texts_are_no_literals_of_another_kind() -> None:
@@ -99,7 +82,7 @@ def test_comments_and_texts_are_no_literals_of_another_kind() -> None:
 
 
 def test_a_comment_may_be_in_another_encoding() -> None:
-    content = "# 你好\nmax_batch_size: - # é\n 4".encode("gbk", errors="ignore") + b" # \xff"
+    content = "# 你好\nmax_batch_size: -4 # é\n".encode("gbk", errors="ignore") + b" # \xff"
 
     assert parse(content.decode(errors="surrogateescape")) == ModelConfig(max_batch_size=-4)
 

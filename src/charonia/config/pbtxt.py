@@ -4,16 +4,13 @@ Protobuf's own parser reads the text, so its variants are accepted: commas or se
 [1, 2]` or as repeated fields, `name { }` and `name: { }`, `#` comments, enumerations by name or number. Its errors
 become one sentence with line, column and, for a misspelt name, the nearest known one.
 
-Triton uses Protobuf's C++ parser, which reads some literals differently: Python's parser unescapes strings by Python's
-rules, and requires a minus sign directly before its number. `python_literals` rewrites such literals, so that a file
-means the same to both. Comments may contain any bytes; bytes outside UTF-8 are lone surrogates here.
+Triton uses Protobuf's C++ parser. Python's parser unescapes strings by Python's rules, so escapes that mean something
+else to one of the two are refused. Comments may contain any bytes; bytes outside UTF-8 are lone surrogates here.
 
 Source: the grammar of protobuf's text format.
 """
 
 import re
-from collections.abc import Callable
-from functools import partial
 
 from google.protobuf import text_format
 
@@ -28,7 +25,6 @@ _LITERAL = re.compile(
     \#[^\n]*                                                            # a comment
     | (?P<quote>["'])(?P<inner>(?:(?!(?P=quote))[^\n\\]|\\.)*)(?P=quote)
     | ["'][^\n]*                                                        # a text without an end: the parser says so
-    | -(?P<gap>(?:[ \t\n\v\f\r]|\#[^\n]*\n)+)(?=[0-9.]|inf|nan)
     """,
     re.VERBOSE,
 )
@@ -37,57 +33,33 @@ _BRACE = re.compile(r"""\#[^\n]*|(?P<quote>["'])(?:(?!(?P=quote))[^\n\\]|\\.)*(?
 
 _ESCAPE = re.compile(
     r"""\\(?:
-    (?P<plain>[abfnrtv\\'"] | (?![4-7][0-7]{2})[0-7]{1,3} | x[0-9a-fA-F]{1,2}
-        | u(?![dD][89a-fA-F])[0-9a-fA-F]{4} | U(?:0010|000(?!0[dD][89a-fA-F])[0-9a-fA-F])[0-9a-fA-F]{4})
-    | (?P<question>\?)
-    | X(?P<hex>[0-9a-fA-F]{1,2})
-    | u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})
+    [abfnrtv\\'"] | (?![4-7][0-7]{2})[0-7]{1,3} | x[0-9a-fA-F]{1,2}
+    | u(?![dD][89a-fA-F])[0-9a-fA-F]{4} | U(?:0010|000(?!0[dD][89a-fA-F])[0-9a-fA-F])[0-9a-fA-F]{4}
     | (?P<wrong>[0-7]{3} | u[0-9a-fA-F]{4} | U[0-9a-fA-F]{8} | .)
     )""",
     re.VERBOSE,
 )
+"""An escape; a wrong one is unknown, or means something else to Triton."""
 
 _NO_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
-def python_literals(text: str, refuse: Callable[[int, str, str], ServingError]) -> str:
-    """Return the text with its literals rewritten for Python's parser, everything else at its original position.
+def _readable(text: str) -> str:
+    """Return the text with "?" in comments for bytes that are not UTF-8. Raises ServingError for a wrong escape."""
 
-    Args:
-        text: A config.pbtxt.
-        refuse: Makes the error for an offset, a sentence and a hint.
-
-    Raises:
-        ServingError: From `refuse`, for an escape that C++ does not support.
-    """
-
-    def rewritten(literal: re.Match[str]) -> str:
-        if literal["gap"]:
-            return _NO_CHARACTER.sub("?", literal["gap"]) + "-"
+    def checked(literal: re.Match[str]) -> str:
         if literal[0].startswith("#"):
             return _NO_CHARACTER.sub("?", literal[0])
-        if not literal["quote"] or "\\" not in literal[0]:
-            return literal[0]
-        start = literal.start("inner")
-        inner = _ESCAPE.sub(lambda escape: _escape(escape, start, refuse), literal["inner"])
-        # The rest of the line keeps its column, so that errors point to the right place in the file.
-        return (literal["quote"] + inner + literal["quote"]).ljust(len(literal[0]))
+        for escape in _ESCAPE.finditer(literal["inner"] or ""):
+            if escape["wrong"]:
+                offset = literal.start("inner") + escape.start()
+                line, column = text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+                where = f"config.pbtxt line {line}, column {column}"
+                sentence = printable(f"{where}: a text cannot have the escape {escape[0]}")
+                raise invalid(sentence, hint="a backslash itself is written twice: \\\\")
+        return literal[0]
 
-    return _LITERAL.sub(rewritten, text)
-
-
-def _escape(escape: re.Match[str], start: int, refuse: Callable[[int, str, str], ServingError]) -> str:
-    if escape["wrong"]:
-        sentence = f"a text cannot have the escape {escape[0]}"
-        raise refuse(start + escape.start(), sentence, "a backslash itself is written twice: \\\\")
-    if escape["question"]:
-        return "?"
-    if escape["hex"]:
-        return f"\\x{escape['hex']}"
-    if escape["high"]:
-        # JSON writes a character beyond 16 bits as a surrogate pair.
-        return chr(0x10000 + ((int(escape["high"], 16) & 0x3FF) << 10) + (int(escape["low"], 16) & 0x3FF))
-    return escape[0]
+    return _LITERAL.sub(checked, text)
 
 
 MAX_TEXT_CHARS = 1024 * 1024
@@ -133,7 +105,7 @@ def parse(text: str) -> ModelConfig:
     # Some editors start a UTF-8 file with a byte order mark.
     text = text.removeprefix("\ufeff")
     try:
-        readable = python_literals(text, partial(_refuse, text))
+        readable = _readable(text)
         readable.encode()
         text_format.Parse(readable, message)
     except UnicodeEncodeError as error:
@@ -204,11 +176,6 @@ def _indent(line: str) -> int:
 def _no_character(surrogate: str) -> str:
     byte = ord(surrogate) - 0xDC00
     return f"byte 0x{byte:02x} is not UTF-8" if 0x80 <= byte <= 0xFF else f"{surrogate!a} is no character"
-
-
-def _refuse(text: str, offset: int, sentence: str, hint: str) -> ServingError:
-    line, column = text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
-    return invalid(printable(f"config.pbtxt line {line}, column {column}: {sentence}"), hint=hint)
 
 
 def _reword(problem: str) -> tuple[str, str]:
