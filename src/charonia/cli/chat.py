@@ -190,7 +190,7 @@ def _message(body: bytes, otherwise: str) -> str:
 
 
 def _converse(chat: Chat, style: Style) -> None:
-    with suppress(ImportError):  # not on Windows
+    with suppress(ImportError):  # not in every build of Python
         import readline  # noqa: F401  # line editing and history
     print(
         style.dim(f"{chat.options.model} at {chat.options.server.url}. /help shows commands, Ctrl-C stops an answer.")

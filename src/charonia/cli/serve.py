@@ -11,6 +11,7 @@ import faulthandler
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -389,13 +390,10 @@ def _stop_event() -> asyncio.Event:
         event.set()
 
     for number in SIGNALS:
-        try:
-            loop.add_signal_handler(number, stop, number)
-        except NotImplementedError:  # an event loop on Windows
-            signal.signal(number, lambda caught, _: loop.call_soon_threadsafe(stop, caught))
-    if hasattr(signal, "SIGUSR2"):  # which requests an upgrade, and would kill a process that does not handle it
-        hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
-        loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
+        loop.add_signal_handler(number, stop, number)
+    # SIGUSR2 requests an upgrade, and would kill a process that does not handle it.
+    hint = "it has not started yet, or is one process: --front-ends 1 and more can be upgraded"
+    loop.add_signal_handler(signal.SIGUSR2, lambda: _log.error("the server cannot be upgraded (hint: %s)", hint))
     return event
 
 
@@ -406,10 +404,6 @@ def _end_now(status: int) -> None:
 
 def _allow_open_files() -> None:
     """Raise the soft limit of open files to the hard one, for connections and workers."""
-    if sys.platform == "win32":
-        return
-    import resource  # not on Windows
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

@@ -1,7 +1,6 @@
 """The blocking client: the asynchronous one, on an event loop in its own thread."""
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -9,6 +8,8 @@ from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+import uvloop
 
 from charonia.client.async_client import TIMEOUT_S, AsyncClient, AsyncTraffic
 from charonia.client.balancing.options import DEFAULT, Balancing
@@ -121,7 +122,7 @@ class Client(_Blocking[AsyncClient]):
         # Guards `_is_closed` and the hand-over of work to the running loop; the garbage collector may close iterators.
         self._lock = threading.RLock()
         self._is_closed = False
-        self._loop = _new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="charonia-client", daemon=True)
         self._thread.start()
         try:
@@ -207,11 +208,3 @@ async def _cancel_rest() -> None:
 
 def _closed() -> ClientError:
     return ClientError(Code.UNAVAILABLE, "the client was closed", Failure.CLOSED)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop  # it does not exist there
-
-    return uvloop.new_event_loop()

@@ -1,5 +1,6 @@
 """The data folder, for the platform and for commands of the same user. Standard library only."""
 
+import fcntl
 import json
 import os
 import secrets
@@ -32,8 +33,6 @@ def claim(folder: Path, *, is_shared: bool = False) -> IO[str]:
     Args:
         is_shared: Whether others may claim it, too.
     """
-    import fcntl  # here: where it is missing, on Windows, commands still reach a platform elsewhere
-
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("a")

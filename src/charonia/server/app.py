@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
+import uvloop
+
 from charonia import compiled
 from charonia.busy_poll import SiblingProcesses, make_busy_poll
 from charonia.config.model import ModelConfig
@@ -102,11 +104,7 @@ SETTLE_S = 1.0
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of servers: uvloop where it is available."""
-    if sys.platform == "win32":
-        return asyncio.new_event_loop()
-    import uvloop  # not on Windows
-
+    """Return the event loop of servers."""
     return uvloop.new_event_loop()
 
 

@@ -12,12 +12,14 @@ refuses requests, and still accepts connections: some clients learn late.
 
 import asyncio
 import errno
+import fcntl
 import logging
 import os
 import socket
 import ssl as tls
 import struct
 import sys
+import termios
 from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -74,9 +76,7 @@ async def check_address(host: str, port: int, *, reuse_port: bool = False) -> No
     try:
         # Bound and closed again: nothing can connect before the server is ready.
         (
-            await loop.create_server(
-                asyncio.Protocol, every(host), port, reuse_port=reuse_port or None, start_serving=False
-            )
+            await loop.create_server(asyncio.Protocol, every(host), port, reuse_port=reuse_port, start_serving=False)
         ).close()
     except OSError as error:
         raise cannot_listen(host, port, error) from error
@@ -107,8 +107,7 @@ async def listen(
     try:
         if descriptors:
             return [await create(sock=socket.socket(fileno=descriptor)) for descriptor in descriptors]
-        # None rather than False: Windows does not have this option.
-        return [await create(every(host), port, reuse_port=reuse_port or None)]
+        return [await create(every(host), port, reuse_port=reuse_port)]
     except OSError as error:
         raise cannot_listen(host, port, error) from error
 
@@ -215,9 +214,6 @@ def unsent_bytes(transport: asyncio.WriteTransport) -> int:
     """Return the written bytes that the peer has not acknowledged; on other systems than Linux, those not sent."""
     size = transport.get_write_buffer_size()
     if sys.platform == "linux":
-        import fcntl  # not on Windows
-        import termios
-
         connection = transport.get_extra_info("socket")
         if connection is not None:
             try:

@@ -5,7 +5,6 @@ fields, and reports all problems together; the text forms of values (`<backend>,
 the command line.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -379,8 +378,6 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         found = [*self.models.problems(), *self.http.tls.problems("http"), *self.grpc.tls.problems("grpc")]
-        if self.front_ends > 0 and sys.platform == "win32":
-            found.append("--front-ends: this system cannot share a port among processes")
         if self.front_ends and (self.clouds.sagemaker or self.clouds.vertex_ai):
             found.append("--allow-sagemaker, --allow-vertex-ai: expected --front-ends=0, a server of one process")
         if self.http.limits.responses_stored_max and self.front_ends not in (0, 1):

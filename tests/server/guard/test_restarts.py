@@ -80,22 +80,19 @@ def exited(name: str, status: int) -> Exited:
     return Exited(name, status, REASONS[status])
 
 
-def guard(heartbeat_ns: int = 0, *, shares_sockets: bool = False, is_replica: bool = False) -> Restarts:
+def guard(heartbeat_ns: int = 0, *, is_replica: bool = False) -> Restarts:
     processes = [(ENGINE, ProcessRole.ENGINE), *((name, ProcessRole.FRONT_END) for name in (FRONT, OTHER))]
     return Restarts(
         processes,
         exit_timeout_ns=EXIT_TIMEOUT,
         heartbeat_ns=heartbeat_ns,
-        shares_sockets=shares_sockets,
         is_replica=is_replica,
     )
 
 
-def running(
-    now_ns: int = 0, heartbeat_ns: int = 0, *, shares_sockets: bool = False, is_replica: bool = False
-) -> Restarts:
+def running(now_ns: int = 0, heartbeat_ns: int = 0, *, is_replica: bool = False) -> Restarts:
     """Return a guard whose processes are ready, with the process ids 1, 2 and 3."""
-    machine = guard(heartbeat_ns, shares_sockets=shares_sockets, is_replica=is_replica)
+    machine = guard(heartbeat_ns, is_replica=is_replica)
     machine.handle(Tick(), now_ns)
     for pid, name in enumerate((ENGINE, FRONT, OTHER), 1):
         machine.handle(Spawned(name, pid), now_ns)
@@ -581,14 +578,6 @@ def test_connections_wait_for_a_front_end_that_is_back_soon_and_are_refused_othe
     machine = running()
     assert StopListening(ENGINE) in machine.handle(exited(ENGINE, KILLED), 0)
     assert StopListening(FRONT) in machine.handle(exited(FRONT, KILLED), 0)
-
-
-def test_sockets_that_all_share_refuse_when_nobody_accepts_any_more() -> None:
-    machine = running(shares_sockets=True)
-    machine.handle(StopRequested(), S)
-
-    assert machine.handle(FrontEndDraining(FRONT), S) == []
-    assert machine.handle(FrontEndDraining(OTHER), S) == [StopListening(OTHER)]
 
 
 def test_the_front_ends_of_a_replica_leave_when_its_engine_ends_and_others_listen_when_it_is_back() -> None:

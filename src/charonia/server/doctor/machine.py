@@ -6,6 +6,7 @@ They are about interpreter, cores, memory, limits, ports, GPUs, frameworks and p
 import importlib
 import os
 import platform
+import resource
 import shutil
 import socket
 import sys
@@ -119,7 +120,6 @@ def is_optimised(prefix: str = sys.base_prefix, arguments: str | None = None) ->
     """
     if arguments is None:
         arguments = sysconfig.get_config_var("CONFIG_ARGS")
-    # There are none on Windows, where the official build is optimised.
     return not arguments or _OPTION in arguments or prefix == DISTRIBUTION_PREFIX
 
 
@@ -164,10 +164,6 @@ def python_finding(is_optimised: bool) -> Check:
 
 
 def _open_files() -> Check:
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return Check("open files", "no limit")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= OPEN_FILES_MIN:
         return Check("open files", "no limit" if hard == resource.RLIM_INFINITY else str(hard))

@@ -495,11 +495,8 @@ async def serve_engine(
         is_new: Whether it replaces another one, so that nothing may be missing.
     """
     stopped, handing_over = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):  # an event loop on Windows
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    with suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, handing_over.set)
+    for number, event in ((signal.SIGTERM, stopped), (signal.SIGINT, stopped), (signal.SIGUSR2, handing_over)):
+        asyncio.get_running_loop().add_signal_handler(number, event.set)
     try:
         # The previous engine may have left changes; the port makes them.
         left_out = read_changes(folder).models

@@ -430,8 +430,7 @@ async def serve_front_end(
     try:
         await front_end.start()
         for each in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):  # an event loop on Windows
-                loop.add_signal_handler(each, leave)
+            loop.add_signal_handler(each, leave)
         collect_less_often()
         giving_back = asyncio.create_task(trim_idle_memory())
         ready()

@@ -378,7 +378,6 @@ async def bound_sockets(
     Args:
         shares: Whether other servers may listen on the port.
     """
-    can_share = hasattr(socket, "SO_REUSEPORT")
     if port and not shares:
         await check_address(host, port)
     try:
@@ -391,15 +390,9 @@ async def bound_sockets(
         # A socket that listens again after a shutdown keeps its port only if it was bound to this port by number.
         with _bound(addresses[0], port) as first:
             number = first.getsockname()[1]
-            if not can_share:
-                first.close()
-            bound = [
-                tuple(stack.enter_context(_bound(address, number)) for address in addresses)
-                for _ in range(count if can_share else 1)
-            ]
+            return [tuple(stack.enter_context(_bound(address, number)) for address in addresses) for _ in range(count)]
     except OSError as error:
         raise cannot_listen(host, port, error) from error
-    return bound if can_share else bound * count
 
 
 def _claimed(host: str, port: int) -> socket.socket:
@@ -423,8 +416,7 @@ def _bound(address: Address, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind((host, port, *more))
@@ -461,15 +453,12 @@ def with_number(options: ServerOptions) -> ServerOptions:
     """Return the options with the number of front ends, chosen and logged for "auto". Blocks on the disk."""
     if options.front_ends != FRONT_ENDS_AUTO:
         return options
-    if sys.platform == "win32":
-        chosen = FrontEndCount(0, "this system cannot share a port among processes")
-    else:
-        models = options.models
-        gpus = visible_gpus()
-        stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
-        chosen = choose_front_ends(
-            usable_cores(options.cpu_cores), stays, 0 if gpus else largest_bytes(models.repositories)
-        )
+    models = options.models
+    gpus = visible_gpus()
+    stays = reason_to_stay(models.repositories, config_name=models.config_name, gpu_count=gpus)
+    chosen = choose_front_ends(
+        usable_cores(options.cpu_cores), stays, 0 if gpus else largest_bytes(models.repositories)
+    )
     _log.info("--front-ends=auto: %d (%s)", chosen.number, chosen.reason)
     return replace(options, front_ends=chosen.number)
 

@@ -575,7 +575,6 @@ class Restarts:
         processes: Name and role of each process: one engine and any number of front ends.
         exit_timeout_ns: Time that requests in flight have when the server stops.
         heartbeat_ns: Longest time between two heartbeats of a process that is ready, 0 if there are none.
-        shares_sockets: Whether all front ends have the same listening sockets.
         is_replica: Whether other servers have the same listening sockets.
     """
 
@@ -585,7 +584,6 @@ class Restarts:
         *,
         exit_timeout_ns: int,
         heartbeat_ns: int = 0,
-        shares_sockets: bool = False,
         is_replica: bool = False,
     ) -> None:
         self.phase = ServerPhase.STARTING
@@ -593,7 +591,6 @@ class Restarts:
         (self._engine,) = (child for child in self._children.values() if child.role is ProcessRole.ENGINE)
         self._upgrade: _Upgrade | None = None
         self._succession = FrontEndReplacements(self._children, exit_timeout_ns)
-        self._shares_sockets = shares_sockets
         self._is_replica = is_replica
         self._exit_timeout_ns = exit_timeout_ns
         self._heartbeat_ns = heartbeat_ns
@@ -741,8 +738,7 @@ class Restarts:
         if is_back_soon and self._engine.state is State.READY:
             return []
         for other in self._children.values():
-            is_beside = other.role is child.role and (self._shares_sockets or other.slot == child.slot)
-            if is_beside and other.accepts:
+            if other.role is child.role and other.slot == child.slot and other.accepts:
                 return []
         return [StopListening(child.name)]
 

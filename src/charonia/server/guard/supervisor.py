@@ -129,12 +129,10 @@ class Supervisor:
         self._hand_over = hand_over
         self._upgraded = upgraded
         self._reaps_orphans = os.getpid() == 1 if reaps_orphans is None else reaps_orphans
-        front_ends = [tuple(spec.sockets) for spec in processes if spec.role is ProcessRole.FRONT_END]
         self._restarts = Restarts(
             [(spec.name, spec.role) for spec in processes],
             exit_timeout_ns=round(exit_timeout_s * 1e9),
             heartbeat_ns=round(heartbeat_s * 1e9),
-            shares_sockets=len(set(front_ends)) < len(front_ends),
             is_replica=is_replica,
         )
         self._sockets: dict[str, socket.socket] = {}

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, cast
+
+import uvloop
 
 from charonia.busy_poll import make_busy_poll
 from charonia.client.grpc_transport import GrpcTransport
@@ -238,11 +241,6 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
     transport = GrpcTransport(endpoint, options) if endpoint.protocol == "grpc" else HttpTransport(endpoint, options)
     return cast(Transport, transport)  # each only sends requests that it prepared
 
-
-if sys.platform != "win32":
-    import resource
-
-    import uvloop
 
 FLUSH_S = 0.04
 """Time between two chunks."""
@@ -494,17 +492,12 @@ async def _work(commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    if sys.platform == "win32":
-        asyncio.run(work)
-    else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
 
 
 def _descriptors() -> int:
     """Raise the limit of open files to the maximum and return it: each HTTP request in flight needs a socket."""
-    if sys.platform == "win32":
-        return _DESCRIPTORS_MAX
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(most, _DESCRIPTORS_MAX) if most != resource.RLIM_INFINITY else _DESCRIPTORS_MAX
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

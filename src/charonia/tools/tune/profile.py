@@ -11,11 +11,11 @@ any of it changes, the trial is measured again. Truncated and foreign lines are 
 
 import contextlib
 import difflib
+import fcntl
 import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -380,10 +380,6 @@ def _unwritable(path: Path, error: OSError) -> ServingError:
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    import fcntl
-
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
