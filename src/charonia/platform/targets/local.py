@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import psutil
@@ -320,7 +321,7 @@ class LocalTarget:
         (target.path / "repository").mkdir(exist_ok=True)
         write_whole(target.path / "python", _launcher(workload, target.path / "variables", self._machine().gpus), 0o755)
         if workload.variables:
-            lines = [f"export {name}={_quoted(text)}\n" for name, text in workload.variables.items()]
+            lines = [f"export {name}={quote(text)}\n" for name, text in workload.variables.items()]
             give = partial(self._isolation.give, project=workload.project_id)
             write_whole(target.path / "variables", "".join(lines), PRIVATE_MODE, give)
         arguments, needs = _arguments(folder, workload), asdict(needs_of(workload))
@@ -466,12 +467,8 @@ def _launcher(workload: Workload, variables: Path, gpus: Sequence[LocalGpu]) -> 
     """Return a script that runs the interpreter of a revision with its visible GPUs and its variables."""
     python = str(workload.python or sys.executable)
     names = [gpus[number].cuda if number < len(gpus) else str(number) for number in workload.spec.device.gpus]
-    given = f". {_quoted(str(variables))}\n" if workload.variables else ""
-    return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{','.join(names)}' exec {_quoted(python)} \"$@\"\n"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
+    given = f". {quote(str(variables))}\n" if workload.variables else ""
+    return f"#!/bin/sh\n{given}CUDA_VISIBLE_DEVICES='{','.join(names)}' exec {quote(python)} \"$@\"\n"
 
 
 def _workload_digest(workload: Workload) -> str:
