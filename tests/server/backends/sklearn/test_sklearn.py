@@ -35,7 +35,8 @@ from charonia.core.errors import Code, ServingError
 from charonia.core.tensor import Array
 from charonia.server.backends.api import BackendSettings
 from charonia.server.backends.sklearn import features
-from charonia.server.backends.sklearn.backend import SklearnBackend, Threads
+from charonia.server.backends.sklearn.backend import SklearnBackend
+from charonia.server.backends.sklearn.estimator import SklearnModel, Threads
 from charonia.server.channel.tables import DataColumn
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
@@ -289,6 +290,17 @@ def test_a_pickle_is_read_only_where_the_model_is_trusted(folder: Path) -> None:
     assert tensors(completed(folder, TRUSTED)[0]).startswith("X FP64 [4] -> label")
 
 
+def test_a_pickle_that_is_not_trusted_is_refused_without_scikit_learn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joblib.dump(LOGISTIC, folder / "1" / "model.joblib")
+    monkeypatch.setitem(sys.modules, "charonia.server.backends.sklearn.estimator", None)
+
+    assert refusal(folder).message.startswith("model.joblib is a pickle")
+    with pytest.raises(ModuleNotFoundError):
+        completed(folder, TRUSTED)
+
+
 def test_a_pickle_runs_nothing_before_it_is_trusted(folder: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
@@ -478,6 +490,7 @@ def test_the_threads_of_an_estimator_are_not_those_of_its_file(folder: Path, par
 
     model = asyncio.run(SklearnBackend().load(version_of(folder), config, BackendSettings()))
 
+    assert isinstance(model, SklearnModel)
     assert [step.n_jobs for _, step in model.estimator.steps if hasattr(step, "n_jobs")] == [jobs]
 
 
@@ -495,7 +508,7 @@ class CountedLibrary:
 def test_a_thread_is_limited_anew_only_when_another_model_ran_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library = CountedLibrary()
     monkeypatch.setattr(
-        "charonia.server.backends.sklearn.backend.ThreadpoolController",
+        "charonia.server.backends.sklearn.estimator.ThreadpoolController",
         lambda: SimpleNamespace(lib_controllers=[library]),
     )
     one, other = Threads(), Threads()

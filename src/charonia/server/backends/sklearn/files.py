@@ -7,9 +7,7 @@ can have them read beyond their memory.
 
 import threading
 import warnings
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +16,15 @@ import sklearn
 from sklearn.exceptions import InconsistentVersionWarning, NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from charonia.archives import open_zip
 from charonia.core.errors import ServingError, invalid, unsupported
 from charonia.install_hint import extra_hint, package_hint
+from charonia.server.backends.sklearn.trust import CATBOOST, Trust, check_trust
 
 ERROR_CHARS_MAX = 500
 """Longest text of a library's error that is repeated."""
 
-CATBOOST = ".cbm"
-"""Suffix of CatBoost's own files, which hold data only."""
-
-_SCHEMA = "schema.json"
-"""Entry of a file of skops that no other zip archive has."""
-
 _reading = threading.Lock()
 """Warnings are caught for the whole process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """What a file may do while it is read, and how its owner says so.
-
-    Attributes:
-        is_full: Whether it may do anything: pickles are read, which run code, and files of skops make any type.
-        types: Types that a file of skops may make beyond those that skops trusts itself, by full name.
-        pickles_hint: How to allow pickles.
-        types_hint: How to allow types; `{types}` stands for their names.
-    """
-
-    is_full: bool
-    types: tuple[str, ...]
-    pickles_hint: str
-    types_hint: str
 
 
 def read_estimator(path: Path, trust: Trust) -> tuple[Any, list[str]]:
@@ -61,12 +36,7 @@ def read_estimator(path: Path, trust: Trust) -> tuple[Any, list[str]]:
     """
     if path.suffix.lower() == CATBOOST:
         return _read_catboost(path), []
-    is_skops = _is_skops(path)
-    if not is_skops and not trust.is_full:
-        raise unsupported(
-            f"{path.name} is a pickle, which can run any code when it is read: it is read only if it is trusted",
-            hint=trust.pickles_hint,
-        )
+    is_skops = check_trust(path, trust)
     with _reading, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", InconsistentVersionWarning)
@@ -86,24 +56,6 @@ def plain_text(error: BaseException) -> str:
     """Return the message of an error as one line."""
     text = " ".join(str(error).split())[:ERROR_CHARS_MAX]
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
-
-
-def _is_skops(path: Path) -> bool:
-    """Return whether a file is one of skops."""
-    try:
-        with open_zip(path) as archive:
-            names = archive.namelist()
-    except zipfile.BadZipFile as error:
-        if path.suffix == ".skops":
-            raise invalid(
-                f"cannot read {path.name}: {error}", hint="a file of skops is a zip archive; was it copied as a whole?"
-            ) from error
-        return False
-    if _SCHEMA not in names:
-        raise invalid(
-            f"{path.name} is no estimator: it is a zip archive of {', '.join(sorted(names)[:5]) or 'nothing'}"
-        )
-    return True
 
 
 def _read_catboost(path: Path) -> Any:

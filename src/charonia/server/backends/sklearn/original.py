@@ -22,7 +22,8 @@ from charonia.server.backends.sklearn.features import (
     parts_of,
     prepare,
 )
-from charonia.server.backends.sklearn.files import Trust, read_estimator
+from charonia.server.backends.sklearn.files import read_estimator
+from charonia.server.backends.sklearn.trust import Trust
 
 TRUST_HINT = "--trust reads it, if you trust its source; skops.io.dump writes files that run no code"
 TYPES_HINT = "if you trust its source: --trust, or --trusted-types {types}"
