@@ -1,6 +1,7 @@
 """Values of functions as plain JSON, over `generate` and KServe's v1 protocol."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,16 @@ def test_base64_stands_for_bytes() -> None:
     assert taken(config, x={"b64": "AP8=", "other": 1}) == {"x": [[b'{"b64":"AP8=","other":1}']]}
     with pytest.raises(ServingError, match="input 'x': 'b64': expected base64"):
         taken(config, x={"b64": "?"})
+
+
+@pytest.mark.parametrize(("batch", "shape"), [(0, (0, 3)), (4, (1, 0, 3))])
+def test_an_empty_list_is_one_of_any_depth(batch: int, shape: tuple[int, ...]) -> None:
+    schema = {"type": "array", "items": {"type": "array"}}
+    config = replace(function(batch, inputs={"x": schema}), input=(ModelInput("x", DataType.FP64, dims=(-1, 3)),))
+
+    call = decode_generate(config, "", b'{"x": []}', 1 << 20)
+
+    assert call.request.inputs["x"].shape == shape
 
 
 def test_a_list_has_the_depth_of_its_annotation() -> None:

@@ -77,8 +77,7 @@ def _make(options: KeyOptions) -> int:
         return 2
     if options.file is not None:
         try:
-            _check_new(options)
-            _append(options.file, line)
+            _add(options.file, options.name, line)
         except OSError as error:
             raise unavailable(f"cannot write '{options.file}': {error.strerror}") from None
     print(key)
@@ -87,23 +86,14 @@ def _make(options: KeyOptions) -> int:
     return 0
 
 
-def _check_new(options: KeyOptions) -> None:
-    if options.file is None or not options.file.exists():
-        return
-    text = options.file.read_text(encoding="utf-8")
-    if any(key.name == options.name for key in parse_keys(text).keys):
+def _add(path: Path, name: str, line: str) -> None:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if any(key.name == name for key in parse_keys(text).keys):
         raise conflict(
-            f"'{options.file}' has a key of '{options.name}' already",
-            hint=f"to have two while clients change over, choose another name such as {options.name}-2; to replace it, "
+            f"'{path}' has a key of '{name}' already",
+            hint=f"to have two while clients change over, choose another name such as {name}-2; to replace it, "
             "remove its line first",
         )
-
-
-def _append(path: Path, line: str) -> None:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _FILE_MODE), "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                line = "\n" + line
-        file.write(f"{line}\n".encode())
+    separator = "" if text.endswith("\n") or not text else "\n"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _FILE_MODE), "a", encoding="utf-8") as file:
+        file.write(f"{separator}{line}\n")

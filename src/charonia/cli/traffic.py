@@ -10,7 +10,7 @@ from typing import Any
 
 from charonia.cli.command_line import CommandLine, Option, carry_out, flag
 from charonia.cli.server_access import THIS_MACHINE, ServerAccess, access_options
-from charonia.cli.values import by_version, integer, number, one_of
+from charonia.cli.values import by_version, integer, number, numbers, one_of
 from charonia.client.sync_client import Client
 from charonia.core.errors import invalid
 from charonia.tools.report.quantities import in_columns
@@ -39,16 +39,12 @@ class TrafficOptions:
     shadow: dict[str, float] | None = None
     version: str = ""
     stable: str = ""
-    steps: list[float] | None = None
+    steps: tuple[float, ...] | None = None
     step_seconds: float | None = None
     samples_min: int | None = None
     significance: float | None = None
     p99_ratio_max: float | str | None = None
     difference_rate_max: float | None = None
-
-
-def _percentages(text: str) -> list[float]:
-    return [number(0, 100)(part) for part in text.split(",")]
 
 
 def _ratio(text: str) -> float | str:
@@ -78,7 +74,7 @@ ACTION is one of {", ".join(ACTIONS)}.
         "canary": (
             Option("--canary-version", "version", str, "VERSION", "The version that takes over"),
             Option("--stable", "stable", str, "VERSION", "The other version", default="the one with most requests"),
-            Option("--steps", "steps", _percentages, "N,...", "Percentages", default="1,10,50,100"),
+            Option("--steps", "steps", numbers, "N,...", "Percentages", default="1,10,50,100"),
             Option("--step-seconds", "step_seconds", number(0), "SECONDS", "Time of a step", default="300"),
             Option(
                 "--samples-min", "samples_min", integer(0), "N", "Requests of each version in a step", default="200"
@@ -125,20 +121,11 @@ def change_of(options: TrafficOptions) -> dict[str, object]:
         return {"action": options.action}
     if not options.version:
         raise invalid("canary: expected --canary-version, got none")
-    plan = {
-        "version": options.version,
-        "stable": options.stable or None,
-        "steps": options.steps,
-        "step_seconds": options.step_seconds,
-        "samples_min": options.samples_min,
-        "significance": options.significance,
-        "difference_rate_max": options.difference_rate_max,
-        "p99_ratio_max": options.p99_ratio_max,
-    }
-    shown: dict[str, object] = {name: value for name, value in plan.items() if value is not None}
+    given = {option.field: getattr(options, option.field) for option in LINE.groups["canary"]}
+    plan: dict[str, object] = {name: value for name, value in given.items() if value not in (None, "")}
     if options.p99_ratio_max == ANY:
-        shown["p99_ratio_max"] = None
-    return {**change, "canary": shown}
+        plan["p99_ratio_max"] = None
+    return {**change, "canary": plan}
 
 
 def traffic_text(document: Mapping[str, Any]) -> str:

@@ -48,9 +48,7 @@ replace the arguments of `charonia serve`; by default they stay. Their relative 
 """,
     groups={
         "Options": (
-            Option(
-                "--pid PID", "pid", integer(1), "PID", "Process of the server, if this user has several", default=""
-            ),
+            Option("--pid PID", "pid", integer(1), "PID", "Process of the server, if you have several", default=""),
             flag(
                 "--stop-first",
                 "stop_first",

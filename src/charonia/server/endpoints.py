@@ -7,7 +7,6 @@ import ssl
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from charonia.core.errors import invalid
 from charonia.server.access.key_file import LOOK_S, KeyFile
@@ -269,7 +268,7 @@ class Certificate:
 
     def _load(self, context: ssl.SSLContext) -> None:
         for path in filter(None, (self._tls.certificate, self._tls.key, self._tls.root)):
-            Path(path).read_bytes()  # an error of the SSL context does not name the file
+            os.close(os.open(path, os.O_RDONLY))  # an error of the SSL context does not name the file
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         if self._tls.root:
             context.load_verify_locations(self._tls.root)

@@ -83,11 +83,10 @@ class ExampleRequest:
                     body[name] = json.loads(dump(plain_value))
                     continue
                 plain = _plain(tensor)
-                fits = infer_shape(name, (*lead, *dims.get(name, ())), tensor.array.size) == tensor.shape
+                if infer_shape(name, (*lead, *dims.get(name, ())), tensor.array.size) != tensor.shape:
+                    return None
             except (ServingError, ValueError):
                 return None  # no JSON form, a text that is not the JSON of its type, or no shape fits
-            if not fits:
-                return None
             body[name] = plain[0] if len(plain) == 1 else plain
         return {**body, **self.parameters}
 

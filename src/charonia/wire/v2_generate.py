@@ -352,6 +352,8 @@ def _nested_shape(name: str, dims: tuple[int, ...], nesting: tuple[int, ...], *,
     Raises:
         ServingError: INVALID_ARG if the input has another shape.
     """
+    if nesting[-1:] == (0,):  # an empty array does not tell the sizes within it
+        nesting += tuple(max(dim, 0) for dim in dims[len(nesting) :])
     shape = (1, *nesting) if has_batch and len(nesting) == len(dims) else nesting
     expected = (-1, *dims) if has_batch else dims
     if len(shape) != len(expected) or any(dim not in (-1, size) for dim, size in zip(expected, shape, strict=True)):

@@ -611,6 +611,12 @@ def f(items: list[Item], options: dict, scale: float, mode: Literal["a", "b"], m
     assert service.run(request | {"mode": objects(b"a"), "scale": np.array([0.5])}) == [{"output": [1]}]
 
 
+def test_an_empty_list_may_be_returned_at_any_depth(tmp_path: Path) -> None:
+    service = Service(tmp_path, "@model\ndef f(x: int) -> list[list[float]]:\n    return []\n")
+
+    assert service.run({"x": np.array([1])}) == [{"output": []}]
+
+
 def test_json_is_made_up_for_a_record_that_refuses_the_example(tmp_path: Path) -> None:
     code = """
 import pydantic
@@ -774,7 +780,8 @@ def test_what_is_returned_is_json(tmp_path: Path, annotation: str, returned: str
         ("", "int", "3.7", "expected integers, got 3.7"),
         ("", "list[int]", "[1, 2.5]", "expected integers, got 2.5"),
         ("", "int", "float('nan')", "expected integers, got nan"),
-        ("", "np.int8", "300", "OverflowError"),
+        ("", "np.int8", "300", "'f' returned a wrong 'output': OverflowError"),
+        ("", "str", "b'a'", "expected a string, got bytes"),
         ("", "Literal['a']", "'b'", "Input should be 'a'"),
         ("allow_nan=False", "float", "float('nan')", "holds NaN or infinity in 'output'"),
         ("allow_nan=False", "dict", "{'a': [float('inf')]}", "Out of range float values"),

@@ -264,9 +264,7 @@ class Function:
                     array = port.kind.write_batch(value) if self.is_batched else port.kind.write(value)
             except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
                 shown = f"{type(error).__name__}: {error}"
-                raise TypeError(
-                    f"'{self.definition.name}' returned a wrong value for '{port.name}': {shown}"
-                ) from error
+                raise TypeError(f"'{self.definition.name}' returned a wrong '{port.name}': {shown}") from error
             if not self.definition.allow_nan and array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise ValueError(f"what '{self.definition.name}' returned holds NaN or infinity in '{port.name}'")
             if self.is_batched and len(array) != size:

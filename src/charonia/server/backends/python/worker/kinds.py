@@ -272,10 +272,9 @@ class Kind:
         """Return a value for requests that are made up, None where any of the datatype will do."""
         if self.adapter is None:
             return None
-        try:
+        with contextlib.suppress(LookupError, TypeError, ValueError):
             return self.checked(sample_value(self.adapter.schema))
-        except (LookupError, TypeError, ValueError):
-            return None  # such as a text with a pattern: an example is no reason to fail
+        return None  # such as a text with a pattern: an example is no reason to fail
 
     def checked(self, value: Any) -> Any:
         """Return a value of the datatype as one of the type."""
@@ -361,7 +360,10 @@ class TextKind(Kind):
         return self.checked(_text(array.reshape(-1)[0]))
 
     def write(self, value: Any) -> Array:
-        return _one(str(self.plain(value)).encode())
+        text = self.plain(value)
+        if not isinstance(text, str):
+            raise TypeError(f"expected a string, got {type(text).__name__}")
+        return _one(text.encode())
 
 
 class BytesKind(TextKind):
@@ -406,6 +408,8 @@ class ListKind(Kind):
     def write(self, value: Any) -> Array:
         value = self.plain(value)
         array = _whole(value if isinstance(value, np.ndarray) else list(value), self.dtype)
+        if not array.size:
+            array = array.reshape(array.shape + (0,) * (len(self.dims) - array.ndim))
         if array.ndim != len(self.dims):
             raise ValueError(f"expected a list of {len(self.dims)} levels, got an array of shape {list(array.shape)}")
         return datatypes.as_bytes(array) if self.dtype == OBJECT else array
