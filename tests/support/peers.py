@@ -82,7 +82,9 @@ class TritonProcess:
                     process.kill()
                     process.wait()
                     log.seek(0)
-                    raise RuntimeError(f"Triton did not start:\n{log.read().decode(errors='replace')[-4000:]}")
+                    text = log.read().decode(errors="replace")[-4000:]
+                    self._stack.close()  # `__exit__` is not called
+                    raise RuntimeError(f"Triton did not start:\n{text}")
                 time.sleep(0.05)
         return self
 
