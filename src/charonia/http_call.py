@@ -6,7 +6,7 @@ A call goes where its URL says, unless it asks for more: through no proxy of the
 import base64
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
@@ -92,13 +92,20 @@ def open_call(
         check_redirect(url)
 
 
+def http_url(url: str) -> SplitResult:
+    """Return the parts of a URL. Raises ValueError for one without a host or of another scheme."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:  # reading the port checks it
+            return parts
+    raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got '{url}'")
+
+
 def _connection(
     url: str, headers: dict[str, str], timeout_s: float, context: ssl.SSLContext | None, *, through_proxy: bool
 ) -> tuple[HTTPConnection, str]:
     """Return a connection to the server or its proxy, and the target of the request; a proxy may need headers."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got '{url}'")
+    parts = http_url(url)
     proxy = _proxy_of(parts) if through_proxy else None
     server = proxy or parts
     host = server.hostname or ""

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from charonia.http_call import HOPS_MAX, http_call, open_call
+from charonia.http_call import HOPS_MAX, http_call, http_url, open_call
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -106,3 +106,12 @@ def test_a_proxy_of_the_environment_makes_a_call_on_request_only(
     ((method, target, headers),) = calls
     assert (method, target) == (request_line[0], request_line[1] or "models.example:443")
     assert headers["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
+
+
+@pytest.mark.parametrize(
+    "url", ["host:80", "ftp://host", "http://", "http://host:65536", "http://host:x", "http://[::1"]
+)
+def test_a_url_that_cannot_be_called_is_refused(url: str) -> None:
+    assert http_url("https://[::1]:65535/path").hostname == "::1"
+    with pytest.raises(ValueError, match="expected http://HOST:PORT or https://HOST:PORT, got "):
+        http_url(url)

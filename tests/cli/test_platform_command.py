@@ -71,8 +71,8 @@ def test_the_options_are_the_settings(tmp_path: Path) -> None:
     [
         (["--host=0.0.0.0"], "--host: others reach '0.0.0.0', so expected --public-url as well"),
         (["--host=models.example.org"], "--host: others reach 'models.example.org'"),
-        (["--public-url=models.example.org"], "--public-url: expected http://HOST or https://HOST"),
-        (["--public-url=https://example.org/models"], "--public-url: expected http://HOST or https://HOST"),
+        (["--public-url=models.example.org"], "--public-url: expected http://HOST:PORT or https://HOST:PORT, got"),
+        (["--public-url=https://example.org/models"], "--public-url: expected a URL without a path, got"),
         (["--ports=9000"], "--ports: expected FIRST-LAST, got '9000'"),
         (["--ports=9999-9000"], "--ports: expected FIRST-LAST from 1 to 65535, got '9999-9000'"),
         (["--port=65536"], "--port: expected an integer from 0 to 65535"),
@@ -81,13 +81,16 @@ def test_the_options_are_the_settings(tmp_path: Path) -> None:
         (["--kubernetes-image=charonia"], "--kubernetes: expected a kubeconfig or 'in-cluster' with the options"),
         (["--kubernetes=in-cluster", "--kserve-mode=raw"], "--kserve-mode: expected standard or knative, got 'raw'"),
         (["--kubernetes=in-cluster", "--kubernetes-owner=a b"], "--kubernetes-owner: expected up to 56 letters"),
-        (["--kubernetes=in-cluster", "--kubernetes-proxy=here:1"], "--kubernetes-proxy: expected http://HOST:PORT"),
+        (["--kubernetes=in-cluster", "--kubernetes-proxy=here:1"], "--kubernetes-proxy: expected http://HOST:PORT or"),
         (["--kubernetes-images=torch"], "--kubernetes-images: expected ENVIRONMENT=IMAGE, got 'torch'"),
         (["--ray-owner=a"], "--ray: expected the address of a dashboard with the options"),
-        (["--ray=ray:8265"], "--ray: expected http://HOST:PORT, got 'ray:8265'"),
-        (["--ray=http://ray:8265", "--ray-http=ray"], "--ray-http: expected http://HOST:PORT, got 'ray'"),
+        (["--ray=ray:8265"], "--ray: expected http://HOST:PORT or https://HOST:PORT, got 'ray:8265'"),
+        (
+            ["--ray=http://ray:8265", "--ray-http=ray"],
+            "--ray-http: expected http://HOST:PORT or https://HOST:PORT, got 'ray'",
+        ),
         (["--ray=http://ray:8265", "--ray-owner=a b"], "--ray-owner: expected up to 63 letters"),
-        (["--oidc-secret-file=/nowhere"], "--oidc-secret-file: expected a file with the secret"),
+        (["--oidc-secret-file=/nowhere"], "--oidc-secret-file: '/nowhere' cannot be read: No such file or directory"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(arguments: list[str], expected: str) -> None:

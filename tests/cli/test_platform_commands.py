@@ -130,6 +130,7 @@ def test_a_folder_of_the_platforms_machine_is_not_sent(run: Any, tmp_path: Path)
         (["environments", "add", "x"], "charonia environments add: expected one of --requirements, --script and --pre"),
         (["environments", "add", "x", "--preset=none"], "charonia environments add: there is no preset 'none'"),
         (["environments", "show", "none"], "charonia environments show: "),
+        (["environments", "show", "a/b"], "charonia environments show: there is nothing at /api/v1/projects/default/"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_one_line(arguments: list[str], expected: str, run: Any) -> None:
@@ -270,8 +271,9 @@ def test_everything_that_is_wrong_with_a_file_is_named(run: Any, tmp_path: Path)
     assert all(word in error for word in ("modles", "models", "replicas"))
     file.write_text("- a list")
     assert "expected deployments with a name each" in run("apply", "-f", str(file))[2]
-    file.write_text("a: [")
-    assert "expected YAML or JSON" in run("apply", "-f", str(file))[2]
+    for text in ("a: [", "name: 2026-13-01"):
+        file.write_text(text)
+        assert "expected YAML or JSON" in run("apply", "-f", str(file))[2]
 
 
 def test_two_who_change_a_deployment_at_once(run: Any, echo: ServedPlatform, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +363,7 @@ def test_an_address_where_nothing_answers(tmp_path: Path) -> None:
         Code.UNAVAILABLE,
         "no platform answers at http://127.0.0.1:9: Connection refused",
     )
-    assert wrong.message == "--server: expected http://HOST:PORT or https://HOST, got '127.0.0.1'"
+    assert wrong.message == "--server: expected http://HOST:PORT or https://HOST:PORT, got '127.0.0.1'"
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(

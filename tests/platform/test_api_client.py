@@ -17,6 +17,7 @@ class Scripted(HTTPServer):
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, str]]] = []
+        self.body = b'{"name": "a"}'
         self.keys: list[str | None] = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -37,8 +38,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        body = b'{"error": "no"}' if status >= 300 else b'{"name": "a"}'
-        self.send_header("Content-Type", "application/json")
+        body = b'{"error": "no"}' if status >= 300 else self.server.body
+        if "Content-Type" not in headers:
+            self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -99,3 +101,17 @@ def test_what_is_no_change_has_no_key_and_is_sent_once(method: str, body: bytes 
     with pytest.raises(PlatformUnreachableError):
         scripted.client.call(method, "/api/v1/projects", body)
     assert scripted.keys == [None]
+
+
+@pytest.mark.parametrize(("kind", "body"), [("text/html", b"<html>"), ("application/json", b'{"name":')])
+def test_an_answer_of_another_server_is_an_error_with_its_address(kind: str, body: bytes, scripted: Scripted) -> None:
+    scripted.answers, scripted.body = [(200, {"Content-Type": kind})], body
+
+    with pytest.raises(ServingError, match="answers 200 OK: is it charonia platform?"):
+        scripted.client.call("GET", "/api/v1/projects")
+
+
+def test_files_of_tasks_in_html_are_texts(scripted: Scripted) -> None:
+    scripted.answers, scripted.body = [(200, {"Content-Type": "text/html"})], b"<html>"
+
+    assert scripted.client.call("GET", "/api/v1/tasks/1/files/report.html") == "<html>"

@@ -176,7 +176,10 @@ def test_a_piece_of_an_upload_may_be_larger(admin: TestClient) -> None:
 
 
 def test_an_address_that_is_none(admin: TestClient) -> None:
-    assert admin.get("/api/v1/nowhere").json() == {"error": "Not Found"}
+    assert admin.get("/api/v1/nowhere").json() == {
+        "error": "there is nothing at /api/v1/nowhere",
+        "hint": "/api/openapi.json describes the calls",
+    }
     assert admin.delete("/api/v1/me").status_code == 405
 
 

@@ -83,7 +83,7 @@ def read_specs(file: str) -> list[dict[str, Any]]:
         found = [each for each in yaml.safe_load_all(text) if each is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"'{file}' cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
         raise invalid(f"'{file}': expected YAML or JSON: {error}") from None
     if not found:
         raise invalid(f"'{file}': expected at least one deployment, got none")

@@ -5,7 +5,6 @@ Exit status: 0 done, 1 it could not be built or found, 2 for invalid arguments.
 
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from charonia.cli.command_line import Option, flag
@@ -21,7 +20,7 @@ from charonia.cli.platform_access import (
     listed,
     table,
 )
-from charonia.cli.values import names
+from charonia.cli.values import file_text, names
 from charonia.core.errors import invalid, not_found
 from charonia.platform.api_client import PlatformClient, path_of
 from charonia.tools.report.quantities import size
@@ -32,8 +31,8 @@ class EnvironmentOptions:
     """The options of all verbs."""
 
     name: str = ""
-    requirements: Path | None = None
-    script: Path | None = None
+    requirements: str | None = None
+    script: str | None = None
     preset: str = ""
     python: str = ""
     imports: tuple[str, ...] = ()
@@ -75,7 +74,7 @@ def _add(client: PlatformClient, options: EnvironmentOptions) -> int:
 
 def request_for(client: PlatformClient, options: EnvironmentOptions) -> dict[str, Any]:
     """Return the body of the request to the platform."""
-    sources = [each for each in (options.requirements, options.script, options.preset) if each]
+    sources = [each for each in (options.requirements, options.script, options.preset or None) if each is not None]
     if len(sources) != 1:
         raise invalid(f"expected one of --requirements, --script and --preset, got {len(sources)}")
     wanted: dict[str, Any] = {"name": options.name, "python": options.python, "imports": list(options.imports)}
@@ -86,21 +85,14 @@ def request_for(client: PlatformClient, options: EnvironmentOptions) -> dict[str
         preset = presets[options.preset]
         wanted["requirements"] = preset["requirements"]
         wanted["imports"] += preset["imports"]
-    elif options.script:
-        wanted["script"] = _text(options.script)
-    elif options.requirements:
-        wanted["requirements"] = _text(options.requirements)
+    elif options.script is not None:
+        wanted["script"] = options.script
+    elif options.requirements is not None:
+        wanted["requirements"] = options.requirements
     wanted["name"] = wanted["name"] or options.preset
     if not wanted["name"]:
         raise invalid("expected a NAME for the environment, got none")
     return wanted
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise invalid(f"'{path}' cannot be read: {error}") from None
 
 
 def _remove(client: PlatformClient, options: EnvironmentOptions) -> int:
@@ -123,9 +115,9 @@ RESOURCE = Resource(
 Build an environment from packages, from a script that states them, or from a preset, and test it. Its packages are
 code that runs, so that needs the permission for code.""", "[NAME]",
                     (Option("--name NAME", "name", str, "NAME", "Its name; default: the name of the preset"),
-                     Option("--requirements -r", "requirements", Path, "FILE", "Its packages, in pip's format",
+                     Option("--requirements -r", "requirements", file_text, "FILE", "Its packages, in pip's format",
                             default=""),
-                     Option("--script", "script", Path, "FILE", "A Python file that lists its packages (PEP 723)",
+                     Option("--script", "script", file_text, "FILE", "A Python file that lists its packages (PEP 723)",
                             default=""),
                      Option("--preset", "preset", str, "NAME",
                             "A predefined environment, see `charonia environments list`"),

@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
-from pathlib import Path
 
 from charonia.cli import logs, people
 from charonia.cli.command_line import CommandLine, Option, carry_out, joined
 from charonia.cli.platform_access import THIS_MACHINE, Columns, PlatformAccess, Resource, Verb, at, table
-from charonia.cli.values import filled, integer, names, number, one_of, path, path_text
+from charonia.cli.values import file_text, filled, integer, names, number, one_of, path, path_text
 from charonia.core.errors import unsupported
 from charonia.install_hint import extra_hint
 from charonia.platform.api_client import PlatformClient, path_of
@@ -58,10 +57,7 @@ def _program(text: str) -> str:
 
 
 def _secret(text: str) -> str:
-    try:
-        return Path(text).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected a file with the secret, but '{text}' cannot be read: {error}") from None
+    return file_text(text).strip()
 
 
 # fmt: off

@@ -64,7 +64,7 @@ def read_yaml(path: Path) -> dict[str, object]:
         raise invalid(f"{path}: expected a file of at most {FILE_BYTES_MAX} bytes")
     try:
         document = yaml.load(content, _Loader)  # noqa: S506 # a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
         raise invalid(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise invalid(f"{path}: nested too deeply") from error

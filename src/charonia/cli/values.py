@@ -187,14 +187,19 @@ HEADER_HELP = f"Header, or a file with one; repeatable. The API key can also be 
 _KEY_HEADERS = ("authorization", "x-api-key")
 
 
+def file_text(path: str) -> str:
+    """Return the text in a file. Raises ValueError if it cannot be read."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"'{path}' cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
 def header(value: str) -> tuple[str, str]:
     """Read `Name:Value`, or `@FILE`, whose content is that: other users see the command line, but not the file."""
     text = value
     if value.startswith("@"):
-        try:
-            text = Path(value[1:]).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"expected a file with Name:Value, but '{value[1:]}' cannot be read: {error}") from None
+        text = file_text(value[1:]).strip()
     name, colon, content = text.partition(":")
     if not colon or not name.strip() or "\n" in text or "\r" in text:
         raise ValueError("expected Name:Value" + (f" in '{value[1:]}'" if text is not value else f", got '{value}'"))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.http_call import HttpAnswer, http_call
+from charonia.http_call import HttpAnswer, http_call, http_url
 
 ANSWER_S_MAX = 120.0
 """Time limit of a call."""
@@ -57,9 +57,10 @@ class PlatformClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise invalid(f"--server: expected http://HOST:PORT or https://HOST, got '{url}'")
+        try:
+            http_url(url)
+        except ValueError as error:
+            raise invalid(f"--server: {error}") from None
         self._url = url.rstrip("/")
         self._key = key
 
@@ -104,11 +105,16 @@ class PlatformClient:
                 if not left or "Retry-After" not in answer.headers:
                     break
             time.sleep(PAUSE_S)
-        if answer.status >= 300:
+        kind = answer.headers.get_content_type()
+        is_page = kind == "text/html" and "/files/" not in path  # a page of another server
+        if answer.status >= 300 or is_page:
             raise self._refusal(answer)
-        if not answer.body or not answer.headers.get_content_type().endswith("json"):
+        if not answer.body or not kind.endswith("json"):
             return answer.body.decode("utf-8", "replace")
-        return json.loads(answer.body)
+        try:
+            return json.loads(answer.body)
+        except ValueError:
+            raise self._refusal(answer) from None
 
     def send_files(self, project: str, files: Mapping[str, Path], progress: Progress) -> str:
         """Upload files for a version of a model, and return their batch.

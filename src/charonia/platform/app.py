@@ -241,7 +241,12 @@ def _failed(request: Request, error: Exception) -> Response:
         return _too_large(request)
     if isinstance(error.__cause__, MemoryError):  # the framework treats any error in a body as a bad request
         return _no_memory(request, error.__cause__)
-    response = _answer(request, error.status_code, str(error.detail))
+    message, hint = str(error.detail), ""
+    if error.status_code == HTTPStatus.NOT_FOUND and wants_page(request):
+        message = f"There is no page at {request.url.path}"
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        message, hint = f"there is nothing at {request.url.path}", f"{OPENAPI_PATH} describes the calls"
+    response = _answer(request, error.status_code, message, hint)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         response.headers["Allow"] = ", ".join(_allowed(request))
     return response
@@ -301,8 +306,7 @@ def _answer(request: Request, status: int, message: str, hint: str = "", *, is_b
     headers = {"Retry-After": str(RETRY_AFTER_S)} if is_busy or status == HTTPStatus.TOO_MANY_REQUESTS else None
     if wants_page(request):
         heading = HTTPStatus(status).phrase
-        said = message if message not in ("", heading) else f"There is no page at {request.url.path}"
-        values = {"heading": heading, "message": said if status == HTTPStatus.NOT_FOUND else message, "hint": hint}
+        values = {"heading": heading, "message": message, "hint": hint}
         try:
             visit = visit_of(request) if status < 500 else None
         except NotPermittedError as error:  # a browser that has not signed in

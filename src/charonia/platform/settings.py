@@ -1,11 +1,13 @@
 """Settings of `charonia platform`; the options in `cli/platform.py` say what each means."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from charonia.core.errors import invalid
+from charonia.http_call import http_url
 from charonia.wire.browsers import listens_locally
 
 HOST = "127.0.0.1"
@@ -85,14 +87,9 @@ class PlatformSettings:
     ray: RaySettings = RaySettings()
 
     def __post_init__(self) -> None:
-        problems = []
-        public = urlsplit(self.public_url)
-        if self.public_url and (
-            public.scheme not in ("http", "https") or not public.hostname or public.path.strip("/")
-        ):
-            problems.append(
-                f"--public-url: expected http://HOST or https://HOST, without a path, got '{self.public_url}'"
-            )
+        problems = _url_problems({"--public-url": self.public_url})
+        if not problems and urlsplit(self.public_url).path.strip("/"):
+            problems.append(f"--public-url: expected a URL without a path, got '{self.public_url}'")
         if not self.public_url and not listens_locally(self.host):
             problems.append(
                 f"--host: others reach '{self.host}', so expected --public-url as well: the address of the HTTPS "
@@ -135,6 +132,17 @@ class PlatformSettings:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
+def _url_problems(urls: Mapping[str, str]) -> list[str]:
+    problems = []
+    for name, url in urls.items():
+        try:
+            if url:
+                http_url(url)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
 def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
     if not settings.config:
         given = settings != KubernetesSettings()
@@ -142,8 +150,7 @@ def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:
     problems = []
     if settings.owner and not _LABEL.fullmatch(settings.owner):
         problems.append(f"--kubernetes-owner: expected up to 56 letters, digits and -, got '{settings.owner}'")
-    if settings.proxy and urlsplit(settings.proxy).scheme not in ("http", "https"):
-        problems.append(f"--kubernetes-proxy: expected http://HOST:PORT, got '{settings.proxy}'")
+    problems += _url_problems({"--kubernetes-proxy": settings.proxy})
     if settings.kserve_mode not in KSERVE_MODES:
         problems.append(f"--kserve-mode: expected {' or '.join(KSERVE_MODES)}, got '{settings.kserve_mode}'")
     return problems
@@ -153,11 +160,7 @@ def _ray_problems(settings: RaySettings) -> list[str]:
     if not settings.dashboard:
         given = settings != RaySettings()
         return ["--ray: expected the address of a dashboard with the options of the cluster"] if given else []
-    problems = [
-        f"{name}: expected http://HOST:PORT, got '{url}'"
-        for name, url in (("--ray", settings.dashboard), ("--ray-http", settings.http))
-        if url and urlsplit(url).scheme not in ("http", "https")
-    ]
+    problems = _url_problems({"--ray": settings.dashboard, "--ray-http": settings.http})
     if settings.owner and not _LABEL.fullmatch(settings.owner):
         problems.append(f"--ray-owner: expected up to 63 letters, digits and -, got '{settings.owner}'")
     return problems

@@ -186,7 +186,7 @@ def test_a_database_that_is_away_is_unavailable() -> None:
     assert raised.value.code is Code.UNAVAILABLE
 
 
-@pytest.mark.parametrize("url", ["no address", "oracle9://host/name"])
+@pytest.mark.parametrize("url", ["no address", "oracle9://host/name", "mysql://host/name"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ServingError, match="--database: "):
         Database(url)

@@ -144,7 +144,7 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
         ({"variables": {"LD_PRELOAD": "x"}}, "variables: expected letters, digits and _, and none of the server's own "
             "variables, got 'LD_PRELOAD'"),
-        ({"variables": {"A": "1\n2"}}, "variables.A: expected a line of 1 to 32768 characters"),
+        ({"variables": {"A": "1\n2"}}, "variables.A: expected a text of one line with 1 to 32768 characters"),
         ({"variables": {"A": "1"}, "secrets": {"A": "x"}}, "secrets: expected a variable that is not among "
             "'variables', got 'A'"),
         ({"replicas": 0}, "replicas: expected a whole number from 1 to 10000, got 0"),

@@ -221,6 +221,14 @@ def test_equal_environments_share_a_folder_and_one_build(environments: Environme
     assert [json.loads(line)[0] for line in uv.read_text().splitlines()].count("venv") == 1
 
 
+def test_a_second_environment_is_tested_with_its_own_imports(environments: Environments, uv: Path) -> None:
+    environments.add("a", "iniconfig")
+    assert environments.when_built("a").state == "ready"
+    environments.add("b", "iniconfig", ("no_such_module",))
+
+    assert environments.when_built("b").state == "failed"
+
+
 @pytest.mark.parametrize(
     ("requirements", "imports", "reason", "logged"),
     [

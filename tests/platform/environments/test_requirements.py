@@ -51,10 +51,11 @@ def test_there_is_a_limit_of_lines() -> None:
 def test_equal_requirements_share_a_folder_in_any_order() -> None:
     first, second = read_requirements("numpy\npillow>=10"), read_requirements("pillow>=10\n# one more\nnumpy")
 
-    assert first.digest("3.11", "charonia==1") == second.digest("3.11", "charonia==1")
-    others = {first.digest("3.12", "charonia==1"), first.digest("3.11", "charonia==2")}
-    others.add(read_requirements("numpy\npillow>=10\ncharonia[torch]").digest("3.11", "charonia==1"))
-    assert len(others | {first.digest("3.11", "charonia==1")}) == 4
+    assert first.digest("3.11", "charonia==1", ()) == second.digest("3.11", "charonia==1", ())
+    others = {first.digest("3.12", "charonia==1", ()), first.digest("3.11", "charonia==2", ())}
+    others.add(read_requirements("numpy\npillow>=10\ncharonia[torch]").digest("3.11", "charonia==1", ()))
+    others.add(first.digest("3.11", "charonia==1", ("PIL",)))
+    assert len(others | {first.digest("3.11", "charonia==1", ())}) == 5
 
 
 def test_a_script_states_its_dependencies() -> None:

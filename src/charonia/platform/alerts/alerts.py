@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 from sqlalchemy import delete, func, select, update
@@ -20,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
-from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
+from charonia.http_call import NO_ANSWER, HttpAnswer, http_call, http_url
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, ProjectRow, TaskRow, named
@@ -336,14 +335,12 @@ class Alerts:
     def _checked(self, rule: AlertRow, url: str) -> None:
         """Check that the platform may call a server."""
         try:
-            parts = urlsplit(url)
-            scheme, host = parts.scheme, parts.hostname or ""
-        except ValueError:
-            scheme = host = ""
-        if scheme not in ("http", "https") or not host:
-            raise invalid(f"alert '{rule.name}': expected https://... or http://... as the webhook's address")
+            parts = http_url(url)
+        except ValueError:  # it can be secret
+            raise invalid(f"alert '{rule.name}': expected https://... or http://... as the webhook's address") from None
         hosts = AllowedHosts((ANY,)) if rule.any_host else self._hosts
-        hosts.check(f"{scheme}://[{host}]" if ":" in host else f"{scheme}://{host}")
+        host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+        hosts.check(f"{parts.scheme}://{host}")
 
     def _body(self, event: AlertEventRow, state: str) -> bytes:
         rule = event.alert

@@ -118,6 +118,8 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             parsed = make_url(url)
+            if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+                raise invalid(f"--database: expected postgresql://USER@HOST/NAME, got '{parsed}'")
             if parsed.drivername == "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
             self.engine = _engine(parsed.render_as_string(hide_password=False), parsed.drivername)

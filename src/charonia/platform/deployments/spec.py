@@ -262,7 +262,7 @@ VariableName = Annotated[
 VariableText = Annotated[
     str,
     StringConstraints(pattern=r"^[^\x00\n]+$", max_length=VARIABLE_CHARS_MAX),
-    expected(f"a line of 1 to {VARIABLE_CHARS_MAX} characters", is_shown=False),
+    expected(f"a text of one line with 1 to {VARIABLE_CHARS_MAX} characters", is_shown=False),
 ]
 Variables = Annotated[dict[VariableName, VariableText], Field(max_length=VARIABLES_MAX)]
 

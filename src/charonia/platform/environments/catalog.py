@@ -60,7 +60,7 @@ def add(
     required = read_requirements(lines)
     if required.extras and python in OLDER_PYTHONS:
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
-    digest = _digest(required, python)
+    digest = _digest(required, python, wanted.imports)
     if named(session, EnvironmentRow, found.id, name) is not None:
         raise conflict(f"environment: '{name}' already exists", hint="choose another name")
     row = EnvironmentRow(
@@ -85,7 +85,7 @@ def rebuild(
     row = get(session, found, name)
     if row.state in ("waiting", "building"):
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
-    row.digest = _digest(read_requirements(row.requirements), row.python)
+    row.digest = _digest(read_requirements(row.requirements), row.python, row.imports)
     row.state, row.reason = "waiting", ""
     return row, _build(session, who, found, row, deployment, "environment.rebuild")
 
@@ -180,8 +180,8 @@ def handler(
     return handle
 
 
-def _digest(wanted: Requirements, python: str) -> str:
-    return wanted.digest(python, builder.release())
+def _digest(wanted: Requirements, python: str, imports: Sequence[str]) -> str:
+    return wanted.digest(python, builder.release(), imports)
 
 
 def _to_build(session: Session, who: Principal, project: str) -> ProjectRow:

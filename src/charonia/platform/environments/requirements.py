@@ -38,9 +38,9 @@ class Requirements:
     names: tuple[str, ...]
     extras: tuple[str, ...] = ()
 
-    def digest(self, python: str, own: str) -> str:
-        """Return the digest of an environment: equal ones share a folder."""
-        content = json.dumps([python, own, sorted(self.lines), sorted(self.extras)])
+    def digest(self, python: str, own: str, imports: Sequence[str]) -> str:
+        """Return the digest of an environment: equal ones, tested by equal imports, share a folder."""
+        content = json.dumps([python, own, sorted(self.lines), sorted(self.extras), sorted(imports)])
         return hashlib.sha256(content.encode()).hexdigest()
 
 
