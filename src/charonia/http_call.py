@@ -92,6 +92,11 @@ def open_call(
         check_redirect(url)
 
 
+def no_answer_reason(error: Exception) -> str:
+    """Return why a call got no answer, without the number that the system gives an error."""
+    return str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+
 def http_url(url: str) -> SplitResult:
     """Return the parts of a URL. Raises ValueError for one without a host or of another scheme."""
     with suppress(ValueError):
@@ -119,7 +124,7 @@ def _connection(
     context = context or ssl.create_default_context()
     connection = HTTPSConnection(host, server.port, timeout=timeout_s, context=context)
     if proxy is not None:
-        connection.set_tunnel(parts.hostname, parts.port, known)
+        connection.set_tunnel(parts.hostname or "", parts.port, known)
     return connection, target
 
 

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from charonia.http_call import HOPS_MAX, http_call, http_url, open_call
+from charonia.http_call import HOPS_MAX, http_call, http_url, no_answer_reason, open_call
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -115,3 +115,15 @@ def test_a_url_that_cannot_be_called_is_refused(url: str) -> None:
     assert http_url("https://[::1]:65535/path").hostname == "::1"
     with pytest.raises(ValueError, match="expected http://HOST:PORT or https://HOST:PORT, got "):
         http_url(url)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (TimeoutError("timed out"), "timed out"),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)
+def test_the_reason_of_a_missing_answer_is_a_text_without_a_number(error: Exception, reason: str) -> None:
+    assert no_answer_reason(error) == reason

@@ -563,7 +563,7 @@ def test_a_dry_run_of_a_file_shows_the_plan_and_adds_nothing(run: Any, tmp_path:
 
     assert status == 0
     assert said.splitlines()[:2] == [
-        f"sum/1: would be added to the registry, from '{tmp_path}/sum.onnx'",
+        f"sum/1: would be added from '{tmp_path}/sum.onnx', unless a version has the same files",
         "sum: would be created",
     ]
     assert "instances" in said

@@ -107,7 +107,7 @@ def test_what_is_no_change_has_no_key_and_is_sent_once(method: str, body: bytes 
 def test_an_answer_of_another_server_is_an_error_with_its_address(kind: str, body: bytes, scripted: Scripted) -> None:
     scripted.answers, scripted.body = [(200, {"Content-Type": kind})], body
 
-    with pytest.raises(ServingError, match="answers 200 OK: is it charonia platform?"):
+    with pytest.raises(ServingError, match="answers 200 OK: is it charonia platform"):
         scripted.client.call("GET", "/api/v1/projects")
 
 

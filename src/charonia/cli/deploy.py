@@ -120,7 +120,7 @@ def _deploy(options: DeployOptions) -> int:
 
         made = changes(read_spec(old) if old else None, read_spec(spec))
         for model, version in models:
-            print(f"{model}/{version}: would be added to the registry, from '{options.model}'")
+            print(f"{model}/{version}: would be added from '{options.model}', unless a version has the same files")
         show_plan(name, {"changes": made, "problems": (), "is_new": not old}, is_dry=True)
         return 0
     plan = client.call("PUT", place, spec, query=query)

@@ -157,7 +157,12 @@ class AlertOptions:
 
 def _alerts(client: PlatformClient, options: AlertOptions) -> int:
     place = ("projects", options.access.project)
-    rules: Columns = {"Name": "name", "Condition": "condition", "Deployment": "deployment", "Threshold": "threshold"}
+    rules: Columns = {
+        "Name": "name",
+        "Condition": "condition",
+        "Deployment": "deployment",
+        "Threshold": lambda rule: f"{rule['threshold']:g}",
+    }
     events: Columns = {
         "Event": "id",
         "Alert": "alert",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from charonia.cli.command_line import Option
 from charonia.cli.values import HEADER_HELP, header, with_key
 from charonia.core.errors import invalid, unavailable
-from charonia.http_call import NO_ANSWER, open_call
+from charonia.http_call import NO_ANSWER, no_answer_reason, open_call
 from charonia.wire.endpoint import parse_url
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ServerAccess:
             with open_call(method, f"{endpoint}{path}", sent, body, timeout_s=timeout_s, context=context) as answer:
                 yield answer
         except NO_ANSWER as error:
-            hint, text = "-u names its address", str(getattr(error, "strerror", None) or error or type(error).__name__)
+            hint, text = "-u names its address", no_answer_reason(error)
             if isinstance(error, ssl.SSLCertVerificationError):
                 hint = "--ssl-ca names certificates to trust"
                 text = f"its certificate is not trusted: {error.verify_message}"

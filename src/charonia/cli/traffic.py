@@ -144,7 +144,7 @@ def traffic_text(document: Mapping[str, Any]) -> str:
         lines += ["", f"canary of version {plan['version']} against version {plan['stable']}: {state}"]
         lines += [f"  {canary['reason']}"]
         lines += [f"  waits for {canary['waits_for']}"] if canary["waits_for"] else []
-        lines += [f"  {name}: {text}" for name, text in canary["checks"].items()]
+        lines += [f"  {text}" for text in canary["checks"].values()]
     if document["history"]:
         lines += [
             "",

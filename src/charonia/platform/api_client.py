@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.http_call import HttpAnswer, http_call, http_url
+from charonia.http_call import HttpAnswer, http_call, http_url, no_answer_reason
 
 ANSWER_S_MAX = 120.0
 """Time limit of a call."""
@@ -158,10 +158,9 @@ class PlatformClient:
         raise last
 
     def _unreachable(self, error: Exception) -> PlatformUnreachableError:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return PlatformUnreachableError(
             Code.UNAVAILABLE,
-            f"no platform answers at {self._url}: {reason}",
+            f"no platform answers at {self._url}: {no_answer_reason(error)}",
             hint="`charonia platform` starts one; --server names its address",
         )
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from charonia.core.errors import invalid, unavailable
-from charonia.http_call import NO_ANSWER, open_call
+from charonia.http_call import NO_ANSWER, no_answer_reason, open_call
 from charonia.install_hint import extra_hint
 from charonia.stores.location import (
     FILE_VARIABLE,
@@ -423,6 +423,6 @@ def _is_emulated(kind: StoreKind, environment: Mapping[str, str]) -> bool:
 
 def _reason(error: Exception) -> str:
     """Return an error of the library on one line of limited length, without signatures."""
-    text = str(error).split("\n\nDebug source:")[0]
+    text = no_answer_reason(error).split("\n\nDebug source:")[0]
     text = urllib.parse.unquote(" ".join(text.split()))
     return _SIGNATURES.sub(r"\1***", text)[:REASON_CHARS_MAX]

@@ -178,6 +178,7 @@ def test_other_servers_are_not_called(scene: Scene, url: str) -> None:
         ({"condition": "load"}, "condition: expected 'error_rate', 'p99_ms', 'not_ready', 'job_failed' or 'disk'"),
         ({"format": "xml"}, "format: expected 'json' or 'slack', got 'xml'"),
         ({"threshold": 0.0}, "threshold: expected a number above 0, got 0.0"),
+        ({"threshold": 101.0}, "threshold: expected at most 100 %, got 101.0"),
         ({"for_s": 10**6}, "for_s: expected a whole number from 0 to 86400, got 1000000"),
         ({"secret": ""}, "expected a url, or a secret with it"),
         ({"secret": "unknown"}, "secret 'unknown' does not exist"),

@@ -290,7 +290,7 @@ def test_keeping_a_limit_that_the_default_misses_is_better_even_with_less_throug
 
     assert decision.conclusion is Conclusion.BETTER
     assert decision.sentences[0] == (
-        "'2 instances' keeps the constraints, the default does not: perf_latency_p99 is 12, the limit 10, 20.0% off."
+        "'2 instances' meets the constraints, the default does not: p99 latency is 12 ms, the limit 10 ms, 20.0% off."
     )
 
 
@@ -301,8 +301,8 @@ def test_no_variant_reaches_the_least_throughput() -> None:
 
     assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
     assert decision.sentences == (
-        "No configuration keeps the constraints. The closest is '2 instances': perf_throughput is 999.5, "
-        "the limit 1,000, 0.1% off.",
+        "No configuration meets the constraints. The closest is '2 instances': throughput is 999.5/s, "
+        "the limit 1,000/s, 0.1% off.",
     )
 
 
@@ -311,7 +311,7 @@ def test_a_limit_that_is_just_kept_is_not_named_among_those_missed() -> None:
 
     decision = decide(goal, [told(DEFAULT, exact(100), p99=1.5)])
 
-    assert decision.sentences[0].endswith(" 'default configuration': perf_latency_p99 is 1.5, the limit 1, 50.0% off.")
+    assert decision.sentences[0].endswith(" 'default configuration': p99 latency is 1.5 ms, the limit 1 ms, 50.0% off.")
 
 
 def driver_of(space: LoadSpace, goal: Goal = GOAL) -> Search:

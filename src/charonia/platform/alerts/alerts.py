@@ -89,9 +89,12 @@ class AlertRule(RequestBody):
 
     @field_validator("threshold")
     @classmethod
-    def _is_above_0(cls, threshold: float, info: ValidationInfo) -> float:
-        if not threshold and CONDITIONS.get(info.data.get("condition", "")):
+    def _is_possible(cls, threshold: float, info: ValidationInfo) -> float:
+        figure = CONDITIONS.get(info.data.get("condition", ""), "")
+        if figure and not threshold:
             raise refused("a number above 0", threshold)
+        if figure.startswith("%") and threshold > 100:
+            raise refused("at most 100 %", threshold)
         return threshold
 
 
@@ -321,7 +324,7 @@ class Alerts:
         except ServingError as error:
             return error.message
         except NO_ANSWER as error:
-            return f"the webhook cannot be called: {type(error).__name__}"
+            return f"the webhook cannot be called: {getattr(error, 'strerror', None) or type(error).__name__}"
         is_good = HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES
         return "" if is_good else f"the webhook answers {answer.status}"
 

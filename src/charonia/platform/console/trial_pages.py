@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from charonia.core.errors import ServingError, not_found, unavailable
-from charonia.http_call import NO_ANSWER, http_call
+from charonia.http_call import NO_ANSWER, http_call, no_answer_reason
 from charonia.platform.console.deploy_form import text_of
 from charonia.platform.console.environment_pages import suggested
 from charonia.platform.console.pages import INVALID, OnPage, PageContext, Sent, go, problems_of
@@ -143,7 +143,7 @@ def _answer(method: str, url: str, headers: Mapping[str, str], body: bytes | Non
     try:
         answer = http_call(method, url, headers, body, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
     except NO_ANSWER as error:
-        raise unavailable(f"the server does not answer: {error}") from None
+        raise unavailable(f"the server does not answer: {no_answer_reason(error)}") from None
     returned = {key: value for key in _RETURNED if (value := answer.headers.get(key))}
     return Response(answer.body, answer.status, returned)
 

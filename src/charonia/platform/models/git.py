@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from charonia.core.errors import ServingError, invalid, not_found, too_large, unavailable, unsupported
-from charonia.http_call import NO_ANSWER, http_call
+from charonia.http_call import NO_ANSWER, http_call, no_answer_reason
 from charonia.platform.artifacts.blobs import demand_room
 from charonia.platform.artifacts.manifest import FILES_MAX, safe_path
 from charonia.platform.isolation.isolation import Isolation, PrivateFolders, SandboxAccess
@@ -135,7 +135,7 @@ def _places(server: LfsServer, wanted: list[RemoteFile], allow: Callable[[str], 
             raise unavailable(f"Git LFS: '{server.url}' answers {answer.status}")
         found: Any = json.loads(answer.body)
     except (*NO_ANSWER, RecursionError) as error:
-        raise unavailable(f"Git LFS: '{server.url}' cannot be read: {str(error) or type(error).__name__}") from None
+        raise unavailable(f"Git LFS: '{server.url}' cannot be read: {no_answer_reason(error)}") from None
     listed = found.get("objects") if isinstance(found, dict) else None
     entries = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     return {

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from charonia.core.errors import invalid, not_found, unavailable, unsupported
-from charonia.http_call import NO_ANSWER, open_call
+from charonia.http_call import NO_ANSWER, no_answer_reason, open_call
 from charonia.platform.artifacts.archives import is_archive, unpack
 from charonia.platform.artifacts.blobs import PIECE_BYTES, disk_faults
 from charonia.platform.artifacts.manifest import FILES_MAX, Blob, is_content, safe_path
@@ -339,7 +339,7 @@ class MlflowServer:
                 yield answer
         except NO_ANSWER as error:
             raise unavailable(
-                f"server of MLflow '{self.address}' cannot be reached: {str(error) or type(error).__name__}",
+                f"server of MLflow '{self.address}' cannot be reached: {no_answer_reason(error)}",
                 hint="try again",
             ) from None
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from charonia.config import pbtxt
 from charonia.core.errors import Code, ServingError, invalid, not_found, unavailable
-from charonia.http_call import NO_ANSWER, HttpAnswer, http_call
+from charonia.http_call import NO_ANSWER, HttpAnswer, http_call, no_answer_reason
 from charonia.platform.targets.api import Workload
 from charonia.wire.traffic import SETTINGS
 
@@ -40,7 +40,8 @@ def ask(
         if answer.status < HTTPStatus.MULTIPLE_CHOICES:
             return json.loads(answer.body or b"null")
     except NO_ANSWER as error:
-        raise unavailable(f"the server at {address} does not answer: {error}", hint="the log says more") from None
+        text = f"the server at {address} does not answer: {no_answer_reason(error)}"
+        raise unavailable(text, hint="the log says more") from None
     raise _refusal(answer)
 
 

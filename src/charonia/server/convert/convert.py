@@ -310,7 +310,7 @@ def _read_samples(path: str) -> Mapping[str, Array]:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError) as error:
         raise invalid(
-            f"--samples: cannot read '{path}': {error}",
+            f"--samples: cannot read '{path}': {getattr(error, 'strerror', None) or error}",
             hint="numpy.savez writes it, with an array for each input; texts as numpy.str_, not as objects",
         ) from error
 

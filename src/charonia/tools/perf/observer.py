@@ -20,7 +20,7 @@ import psutil
 
 from charonia.client.sync_client import Client
 from charonia.core.errors import ServingError, unavailable
-from charonia.http_call import NO_ANSWER, http_call
+from charonia.http_call import NO_ANSWER, http_call, no_answer_reason
 from charonia.tools.perf import statistics
 from charonia.tools.perf.api import RunSettings
 from charonia.tools.perf.statistics import Reading
@@ -277,7 +277,7 @@ def read_page(url: str) -> str:
             raise ValueError(f"HTTP Error {answer.status}: {answer.reason}")
         return answer.body.decode("utf-8", "replace")
     except NO_ANSWER as error:
-        raise unavailable(f"The metrics page {url} could not be read: {error}.") from None
+        raise unavailable(f"The metrics page {url} could not be read: {no_answer_reason(error)}.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class MetricText(NamedTuple):
 
     Attributes:
         head: Head of its column in Model Analyzer's tables.
-        unit: "ms" for a time, "MB" for memory, or what follows the number.
+        unit: " ms" for a time, " MB" for memory, or what follows the number.
         short: Its name in plots, "" for one without a plot.
     """
 
@@ -61,23 +61,23 @@ class MetricText(NamedTuple):
 # fmt: off
 METRICS = {
     Metric.THROUGHPUT: MetricText("Throughput (infer/sec)", "throughput", "/s", larger_is_better=True),
-    Metric.LATENCY_P99: MetricText("p99 Latency (ms)", "p99 latency", "ms", "p99"),
-    Metric.LATENCY_P95: MetricText("p95 Latency (ms)", "p95 latency", "ms", "p95"),
-    Metric.LATENCY_P90: MetricText("p90 Latency (ms)", "p90 latency", "ms", "p90"),
-    Metric.LATENCY_P50: MetricText("p50 Latency (ms)", "median latency", "ms", "p50"),
-    Metric.LATENCY_AVG: MetricText("Avg Latency (ms)", "mean latency", "ms", "mean"),
+    Metric.LATENCY_P99: MetricText("p99 Latency (ms)", "p99 latency", " ms", "p99"),
+    Metric.LATENCY_P95: MetricText("p95 Latency (ms)", "p95 latency", " ms", "p95"),
+    Metric.LATENCY_P90: MetricText("p90 Latency (ms)", "p90 latency", " ms", "p90"),
+    Metric.LATENCY_P50: MetricText("p50 Latency (ms)", "median latency", " ms", "p50"),
+    Metric.LATENCY_AVG: MetricText("Avg Latency (ms)", "mean latency", " ms", "mean"),
     Metric.OUTPUT_TOKENS: MetricText("Output Token Throughput (tokens/sec)", "output tokens", "/s",
                                      larger_is_better=True),
-    Metric.TTFT_P99: MetricText("p99 Time To First Token (ms)", "p99 time to first token", "ms", "TTFT p99"),
-    Metric.TTFT_P50: MetricText("p50 Time To First Token (ms)", "median time to first token", "ms", "TTFT p50"),
-    Metric.TTFT_AVG: MetricText("Avg Time To First Token (ms)", "mean time to first token", "ms", "TTFT mean"),
-    Metric.ITL_P99: MetricText("p99 Inter Token Latency (ms)", "p99 inter-token latency", "ms", "ITL p99"),
-    Metric.ITL_P50: MetricText("p50 Inter Token Latency (ms)", "median inter-token latency", "ms", "ITL p50"),
-    Metric.ITL_AVG: MetricText("Avg Inter Token Latency (ms)", "mean inter-token latency", "ms", "ITL mean"),
-    Metric.CPU_USED_RAM: MetricText("RAM Usage (MB)", "memory", "MB", "Memory"),
-    Metric.CPU_AVAILABLE_RAM: MetricText("RAM Available (MB)", "free memory", "MB", larger_is_better=True),
-    Metric.GPU_USED_MEMORY: MetricText("GPU Memory Usage (MB)", "GPU memory", "MB", "GPU memory"),
-    Metric.GPU_FREE_MEMORY: MetricText("GPU Memory Available (MB)", "free GPU memory", "MB", larger_is_better=True),
+    Metric.TTFT_P99: MetricText("p99 Time To First Token (ms)", "p99 time to first token", " ms", "TTFT p99"),
+    Metric.TTFT_P50: MetricText("p50 Time To First Token (ms)", "median time to first token", " ms", "TTFT p50"),
+    Metric.TTFT_AVG: MetricText("Avg Time To First Token (ms)", "mean time to first token", " ms", "TTFT mean"),
+    Metric.ITL_P99: MetricText("p99 Inter Token Latency (ms)", "p99 inter-token latency", " ms", "ITL p99"),
+    Metric.ITL_P50: MetricText("p50 Inter Token Latency (ms)", "median inter-token latency", " ms", "ITL p50"),
+    Metric.ITL_AVG: MetricText("Avg Inter Token Latency (ms)", "mean inter-token latency", " ms", "ITL mean"),
+    Metric.CPU_USED_RAM: MetricText("RAM Usage (MB)", "memory", " MB", "Memory"),
+    Metric.CPU_AVAILABLE_RAM: MetricText("RAM Available (MB)", "free memory", " MB", larger_is_better=True),
+    Metric.GPU_USED_MEMORY: MetricText("GPU Memory Usage (MB)", "GPU memory", " MB", "GPU memory"),
+    Metric.GPU_FREE_MEMORY: MetricText("GPU Memory Available (MB)", "free GPU memory", " MB", larger_is_better=True),
     Metric.GPU_UTILIZATION: MetricText("GPU Utilization (%)", "GPU utilisation", " %", larger_is_better=True),
     Metric.GPU_POWER_USAGE: MetricText("GPU Power Usage (W)", "GPU power", " W"),
 }

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import Constraint, Goal, LoadPoint, SearchOptions, TrialFailed, TrialRecord, Variant
+from charonia.tools.tune.api import (
+    METRICS,
+    Constraint,
+    Goal,
+    LoadPoint,
+    SearchOptions,
+    TrialFailed,
+    TrialRecord,
+    Variant,
+)
 from charonia.tools.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
@@ -157,7 +166,7 @@ def _verdict(
 ) -> tuple[str, ...]:
     if conclusion is Conclusion.CONSTRAINTS_NOT_MET:
         missed = missed_constraints(best, goal)
-        return (f"No configuration keeps the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
+        return (f"No configuration meets the constraints. The closest is '{best.variant}': {'; '.join(missed)}.",)
     if conclusion is Conclusion.NO_DEFAULT:
         return (f"Best is '{best.variant}'. The default configuration could not be measured, so the gain is unknown.",)
     if conclusion is Conclusion.NO_OTHER:
@@ -171,7 +180,7 @@ def _verdict(
         return ("No significant gain over the default configuration: keep it.",)
     if default and not default.keeps_constraints:
         missed = missed_constraints(default, goal)
-        return (f"'{best.variant}' keeps the constraints, the default does not: {'; '.join(missed)}.",)
+        return (f"'{best.variant}' meets the constraints, the default does not: {'; '.join(missed)}.",)
     loads = f" ({best.between_loads})" if best.between_loads else ""
     return (f"'{best.variant}' is {percent(best.gain)} better than the default configuration{loads}.",)
 
@@ -230,7 +239,9 @@ def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
             limit = _missed(constraint, estimate)
             if limit is not None:
                 off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
-                lines.append(f"{constraint.metric.value} is {_figure(estimate.value)}, the limit {_figure(limit)}{off}")
+                name, unit = METRICS[constraint.metric].name, METRICS[constraint.metric].unit
+                value, bound = (f"{_figure(number)}{unit}" for number in (estimate.value, limit))
+                lines.append(f"{name} is {value}, the limit {bound}{off}")
     return lines or ["the server does not keep up with the offered rate"]
 
 

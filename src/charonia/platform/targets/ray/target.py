@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from charonia.core.errors import ServingError, invalid, unavailable
-from charonia.http_call import NO_ANSWER, http_call
+from charonia.http_call import NO_ANSWER, http_call, no_answer_reason
 from charonia.platform.artifacts.store import ArtifactStore
 from charonia.platform.data_folder import private_text
 from charonia.platform.settings import RaySettings
@@ -277,7 +277,9 @@ class Dashboard:
             url = f"{self.url}{path}"
             answer = http_call(method, url, headers, data, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
         except NO_ANSWER as error:
-            raise unavailable(f"the dashboard of Ray at {self.url} does not answer: {error}") from None
+            raise unavailable(
+                f"the dashboard of Ray at {self.url} does not answer: {no_answer_reason(error)}"
+            ) from None
         text = answer.body.decode("utf-8", "replace").strip()
         if answer.status == HTTPStatus.BAD_REQUEST:
             raise invalid(f"Ray refuses it: {text}")

@@ -66,9 +66,9 @@ function pathOf(version) {
 // Which version answers, where there are several.
 function versionField(model, changed) {
   if (model.versions.length < 2) return { elements: [], chosen: () => "" };
-  const newestFirst = [...model.versions].reverse();
+  const latestFirst = [...model.versions].reverse();
   const select = element("select", { "aria-label": "Version", change: changed },
-    element("option", { value: "" }, `newest (${newestFirst[0]})`), ...newestFirst.slice(1).map((number) => element("option", { value: number }, number)));
+    element("option", { value: "" }, `latest (${latestFirst[0]})`), ...latestFirst.slice(1).map((number) => element("option", { value: number }, number)));
   return {
     elements: [element("div", { class: "field" }, element("div", { class: "fieldhead" }, element("span", { class: "name" }, "Version"), select))],
     chosen: () => select.value,

@@ -29,7 +29,7 @@ from charonia.tools.tune.decision import Conclusion, Ranked, loads_text
 from charonia.tools.tune.result import GroupRecord, ModelConfigRecord, TuneRun, VariantRecord
 from charonia.tools.tune.tables import Row, rows_of
 
-LATENCIES = {metric: text.short for metric, text in METRICS.items() if text.unit == "ms"}
+LATENCIES = {metric: text.short for metric, text in METRICS.items() if text.unit == " ms"}
 """Metrics of latency and their short names."""
 
 MEMORIES = {metric: METRICS[metric].short for metric in (Metric.CPU_USED_RAM, Metric.GPU_USED_MEMORY)}
@@ -185,9 +185,9 @@ def goal_text(goal: ModelGoal) -> str:
 def value_text(metric: Metric, value: float) -> str:
     """Return a value with its unit."""
     unit = METRICS[metric].unit
-    if unit == "ms":
+    if unit == " ms":
         return duration(value * 1e6)
-    return megabytes(value) if unit == "MB" else f"{number(value)}{unit}"
+    return megabytes(value) if unit == " MB" else f"{number(value)}{unit}"
 
 
 def megabytes(value: float) -> str:
