@@ -118,17 +118,23 @@ def problems_of(errors: Sequence[Mapping[str, Any]], whole: str = "body") -> lis
     Args:
         whole: The subject of a problem that has no location.
     """
-    return [f"{_path(error['loc']) or whole}: {_said(error)}" for error in errors]
+    return [f"{_path(error) or whole}: {_said(error)}" for error in errors]
 
 
-def _path(location: Sequence[str | int]) -> str:
-    names = location[:-2] if location and location[-1] == _KEY else location
+def _path(error: Mapping[str, Any]) -> str:
+    names: Sequence[str | int] = error["loc"]
+    if names and names[-1] == _KEY:
+        names = names[:-2]
+    elif error["type"] == "json_invalid":  # with the place in the text
+        names = names[:-1]
     text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in names)
     return text.removeprefix(".")
 
 
 def _said(error: Mapping[str, Any]) -> str:
     kind, value, about = error["type"], error["input"], error.get("ctx", {})
+    if kind == "json_invalid":
+        return f"expected JSON: {about['error']} at character {error['loc'][-1]}"
     form = _EXPECTED.get(kind) or _TYPES.get(kind.partition("_")[0])
     if form is None:
         return str(error["msg"])
@@ -199,7 +205,7 @@ class RequestBody(BaseModel):
         try:
             return read(value)
         except ValidationError as error:
-            unknown = f"expected one of {', '.join(cls.model_fields)}, got this name"
+            unknown = f"unknown; expected one of {', '.join(cls.model_fields)}"
             found = error.errors(include_url=False)
             raise errors_at(
                 *((each["loc"], unknown if each["type"] == "extra_forbidden" else _said(each)) for each in found)

@@ -73,9 +73,18 @@ def test_all_that_is_wrong_with_a_specification_is_said_at_once(admin: TestClien
     assert answer.json()["error"].splitlines() == [
         "name: expected up to 63 of a-z, 0-9, - and _, with a letter or digit first, got 'No!'",
         "models[0].versions[0]: expected a whole number from 1 to 10000, got 0",
-        "models[0].colour: expected one of name, versions, traffic, instances, batching, config, got this name",
+        "models[0].colour: unknown; expected one of name, versions, traffic, instances, batching, config",
         "keys: expected true or false, got 'yes'",
     ]
+
+
+def test_a_name_that_contradicts_the_address_is_refused(admin: TestClient) -> None:
+    answer = admin.put(f"{AT}/reader", json={"name": "other", "models": [{"name": "echo"}]})
+
+    assert (answer.status_code, answer.json()["error"]) == (
+        400,
+        "name: expected 'reader', as in the address, got 'other'",
+    )
 
 
 def test_what_is_not_there_is_not_found(admin: TestClient) -> None:

@@ -139,8 +139,8 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
     ("change", "problem"),
     [
         ({"models": []}, "models: expected at least one model, got []"),
-        ({"colour": 1}, "colour: expected one of name, target, environment, models, device, replicas, keys, "
-            "ready_within_s, idle_unload_s, variables, secrets, strategy, got this name"),
+        ({"colour": 1}, "colour: unknown; expected one of name, target, environment, models, device, replicas, keys, "
+            "ready_within_s, idle_unload_s, variables, secrets, strategy"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas.max: expected at least min, 3, got 2"),
         ({"variables": {"LD_PRELOAD": "x"}}, "variables: expected letters, digits and _, and none of the server's own "
             "variables, got 'LD_PRELOAD'"),
@@ -169,7 +169,7 @@ def test_values_of_any_kind_are_read_or_refused(value: object) -> None:
         ({"models": [{"name": "a", "traffic": {"shadow": {"2": 1.5}}}]},
             "models[0].traffic.shadow.2: expected a number from 0 to 1, got 1.5"),
         ({"models": [{"name": "a", "traffic": {"canary": {}}}]},
-            "models[0].traffic.canary: expected one of weights, sticky, shadow, got this name"),
+            "models[0].traffic.canary: unknown; expected one of weights, sticky, shadow"),
         ({"models": [{"name": "a", "batching": {"max_batch_size": True}}]},
             "models[0].batching.max_batch_size: expected a whole number from 1 to 10000, got True"),
     ],

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from charonia.core.errors import invalid
 from charonia.platform.deployments.figures import FiguresPoint
 from charonia.platform.deployments.reads import (
     ChangePlan,
@@ -21,7 +22,7 @@ from charonia.platform.deployments.servers import ServerKeyRequest
 from charonia.platform.deployments.spec import DeploymentChange
 from charonia.platform.people.calls import Caller
 from charonia.platform.state import Limit, Offset, PlatformDep
-from charonia.platform.values import Amount, JsonObject, Number, RequestBody, Text, Time
+from charonia.platform.values import Amount, JsonObject, Number, RequestBody, Text, Time, shown
 
 
 class _OfSpecification:
@@ -133,7 +134,7 @@ def put_deployment(
     """Create or update a deployment."""
     value = {"name": name, **spec}
     if value["name"] != name:
-        value["name"] = f"{value['name']} at the address of {name}"
+        raise invalid(f"name: expected '{name}', as in the address, got {shown(value['name'])}")
     if dry_run:
         return platform.deployments.changes.plan(who, project, value)
     return platform.deployments.changes.change(who, project, value, note=note, revision=revision)

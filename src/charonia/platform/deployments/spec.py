@@ -210,7 +210,7 @@ class DeployedModel(SpecPart):
     @classmethod
     def _as_the_server_reads_it(cls, traffic: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Return it with texts as names of versions, as JSON has them."""
-        known = f"expected one of {', '.join(SETTINGS)}, got this name"
+        known = f"unknown; expected one of {', '.join(SETTINGS)}"
         found: list[tuple[tuple[str, ...], str]] = [((name,), known) for name in traffic if name not in SETTINGS]
         versions = info.data.get("versions", ())
         for part in ("weights", "shadow"):
