@@ -317,6 +317,17 @@ def test_a_key_is_shown_once_and_revoked(page: Page, running: RunningPlatform) -
     expect(page.get_by_role("main")).to_contain_text("Key revoked ci")
 
 
+def test_a_user_is_added_with_a_link(page: Page, running: RunningPlatform) -> None:
+    page.goto(path(running, "people"))
+
+    page.get_by_text("Add a user", exact=True).click()
+    page.locator("#new-user").get_by_label("Name").fill("Ada")
+    page.get_by_role("button", name="Add and create a link").click()
+
+    expect(page.locator("#users .notice code")).to_have_text(re.compile("/login/link"))
+    expect(page.get_by_role("button", name="Remove Ada")).to_be_visible()  # and on a phone, below
+
+
 def test_a_build_that_hangs_is_cancelled(page: Page, running: RunningPlatform, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/charonia-1-py3-none-any.whl"
