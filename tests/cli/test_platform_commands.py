@@ -528,7 +528,7 @@ def test_alerts_are_created_listed_and_removed(run: Any) -> None:
     assert run("platform", "remove-alert", "slow")[0] == 0
 
     assert (again[0], "alert 'slow' already exists" in again[2]) == (1, True)
-    assert listed.splitlines()[2].split() == ["slow", "p99_ms", "reader", "200.0"]
+    assert listed.splitlines()[2].split() == ["slow", "p99_ms", "reader", "200"]
     assert (refused[0], "error_rate" in refused[2]) == (2, True)
     assert "slow" not in run("platform", "alerts")[1]
 
