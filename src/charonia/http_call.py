@@ -14,6 +14,8 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 NO_ANSWER = (OSError, ValueError, HTTPException)
 """A call got no answer: the server is missing, ended or silent, or the URL is invalid."""
 
+HTTP_URL = "http://HOST:PORT or https://HOST:PORT"
+
 HOPS_MAX = 5
 """Most redirects that a call follows."""
 
@@ -97,20 +99,21 @@ def no_answer_reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
-def http_url(url: str) -> SplitResult:
-    """Return the parts of a URL. Raises ValueError for one without a host or of another scheme."""
+def is_http_url(url: str) -> bool:
+    """Whether a URL has the scheme of HTTP, a host, and a possible port."""
     with suppress(ValueError):
         parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:  # reading the port checks it
-            return parts
-    raise ValueError(f"expected http://HOST:PORT or https://HOST:PORT, got '{url}'")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    return False
 
 
 def _connection(
     url: str, headers: dict[str, str], timeout_s: float, context: ssl.SSLContext | None, *, through_proxy: bool
 ) -> tuple[HTTPConnection, str]:
     """Return a connection to the server or its proxy, and the target of the request; a proxy may need headers."""
-    parts = http_url(url)
+    if not is_http_url(url):
+        raise ValueError(f"expected {HTTP_URL}, got '{url}'")
+    parts = urlsplit(url)
     proxy = _proxy_of(parts) if through_proxy else None
     server = proxy or parts
     host = server.hostname or ""

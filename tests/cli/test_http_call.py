@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from charonia.http_call import HOPS_MAX, http_call, http_url, no_answer_reason, open_call
+from charonia.http_call import HOPS_MAX, http_call, is_http_url, no_answer_reason, open_call
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -112,9 +112,10 @@ def test_a_proxy_of_the_environment_makes_a_call_on_request_only(
     "url", ["host:80", "ftp://host", "http://", "http://host:65536", "http://host:x", "http://[::1"]
 )
 def test_a_url_that_cannot_be_called_is_refused(url: str) -> None:
-    assert http_url("https://[::1]:65535/path").hostname == "::1"
+    assert is_http_url("https://[::1]:65535/path")
+    assert not is_http_url(url)
     with pytest.raises(ValueError, match="expected http://HOST:PORT or https://HOST:PORT, got "):
-        http_url(url)
+        http_call("GET", url, timeout_s=1)
 
 
 @pytest.mark.parametrize(

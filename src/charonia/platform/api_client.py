@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from charonia.core.errors import Code, ServingError, invalid
-from charonia.http_call import HttpAnswer, http_call, http_url, no_answer_reason
+from charonia.http_call import HTTP_URL, HttpAnswer, http_call, is_http_url, no_answer_reason
 
 ANSWER_S_MAX = 120.0
 """Time limit of a call."""
@@ -57,10 +57,8 @@ class PlatformClient:
     """
 
     def __init__(self, url: str, key: str) -> None:
-        try:
-            http_url(url)
-        except ValueError as error:
-            raise invalid(f"--server: {error}") from None
+        if not is_http_url(url):
+            raise invalid(f"--server: expected {HTTP_URL}, got '{url}'")
         self._url = url.rstrip("/")
         self._key = key
 
@@ -124,23 +122,24 @@ class PlatformClient:
         """
         try:
             sizes = {path: file.stat().st_size for path, file in files.items()}
+            place = path_of("projects", project, "uploads")
+            begun = self.call("POST", place, {"files": [{"path": p, "size": size} for p, size in sizes.items()]})
+            sent, total = 0, sum(sizes.values())
+            progress(sent, total)
+            for upload in begun:
+                address, position, size = f"{place}/{quote(upload['key'], safe='')}", 0, upload["size"]
+                with files[upload["path"]].open("rb") as file:
+                    while position < size:
+                        file.seek(position)
+                        piece = file.read(PIECE_BYTES)
+                        if not piece:
+                            raise invalid(f"'{files[upload['path']]}' has become shorter during the upload")
+                        before, position = position, self._send(address, piece, position)
+                        sent += position - before
+                        progress(sent, total)
         except OSError as error:
-            raise _unreadable(error) from None
-        place = path_of("projects", project, "uploads")
-        begun = self.call("POST", place, {"files": [{"path": p, "size": size} for p, size in sizes.items()]})
-        sent, total = 0, sum(sizes.values())
-        progress(sent, total)
-        for upload in begun:
-            address, position, size = f"{place}/{quote(upload['key'], safe='')}", 0, upload["size"]
-            with _opened(files[upload["path"]]) as file:
-                while position < size:
-                    file.seek(position)
-                    piece = file.read(PIECE_BYTES)
-                    if not piece:
-                        raise invalid(f"'{files[upload['path']]}' has become shorter during the upload")
-                    before, position = position, self._send(address, piece, position)
-                    sent += position - before
-                    progress(sent, total)
+            reason = (error.strerror or str(error)).lower()
+            raise invalid(f"'{error.filename or 'a file'}' cannot be read: {reason}") from None
         return str(begun[0]["batch"])
 
     def _send(self, address: str, piece: bytes, position: int) -> int:
@@ -179,14 +178,3 @@ class PlatformClient:
 def path_of(*parts: str | int) -> str:
     """Return the path of a call from its parts, which are quoted: "/api/v1/projects/default/models"."""
     return "/api/v1/" + "/".join(quote(str(part), safe="") for part in parts)
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(error) from None
-
-
-def _unreadable(error: OSError) -> ServingError:
-    return invalid(f"'{error.filename}' cannot be read: {(error.strerror or str(error)).lower()}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from charonia.core.errors import invalid
-from charonia.http_call import http_url
+from charonia.http_call import HTTP_URL, is_http_url
 from charonia.wire.browsers import listens_locally
 
 HOST = "127.0.0.1"
@@ -133,14 +133,7 @@ class PlatformSettings:
 
 
 def _url_problems(urls: Mapping[str, str]) -> list[str]:
-    problems = []
-    for name, url in urls.items():
-        try:
-            if url:
-                http_url(url)
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
-    return problems
+    return [f"{name}: expected {HTTP_URL}, got '{url}'" for name, url in urls.items() if url and not is_http_url(url)]
 
 
 def _kubernetes_problems(settings: KubernetesSettings) -> list[str]:

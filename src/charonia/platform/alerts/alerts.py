@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 from sqlalchemy import delete, func, select, update
@@ -19,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
 
 from charonia.core.errors import ServingError, conflict, invalid, not_found, unavailable
-from charonia.http_call import NO_ANSWER, HttpAnswer, http_call, http_url
+from charonia.http_call import NO_ANSWER, HttpAnswer, http_call, is_http_url
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.lease import RepeatedStep
 from charonia.platform.database.tables import AlertEventRow, AlertRow, DeploymentRow, ProjectRow, TaskRow, named
@@ -337,10 +338,9 @@ class Alerts:
 
     def _checked(self, rule: AlertRow, url: str) -> None:
         """Check that the platform may call a server."""
-        try:
-            parts = http_url(url)
-        except ValueError:  # it can be secret
-            raise invalid(f"alert '{rule.name}': expected https://... or http://... as the webhook's address") from None
+        if not is_http_url(url):  # it can be secret
+            raise invalid(f"alert '{rule.name}': expected https://... or http://... as the webhook's address")
+        parts = urlsplit(url)
         hosts = AllowedHosts((ANY,)) if rule.any_host else self._hosts
         host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
         hosts.check(f"{parts.scheme}://{host}")

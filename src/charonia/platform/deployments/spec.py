@@ -1,23 +1,6 @@
 """The specification of a deployment: its form in files and the API, and its changes in words. Pure.
 
-name: reader                    # its name for clients and in the console
-target: local
-environment: pytorch            # optional
-models:
-  - name: detection
-    versions: [1, 2]            # or: latest
-    traffic: {weights: {1: 90, 2: 10}}   # as POST /v2/models/M/traffic takes it
-    instances: {min: 1, max: 4}
-    batching: {max_batch_size: 8, max_queue_delay_microseconds: 100}
-    config: {}                  # any other field of the model configuration, as JSON
-device: {cpu_cores: 2, gpus: [0], memory_mib: 2048, gpu_memory_mib: 4096}
-replicas: {min: 1, max: 1}
-keys: true                      # whether clients need an API key
-ready_within_s: 600
-idle_unload_s: 900              # optional: models that are not used for this time are unloaded until their next request
-variables: {LOG_LEVEL: debug}   # environment variables of its servers
-secrets: {HF_TOKEN: hub}        # more of them, each with the name of a secret of the project
-strategy: replace               # how new versions get requests, of a change: replace, beside or canary; not recorded
+`docs/platform_deployments.md` has an example with every field.
 """
 
 import json

@@ -38,8 +38,8 @@ class Metric(StrEnum):
     GPU_POWER_USAGE = "gpu_power_usage"
 
     @property
-    def larger_is_better(self) -> bool:
-        return METRICS[self].larger_is_better
+    def text(self) -> "MetricText":
+        return METRICS[self]
 
 
 class MetricText(NamedTuple):

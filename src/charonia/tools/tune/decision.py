@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from charonia.tools.results.records import Estimate
-from charonia.tools.tune.api import (
-    METRICS,
-    Constraint,
-    Goal,
-    LoadPoint,
-    SearchOptions,
-    TrialFailed,
-    TrialRecord,
-    Variant,
-)
+from charonia.tools.tune.api import Constraint, Goal, LoadPoint, SearchOptions, TrialFailed, TrialRecord, Variant
 from charonia.tools.tune.objective import Evidence, Point, confidence_of_looks, gain
 
 _TIES_NAMED_MAX = 3
@@ -239,9 +230,9 @@ def missed_constraints(ranked: Ranked, goal: Goal) -> list[str]:
             limit = _missed(constraint, estimate)
             if limit is not None:
                 off = f", {abs(estimate.value - limit) / abs(limit):.1%} off" if limit else ""
-                name, unit = METRICS[constraint.metric].name, METRICS[constraint.metric].unit
-                value, bound = (f"{_figure(number)}{unit}" for number in (estimate.value, limit))
-                lines.append(f"{name} is {value}, the limit {bound}{off}")
+                text = constraint.metric.text
+                value, bound = (f"{_figure(number)}{text.unit}" for number in (estimate.value, limit))
+                lines.append(f"{text.name} is {value}, the limit {bound}{off}")
     return lines or ["the server does not keep up with the offered rate"]
 
 

@@ -194,7 +194,7 @@ class Evidence:
                 pool = pools[model.model][objective.metric]
                 weight = model.weight / total * objective.weight / of_model
                 measured = max(pool.estimate.value, _FLOOR)
-                value += weight * math.log(measured) * (1 if objective.metric.larger_is_better else -1)
+                value += weight * math.log(measured) * (1 if objective.metric.text.larger_is_better else -1)
                 variance += (weight * pool.error / measured) ** 2
                 freedom = min(freedom, pool.freedom)
         return Score(value, math.sqrt(variance), freedom)

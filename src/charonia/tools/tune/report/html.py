@@ -175,7 +175,7 @@ def constraint_text(constraint: Constraint) -> str:
 def goal_text(goal: ModelGoal) -> str:
     """Return the goal of a model: `most throughput, p99 latency at most 20 ms`."""
     aims = [
-        f"{'most' if aim.metric.larger_is_better else 'least'} {METRICS[aim.metric].name}"
+        f"{'most' if aim.metric.text.larger_is_better else 'least'} {aim.metric.text.name}"
         + (f" (weight {aim.weight:g})" if len(goal.objectives) > 1 else "")
         for aim in goal.objectives
     ]
