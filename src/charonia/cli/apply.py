@@ -6,6 +6,7 @@ Exit status: 0 all serve, or with --dry-run fit; 1 refused, failed or do not fit
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -75,11 +76,7 @@ def _apply(options: ApplyOptions) -> int:
 def read_specs(file: str) -> list[dict[str, Any]]:
     """Return the deployments of a file."""
     try:
-        if file == "-":
-            text = sys.stdin.read()
-        else:
-            with open(file, encoding="utf-8") as opened:
-                text = opened.read()
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         found = [each for each in yaml.safe_load_all(text) if each is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"'{file}' cannot be read: {getattr(error, 'strerror', None) or error}") from None

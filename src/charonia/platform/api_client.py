@@ -104,8 +104,7 @@ class PlatformClient:
                     break
             time.sleep(PAUSE_S)
         kind = answer.headers.get_content_type()
-        is_page = kind == "text/html" and "/files/" not in path  # a page of another server
-        if answer.status >= 300 or is_page:
+        if answer.status >= 300 or (kind == "text/html" and "/files/" not in path):  # a page of another server
             raise self._refusal(answer)
         if not answer.body or not kind.endswith("json"):
             return answer.body.decode("utf-8", "replace")

@@ -118,15 +118,11 @@ def problems_of(errors: Sequence[Mapping[str, Any]], whole: str = "body") -> lis
     Args:
         whole: The subject of a problem that has no location.
     """
-    return [f"{_path(error) or whole}: {_said(error)}" for error in errors]
+    return [f"{_path(error['loc']) or whole}: {_said(error)}" for error in errors]
 
 
-def _path(error: Mapping[str, Any]) -> str:
-    names: Sequence[str | int] = error["loc"]
-    if names and names[-1] == _KEY:
-        names = names[:-2]
-    elif error["type"] == "json_invalid":  # with the place in the text
-        names = names[:-1]
+def _path(location: Sequence[str | int]) -> str:
+    names = location[:-2] if location and location[-1] == _KEY else location
     text = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in names)
     return text.removeprefix(".")
 
@@ -134,7 +130,7 @@ def _path(error: Mapping[str, Any]) -> str:
 def _said(error: Mapping[str, Any]) -> str:
     kind, value, about = error["type"], error["input"], error.get("ctx", {})
     if kind == "json_invalid":
-        return f"expected JSON: {about['error']} at character {error['loc'][-1]}"
+        return f"expected JSON: {about['error']}"
     form = _EXPECTED.get(kind) or _TYPES.get(kind.partition("_")[0])
     if form is None:
         return str(error["msg"])

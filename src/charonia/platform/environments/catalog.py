@@ -13,7 +13,7 @@ from charonia.core.errors import conflict, invalid, not_found
 from charonia.platform.database.connection import Database, now
 from charonia.platform.database.tables import DeploymentRow, EnvironmentRow, ProjectRow, RevisionRow, TaskRow, named
 from charonia.platform.environments import builder
-from charonia.platform.environments.requirements import Requirements, check_python, read_requirements, read_script
+from charonia.platform.environments.requirements import check_python, read_requirements, read_script
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.people import audit, keys, projects
 from charonia.platform.people.access import Principal, ProjectRole
@@ -60,7 +60,7 @@ def add(
     required = read_requirements(lines)
     if required.extras and python in OLDER_PYTHONS:
         raise invalid(f"requirements: expected no extras of charonia with Python {python}, whose models run in workers")
-    digest = _digest(required, python, wanted.imports)
+    digest = required.digest(python, builder.release(), wanted.imports)
     if named(session, EnvironmentRow, found.id, name) is not None:
         raise conflict(f"environment: '{name}' already exists", hint="choose another name")
     row = EnvironmentRow(
@@ -85,7 +85,7 @@ def rebuild(
     row = get(session, found, name)
     if row.state in ("waiting", "building"):
         raise conflict(f"environment '{row.name}' is being built", hint="wait, or cancel its job")
-    row.digest = _digest(read_requirements(row.requirements), row.python, row.imports)
+    row.digest = read_requirements(row.requirements).digest(row.python, builder.release(), row.imports)
     row.state, row.reason = "waiting", ""
     return row, _build(session, who, found, row, deployment, "environment.rebuild")
 
@@ -178,10 +178,6 @@ def handler(
         return {"packages": len(made["packages"]), "size": made["size"]}
 
     return handle
-
-
-def _digest(wanted: Requirements, python: str, imports: Sequence[str]) -> str:
-    return wanted.digest(python, builder.release(), imports)
 
 
 def _to_build(session: Session, who: Principal, project: str) -> ProjectRow:

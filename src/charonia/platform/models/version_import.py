@@ -504,9 +504,7 @@ class _ImportProgress:
         if time.monotonic() - self._reported_s > LOOK_S:
             self._reported_s = time.monotonic()
             share = min(1.0, self._got / self.total) if self.total else 0.0
-            self._run.progress(
-                ARRIVED * share, f"{self._got >> 20}{f' of {self.total >> 20}' if self.total else ''} MiB"
-            )
+            self._run.progress(ARRIVED * share, f"{self._got >> 20} MiB have arrived")
 
 
 def _arranged(files: IncomingFiles, paths: list[str], take: int) -> Arrangement:

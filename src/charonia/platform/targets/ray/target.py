@@ -277,9 +277,8 @@ class Dashboard:
             url = f"{self.url}{path}"
             answer = http_call(method, url, headers, data, timeout_s=ANSWER_S_MAX, bytes_max=ANSWER_BYTES_MAX)
         except NO_ANSWER as error:
-            raise unavailable(
-                f"the dashboard of Ray at {self.url} does not answer: {no_answer_reason(error)}"
-            ) from None
+            reason = no_answer_reason(error)
+            raise unavailable(f"the dashboard of Ray at {self.url} does not answer: {reason}") from None
         text = answer.body.decode("utf-8", "replace").strip()
         if answer.status == HTTPStatus.BAD_REQUEST:
             raise invalid(f"Ray refuses it: {text}")
