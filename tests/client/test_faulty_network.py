@@ -11,6 +11,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.client_servers import served
 from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
+from tests.support.stock_clients import infer_input
 
 from charonia.client import Client
 from charonia.wire.endpoint import parse_url
@@ -30,11 +31,9 @@ def ours(protocol: str, port: int, timeout_s: float) -> Any:
 
 def stock(protocol: str, port: int, timeout_s: float) -> Any:
     module, limit = (grpc_client, {}) if protocol == "grpc" else (http_client, {"network_timeout": timeout_s})
-    tensor = module.InferInput("INPUT0", list(ROWS.shape), "FP32")
-    tensor.set_data_from_numpy(ROWS)
     with module.InferenceServerClient(f"127.0.0.1:{port}", **limit) as client:
         ask = partial(client.infer, client_timeout=timeout_s) if protocol == "grpc" else client.infer
-        return ask("identity", [tensor]).as_numpy("OUTPUT0")
+        return ask("identity", [infer_input(module, "INPUT0", ROWS)]).as_numpy("OUTPUT0")
 
 
 Ask = Callable[[str, int, float], Any]

@@ -22,6 +22,7 @@ from tests.support.balancers import Balancer, every_balancer
 from tests.support.models import COUNT_PBTXT, NUMBERS_BELOW, identity, identity_pbtxt, streaming, write_model
 from tests.support.process import ServeProcess, eventually
 from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
+from tests.support.stock_clients import infer_input
 
 from charonia.core.dtypes import DataType
 
@@ -64,9 +65,7 @@ def balancer(servers: Servers, tmp_path: Path, request: pytest.FixtureRequest) -
 
 def ask(client: Any, module: Any, array: np.ndarray[Any, Any]) -> None:
     """Send one request to `identity` and check its answer."""
-    tensor = module.InferInput("INPUT0", array.shape, "FP32")
-    tensor.set_data_from_numpy(array)
-    assert np.array_equal(client.infer("identity", [tensor]).as_numpy("OUTPUT0"), array)
+    assert np.array_equal(client.infer("identity", [infer_input(module, "INPUT0", array)]).as_numpy("OUTPUT0"), array)
 
 
 def address(balancer: Balancer, module: Any) -> str:
@@ -106,8 +105,7 @@ def test_events_of_a_stream_come_one_by_one(balancer: Balancer) -> None:
 
 def test_responses_of_a_grpc_stream_come_one_by_one_in_both_directions(balancer: Balancer) -> None:
     answers: queue.Queue[tuple[float, Any, Any]] = queue.Queue()
-    upto = grpc_client.InferInput("UPTO", [1], "INT32")
-    upto.set_data_from_numpy(np.array([3], np.int32))
+    upto = infer_input(grpc_client, "UPTO", np.array([3], np.int32))
     with grpc_client.InferenceServerClient(balancer.grpc) as client:
         client.start_stream(lambda result, error: answers.put((time.monotonic(), result, error)))
         for _ in range(2):  # the second one while the stream is open
@@ -123,8 +121,7 @@ def test_responses_of_a_grpc_stream_come_one_by_one_in_both_directions(balancer:
 def test_a_sequence_stays_on_its_server(servers: Servers, balancer: Balancer, module: Any) -> None:
     before = [executed(server, "sum") for server in servers]
     names = range(1, 13)
-    value = module.InferInput("INPUT", [1, 1], "INT32")
-    value.set_data_from_numpy(np.array([[2]], np.int32))
+    value = infer_input(module, "INPUT", np.array([[2]], np.int32))
     with module.InferenceServerClient(address(balancer, module)) as client:
         for step in range(1, STEPS + 1):
             for name in names:

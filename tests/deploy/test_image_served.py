@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from tests.support.models import add_sub, write_model
 from tests.support.ports import free_port
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+from tests.support.stock_clients import infer_input
 
 TREE = Path(os.environ.get("CHARONIA_IMAGE_TREE", ""))
 SIZE_BYTES_MAX = 300_000_000
@@ -224,8 +225,7 @@ def test_the_platform_deploys_a_function_in_an_environment_of_the_compiled_form(
             built = run("environments", "add", "--name=small", f"--requirements={tmp_path}/requirements.txt")
             deployed = run("deploy", f"{tmp_path}/grouped.py", "--environment=small")
             [served] = re.findall(r"serves at http://([\d.:]+)", deployed)
-            asked = http_client.InferInput("n", [1], "INT64")
-            asked.set_data_from_numpy(np.array([1234567]))
+            asked = infer_input(http_client, "n", np.array([1234567]))
             client = http_client.InferenceServerClient(served)
             answer = client.infer("grouped", [asked]).as_numpy("output")
             metadata = client.get_server_metadata()

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.models import answering, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.main import main
@@ -71,8 +72,7 @@ def client_of(module: Any, server: ServeProcess) -> Any:
 
 
 def infer(module: Any, client: Any, headers: dict[str, str] | None = None, **more: Any) -> Any:
-    given = module.InferInput("INPUT0", [1], "FP32")
-    given.set_data_from_numpy(np.zeros(1, np.float32))
+    given = infer_input(module, "INPUT0", np.zeros(1, np.float32))
     return json.loads(client.infer("parameters", [given], headers=headers, **more).as_numpy("PARAMETERS")[0])
 
 
@@ -132,9 +132,7 @@ def test_headers_are_forwarded_on_streams(restricted: ServeProcess) -> None:
     answers: Any = queue.Queue()
     with client_of(grpcclient, restricted) as client:
         client.start_stream(lambda result, error: answers.put(error or result), headers={"x-user": "ann"})
-        given = grpcclient.InferInput("INPUT0", [1], "FP32")
-        given.set_data_from_numpy(np.zeros(1, np.float32))
-        client.async_stream_infer("parameters", [given])
+        client.async_stream_infer("parameters", [infer_input(grpcclient, "INPUT0", np.zeros(1, np.float32))])
         answer = answers.get(timeout=30)
         client.stop_stream()
 

@@ -15,6 +15,7 @@ import tritonclient.http as httpclient
 from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
 from tests.support.redis_server import RedisProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 NOTING = """
@@ -72,18 +73,14 @@ LOCAL = "--cache-config=local,size=1048576"
 
 def http_infer(server: ServeProcess, model: str, array: "np.ndarray", **more: Any) -> "np.ndarray":
     with httpclient.InferenceServerClient(server.http) as client:
-        tensor = httpclient.InferInput("INPUT0", list(array.shape), "FP32")
-        tensor.set_data_from_numpy(array)
-        result = client.infer(model, [tensor], **more)
+        result = client.infer(model, [infer_input(httpclient, "INPUT0", array)], **more)
         assert result.get_response().get("id", "") == more.get("request_id", "")
         return np.asarray(result.as_numpy("OUTPUT0"))
 
 
 def grpc_infer(server: ServeProcess, model: str, array: "np.ndarray", **more: Any) -> "np.ndarray":
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        tensor = grpcclient.InferInput("INPUT0", list(array.shape), "FP32")
-        tensor.set_data_from_numpy(array)
-        return np.asarray(client.infer(model, [tensor], **more).as_numpy("OUTPUT0"))
+        return np.asarray(client.infer(model, [infer_input(grpcclient, "INPUT0", array)], **more).as_numpy("OUTPUT0"))
 
 
 def ones(*shape: int, value: float = 1) -> "np.ndarray":

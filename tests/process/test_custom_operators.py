@@ -10,6 +10,7 @@ import tritonclient.http as http_client
 from onnx import TensorProto, helper
 from tests.support.models import write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 
 def shouting() -> bytes:
@@ -36,8 +37,7 @@ def test_a_model_uses_the_operators_of_the_library_in_its_folder(tmp_path: Path)
         ServeProcess(tmp_path, "--exit-on-error=false") as server,
         http_client.InferenceServerClient(server.http) as client,
     ):
-        tensor = http_client.InferInput("TEXT", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[b"quiet"]], np.object_))
+        tensor = infer_input(http_client, "TEXT", np.array([[b"quiet"]], np.object_))
         assert client.infer("loud", [tensor]).as_numpy("LOUD").tolist() == [[b"QUIET"]]
         reasons = {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}
 

@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.onnx_writer import GraphWriter
+from tests.support.stock_clients import infer_input
 
 import charonia
 from charonia import Code, ServerOptions, ServingError
@@ -196,8 +197,7 @@ def test_stock_clients_reach_it_on_its_free_ports(server: charonia.Server) -> No
     sent = np.arange(4, dtype=np.float32).reshape(1, 4)
     for module, port in ((httpclient, server.http_port), (grpcclient, server.grpc_port)):
         with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-            tensor = module.InferInput("INPUT0", [1, 4], "FP32")
-            tensor.set_data_from_numpy(sent)
+            tensor = infer_input(module, "INPUT0", sent)
             np.testing.assert_array_equal(client.infer("echo", [tensor]).as_numpy("OUTPUT0"), sent)
 
 

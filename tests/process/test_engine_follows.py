@@ -13,6 +13,7 @@ import tritonclient.utils.shared_memory as shm
 from tests.process.test_guarded_server import ask, kill_engine
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 SENT = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -57,8 +58,7 @@ def config(backend: str, max_batch_size: int) -> str:
 
 
 def sent() -> grpcclient.InferInput:
-    tensor = grpcclient.InferInput("INPUT0", SENT.shape, "FP32")
-    return tensor.set_data_from_numpy(SENT)
+    return infer_input(grpcclient, "INPUT0", SENT)
 
 
 def test_models_settings_and_regions_are_as_before(

@@ -12,6 +12,7 @@ import tritonclient.http as httpclient
 from tests.support.fork_server import run_command
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 DOUBLE = """
@@ -70,17 +71,11 @@ def server(repository: Path) -> Iterator[ServeProcess]:
         assert started.stop() == 0
 
 
-def given(module: Any, name: str, array: "np.ndarray[Any, Any]") -> Any:
-    made = module.InferInput(name, list(array.shape), "FP32")
-    made.set_data_from_numpy(array)
-    return made
-
-
 def ask(server: ServeProcess, model: str, *values: float, module: Any = httpclient) -> list[list[float]]:
     array = np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
     address = server.http if module is httpclient else server.grpc
     with module.InferenceServerClient(address) as client:
-        result: list[list[float]] = client.infer(model, [given(module, "IN", array)]).as_numpy("OUT").tolist()
+        result: list[list[float]] = client.infer(model, [infer_input(module, "IN", array)]).as_numpy("OUT").tolist()
         return result
 
 

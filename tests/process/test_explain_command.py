@@ -18,6 +18,7 @@ import trustme
 from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 SLEEP_S = 0.2
 SLOW = PYTHON_IDENTITY.replace("import triton", "import time\nimport triton").replace(
@@ -43,16 +44,14 @@ def keep_busy(server: ServeProcess) -> None:
     started = threading.Barrier(CLIENTS)
 
     def over_http() -> None:
-        given = httpclient.InferInput("INPUT0", VALUE.shape, "FP32")
-        given.set_data_from_numpy(VALUE)
+        given = infer_input(httpclient, "INPUT0", VALUE)
         with httpclient.InferenceServerClient(server.http) as client:
             started.wait()
             while time.monotonic() < end:
                 client.infer("parent", [given])
 
     def over_grpc() -> None:
-        given = grpcclient.InferInput("INPUT0", VALUE.shape, "FP32")
-        given.set_data_from_numpy(VALUE)
+        given = infer_input(grpcclient, "INPUT0", VALUE)
         with grpcclient.InferenceServerClient(server.grpc) as client:
             started.wait()
             while time.monotonic() < end:

@@ -21,6 +21,7 @@ from tests.support.gate import Gate, gated
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually, started_by
 from tests.support.running_load import Load, echo, over_both
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 BODY_BYTES_MAX = 1_000_000
@@ -92,7 +93,7 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
 
 def ask_steady(module: Any, client: Any, number: int) -> None:
     sent = np.array([number % 500], np.int32)
-    result = client.infer("steady", [tensor(module, "IN", sent, "INT32")]).as_numpy("OUT")
+    result = client.infer("steady", [infer_input(module, "IN", sent)]).as_numpy("OUT")
     assert result.tolist() == [number % 500 * 2]
 
 
@@ -109,12 +110,6 @@ def other_clients_notice_nothing(server: ServeProcess, load: Load) -> Iterator[N
     assert load.errors == []
     assert answer(server.http, "GET", "/v2/health/ready")[0] == 200
     assert server.process.poll() is None
-
-
-def tensor(module: Any, name: str, array: "np.ndarray[Any, Any]", datatype: str) -> Any:
-    made = module.InferInput(name, list(array.shape), datatype)
-    made.set_data_from_numpy(array)
-    return made
 
 
 def processes_of(server: ServeProcess) -> list[psutil.Process]:
@@ -160,7 +155,7 @@ def cancelled(server: ServeProcess) -> int:
 
 def call_http(server: ServeProcess, model: str, value: int) -> list[int]:
     with httpclient.InferenceServerClient(server.http) as client:
-        result = client.infer(model, [tensor(httpclient, "IN", np.array([value], np.int32), "INT32")])
+        result = client.infer(model, [infer_input(httpclient, "IN", np.array([value], np.int32))])
         return [int(v) for v in result.as_numpy("OUT")]
 
 
@@ -172,7 +167,7 @@ def is_answered(server: ServeProcess, model: str) -> bool:
 
 def call_grpc(server: ServeProcess, model: str, value: int) -> list[int]:
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        result = client.infer(model, [tensor(grpcclient, "IN", np.array([value], np.int32), "INT32")])
+        result = client.infer(model, [infer_input(grpcclient, "IN", np.array([value], np.int32))])
         return [int(v) for v in result.as_numpy("OUT")]
 
 
@@ -258,7 +253,7 @@ def leave_http(server: ServeProcess, value: int) -> Callable[[], None]:
 
 def leave_grpc(server: ServeProcess, value: int) -> Callable[[], None]:
     client = grpcclient.InferenceServerClient(server.grpc)
-    sent = tensor(grpcclient, "IN", np.array([value], np.int32), "INT32")
+    sent = infer_input(grpcclient, "IN", np.array([value], np.int32))
     call = client.async_infer("sleeper", [sent], lambda result, error: None)
 
     def leave() -> None:

@@ -12,6 +12,7 @@ from tests.support import models
 from tests.support.fork_server import run_command
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 from charonia.core.dtypes import DataType
 
@@ -77,17 +78,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 def over_http(server: ServeProcess, model: str, name: str, data: NDArray[np.float32]) -> http.InferResult:
-    tensor = http.InferInput(name, list(data.shape), "FP32")
-    tensor.set_data_from_numpy(data)
     with http.InferenceServerClient(server.http) as client:
-        return client.infer(model, [tensor])
+        return client.infer(model, [infer_input(http, name, data)])
 
 
 def over_grpc(server: ServeProcess, model: str, name: str, data: NDArray[np.float32]) -> grpc.InferResult:
-    tensor = grpc.InferInput(name, list(data.shape), "FP32")
-    tensor.set_data_from_numpy(data)
     with grpc.InferenceServerClient(server.grpc) as client:
-        return client.infer(model, [tensor])
+        return client.infer(model, [infer_input(grpc, name, data)])
 
 
 def test_a_folder_with_a_forest_alone_is_served_over_both_protocols(server: ServeProcess) -> None:

@@ -14,6 +14,7 @@ import tritonclient.utils.shared_memory as shared_memory
 from tests.process.test_image_service_example import color_network, jpeg
 from tests.support.photos import photo
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "image_pipeline"
 
@@ -40,9 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 def inputs(module: Any, *files: bytes) -> list[Any]:
-    tensor = module.InferInput("IMAGE", [len(files), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array(files, np.object_).reshape(-1, 1))
-    return [tensor]
+    return [infer_input(module, "IMAGE", np.array(files, np.object_).reshape(-1, 1))]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -19,6 +19,7 @@ from tests.support.kserve_sdk import needs_sdk, run_with_sdk
 from tests.support.models import answering, identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+from tests.support.stock_clients import infer_input
 
 from charonia.core.dtypes import DataType
 
@@ -202,8 +203,7 @@ def test_no_request_is_lost_when_a_pod_behind_the_queue_proxy_ends(echo: Path, s
         proxy, over = QueueProxy(server), threading.Event()
         proxy.probe()
         client = grpcclient.InferenceServerClient(proxy.grpc)
-        given = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-        given.set_data_from_numpy(np.ones((1, 4), np.float32))
+        given = infer_input(grpcclient, "INPUT0", np.ones((1, 4), np.float32))
 
         def predict() -> bool:
             answer = ask(

@@ -22,6 +22,7 @@ import tritonclient.grpc as grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support import smollm2
 from tests.support.process import ServeProcess, eventually, started_by
+from tests.support.stock_clients import infer_input
 
 pytestmark = [smollm2.needed, pytest.mark.timeout(300)]
 
@@ -200,18 +201,11 @@ def test_requests_in_slots_advance_together(server: ServeProcess) -> None:
 
 
 def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) -> None:
-    inputs = [grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("stream", [1], "BOOL")]
-    inputs += [grpc.InferInput("sampling_parameters", [1], "BYTES")]
-    for given, value in zip(
-        inputs,
-        (
-            np.array([FRANCE.encode()], object),
-            np.array([True]),
-            np.array([b'{"max_tokens": 3, "temperature": 0}'], object),
-        ),
-        strict=True,
-    ):
-        given.set_data_from_numpy(value)
+    inputs = [
+        infer_input(grpc, "text_input", np.array([FRANCE.encode()], object)),
+        infer_input(grpc, "stream", np.array([True])),
+        infer_input(grpc, "sampling_parameters", np.array([b'{"max_tokens": 3, "temperature": 0}'], object)),
+    ]
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
     texts = []
     with grpc.InferenceServerClient(server.grpc) as client:
@@ -560,9 +554,8 @@ def test_a_caller_that_leaves_before_the_first_token_costs_no_more(server: Serve
 
 
 def test_a_call_whose_deadline_is_over_leaves_its_slot(server: ServeProcess) -> None:
-    given = grpc.InferInput("text_input", [1], "BYTES"), grpc.InferInput("sampling_parameters", [1], "BYTES")
-    for tensor, text in zip(given, ("Once", json.dumps(ENDLESS)), strict=True):
-        tensor.set_data_from_numpy(np.array([text.encode()], object))
+    texts = {"text_input": "Once", "sampling_parameters": json.dumps(ENDLESS)}
+    given = [infer_input(grpc, name, np.array([text.encode()], object)) for name, text in texts.items()]
     errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
     clients = [grpc.InferenceServerClient(server.grpc) for _ in range(SLOTS)]
     for client in clients:

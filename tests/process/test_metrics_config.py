@@ -6,6 +6,7 @@ import numpy as np
 import tritonclient.http as httpclient
 from tests.support.models import chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 METRICS = """
 metric_tags { key: "team" value: "vision" }
@@ -20,8 +21,7 @@ def test_summaries_buckets_and_tags_are_on_the_page(tmp_path: Path) -> None:
     flags = ["summary_latencies=true", "summary_quantiles=0.5:0.05,0.9:0.01", "counter_latencies=false"]
     with ServeProcess(tmp_path, *(f"--metrics-config={flag}" for flag in flags)) as server:
         with httpclient.InferenceServerClient(server.http) as client:
-            given = httpclient.InferInput("INPUT0", [2], "FP32")
-            given.set_data_from_numpy(np.zeros(2, np.float32))
+            given = infer_input(httpclient, "INPUT0", np.zeros(2, np.float32))
             for _ in range(3):
                 client.infer("pipe", [given])
         shown = server.metrics_page()

@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.models import chain_pbtxt, write_model
 from tests.support.process import eventually
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 import charonia
@@ -281,9 +282,7 @@ def refused(server: charonia.Server, model: str, *values: float) -> ServingError
 
 
 def grpc_input(*values: float) -> list[Any]:
-    tensor = grpcclient.InferInput("IN", [len(values)], "FP32")
-    tensor.set_data_from_numpy(np.array(values, "f4"))
-    return [tensor]
+    return [infer_input(grpcclient, "IN", np.array(values, "f4"))]
 
 
 def marks(repository: Path, model: str, kind: str) -> int:

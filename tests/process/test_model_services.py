@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.gate import Gate, gated
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
@@ -119,8 +120,7 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 
 
 def ask(server: ServeProcess, model: str, text: str = "x") -> str:
-    tensor = grpcclient.InferInput("IN", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([text.encode()], object))
+    tensor = infer_input(grpcclient, "IN", np.array([text.encode()], object))
     with grpcclient.InferenceServerClient(server.grpc) as client:
         (answer,) = client.infer(model, [tensor], client_timeout=30).as_numpy("OUT")
     return str(answer.decode())

@@ -25,6 +25,7 @@ from examples.ocr.make_repository import (
 from PIL import Image, ImageDraw, ImageFont
 from tests.support.kept import kept_folder
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
@@ -87,9 +88,7 @@ PICTURES = {
 
 
 def image_of(client_module: Any, picture: bytes) -> Any:
-    tensor = client_module.InferInput("IMAGE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([picture], np.object_))
-    return tensor
+    return infer_input(client_module, "IMAGE", np.array([picture], np.object_))
 
 
 def read(address: str, model: str, picture: bytes, client_module: Any = httpclient) -> tuple[list[str], Any, Any]:
@@ -177,8 +176,7 @@ def test_both_protocols_give_the_same_text(
 def test_upside_down_lines_are_turned_unless_the_request_says_not_to(
     server: ServeProcess, read_once: Callable[[str, str], tuple[list[str], Any, Any]]
 ) -> None:
-    angles = httpclient.InferInput("ANGLES", [1], "BOOL")
-    angles.set_data_from_numpy(np.array([False]))
+    angles = infer_input(httpclient, "ANGLES", np.array([False]))
 
     with httpclient.InferenceServerClient(server.http) as client:
         answer = client.infer(BLS, [image_of(httpclient, PICTURES["upside down"]()), angles])

@@ -26,6 +26,7 @@ import tritonclient.grpc as grpcclient
 from tests.support.fork_server import run_command
 from tests.support.language_models import write_language_models
 from tests.support.process import SHAPES, ServeProcess, eventually
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 KEYS = "caller infer secret-of-the-caller\nreader read secret-of-the-reader\n"
@@ -304,8 +305,7 @@ def test_a_key_at_its_limit_is_refused_by_every_protocol(
     names = ("http", "grpc", "openai")
     limits = ("requests/min=1", "requests/min=1", "tokens/min=1")
     keys.write_text("".join(f"{n} infer secret-of-the-{n} {limit}\n" for n, limit in zip(names, limits, strict=True)))
-    texts = grpcclient.InferInput("text_input", [1], "BYTES")
-    texts.set_data_from_numpy(np.array([b"hello"], object))
+    texts = infer_input(grpcclient, "text_input", np.array([b"hello"], object))
     with (
         ServeProcess(repository, f"--api-keys={keys}", *shape) as server,
         grpcclient.InferenceServerClient(server.grpc) as stub,

@@ -13,6 +13,7 @@ from tests.support import tflite_models
 from tests.support.fork_server import run_command
 from tests.support.models import mlp, write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 ACCELERATED = """\
 optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }
@@ -48,12 +49,10 @@ def infer(server: ServeProcess, model: str, name: str, x: NDArray[np.float32]) -
     """Return the only output over HTTP, which is the same over gRPC."""
     results: list[NDArray[np.float32]] = []
     for module, address in ((http, server.http), (grpc, server.grpc)):
-        given = module.InferInput(name, list(x.shape), "FP32")
-        given.set_data_from_numpy(x)
         with module.InferenceServerClient(address) as client:
             metadata = client.get_model_metadata(model)
             output = metadata["outputs"][0]["name"] if module is http else metadata.outputs[0].name
-            results.append(client.infer(model, [given]).as_numpy(output))
+            results.append(client.infer(model, [infer_input(module, name, x)]).as_numpy(output))
     np.testing.assert_array_equal(results[0], results[1])
     return results[0]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python_model"
@@ -22,9 +23,10 @@ def test_the_example_finds_the_similar_sentence_and_refuses_an_empty_text() -> N
         assert "Because of storms" in lines[1]
         assert "eggs" in lines[3]
 
-        with httpclient.InferenceServerClient(address) as http:
-            text = httpclient.InferInput("TEXT", [1, 1], "BYTES")
-            text.set_data_from_numpy(np.array([[" "]], np.object_))
-            with pytest.raises(InferenceServerException, match="expected some letters"):
-                http.infer("text_features", [text])
+        empty = infer_input(httpclient, "TEXT", np.array([[" "]], np.object_))
+        with (
+            httpclient.InferenceServerClient(address) as http,
+            pytest.raises(InferenceServerException, match="expected some letters"),
+        ):
+            http.infer("text_features", [empty])
         assert "text_features_0 is ready" in server.log

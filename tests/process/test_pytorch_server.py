@@ -12,6 +12,7 @@ import tritonclient.http as http
 from numpy.typing import NDArray
 from tests.support.fork_server import run_command
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 torch = pytest.importorskip("torch")
 torch_models = pytest.importorskip("tests.support.torch_models")
@@ -47,14 +48,11 @@ def expected(x: "NDArray[np.float32]") -> "NDArray[np.float32]":
 @pytest.mark.parametrize("model", KINDS)
 def test_every_format_answers_over_both_protocols(server: ServeProcess, model: str) -> None:
     x = np.random.default_rng(1).random((ROWS, 16), np.float32)
-    over_http, over_grpc = http.InferInput("x", [ROWS, 16], "FP32"), grpc.InferInput("x", [ROWS, 16], "FP32")
-    over_http.set_data_from_numpy(x)
-    over_grpc.set_data_from_numpy(x)
 
     with http.InferenceServerClient(server.http) as client:
-        one = client.infer(model, [over_http]).as_numpy("OUTPUT__0")
+        one = client.infer(model, [infer_input(http, "x", x)]).as_numpy("OUTPUT__0")
     with grpc.InferenceServerClient(server.grpc) as client:
-        other = client.infer(model, [over_grpc]).as_numpy("OUTPUT__0")
+        other = client.infer(model, [infer_input(grpc, "x", x)]).as_numpy("OUTPUT__0")
 
     np.testing.assert_allclose(one, expected(x), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(one, other)

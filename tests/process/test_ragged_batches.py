@@ -11,6 +11,7 @@ import tritonclient.http as httpclient
 from tests.support.models import write_model
 from tests.support.onnx_writer import GraphWriter
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 from charonia.core.dtypes import DataType
 
@@ -108,10 +109,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 def infer(module: Any, address: str, model: str, array: "np.ndarray", **more: object) -> Any:
-    tensor = module.InferInput("X", list(array.shape), "FP32")
-    tensor.set_data_from_numpy(array)
     with module.InferenceServerClient(address) as client:
-        return client.infer(model, [tensor], **more)
+        return client.infer(model, [infer_input(module, "X", array)], **more)
 
 
 def together(

@@ -20,6 +20,7 @@ from tests.process.test_guarded_server import BODY, INFER, ask, child, restarts
 from tests.process.test_upgrade import upgrade
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, wait_until_ended
+from tests.support.stock_clients import infer_input
 
 CONNECTIONS = 16
 REQUEST = f"POST {INFER.format('echo')} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
@@ -95,8 +96,7 @@ class FullLoad:
         return b"\r\nconnection: close\r\n" in head
 
     async def _send_grpc(self) -> None:
-        given = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-        given.set_data_from_numpy(np.ones((1, 4), np.float32))
+        given = infer_input(grpcclient, "INPUT0", np.ones((1, 4), np.float32))
         message = grpcclient._client._get_inference_request(
             *("echo", [given], "", "", None, 0, False, False, 0, None, None)
         ).SerializeToString()
@@ -175,8 +175,7 @@ def test_who_comes_while_the_only_front_end_is_away_is_served_when_it_is_back(re
 
 def test_a_stream_goes_on_over_the_front_end_before(server: ServeProcess) -> None:
     came: queue.Queue[Any] = queue.Queue()
-    given = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-    given.set_data_from_numpy(np.ones((1, 4), np.float32))
+    given = infer_input(grpcclient, "INPUT0", np.ones((1, 4), np.float32))
     before = [child(server, f"front_end_{slot}") for slot in (1, 2)]
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: came.put(error))

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tests.support.models import PYTHON_IDENTITY, answering, chain_pbtxt, identity_pbtxt, mlp, write_model
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 CORES = "np.array([[sum(1 << core for core in os.sched_getaffinity(0)), 0, 0, 0]], np.float32)"
@@ -47,8 +48,7 @@ def clients(server: ServeProcess) -> Iterator[tuple[Any, Any]]:
 
 def infer(client: Any, model: str) -> list[float]:
     library = grpc_client if isinstance(client, grpc_client.InferenceServerClient) else http_client
-    tensor = library.InferInput("INPUT0", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    tensor = infer_input(library, "INPUT0", np.array([[1, 2, 3, 4]], np.float32))
     values: list[float] = client.infer(model, [tensor]).as_numpy("OUTPUT0").ravel().tolist()
     return values
 

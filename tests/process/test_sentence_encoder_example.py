@@ -13,6 +13,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tests.support.kept import kept_folder
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 from charonia.core.tensor import Array
 
@@ -47,8 +48,7 @@ def server(repository: Path) -> Iterator[ServeProcess]:
 
 
 def vectors(server: ServeProcess, model: str, texts: list[str]) -> Array:
-    text = http.InferInput("text", [len(texts), 1], "BYTES")
-    text.set_data_from_numpy(np.array([[one.encode()] for one in texts], object))
+    text = infer_input(http, "text", np.array([[one.encode()] for one in texts], object))
     with http.InferenceServerClient(server.http) as client:
         found: Array = client.infer(model, [text]).as_numpy("embedding")
     return found
@@ -104,10 +104,8 @@ def test_the_openai_client_gets_the_vectors_that_onnx_runtime_computes(server: S
 
 
 def test_tokens_go_to_the_encoder_over_grpc(server: ServeProcess) -> None:
-    ids = grpc.InferInput("input_ids", [1, 3], "INT64")
-    ids.set_data_from_numpy(np.array([[101, 7592, 102]]))
-    mask = grpc.InferInput("attention_mask", [1, 3], "INT64")
-    mask.set_data_from_numpy(np.ones((1, 3), np.int64))
+    ids = infer_input(grpc, "input_ids", np.array([[101, 7592, 102]]))
+    mask = infer_input(grpc, "attention_mask", np.ones((1, 3), np.int64))
 
     with grpc.InferenceServerClient(server.grpc) as client:
         one, other = (client.infer(model, [ids, mask]).as_numpy("vector") for model in ("encoder", "encoder_onnx"))

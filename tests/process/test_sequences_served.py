@@ -20,6 +20,7 @@ from tests.support.sequence_models import (
     implicit_sum,
     sequence_pbtxt,
 )
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 IDLE = "max_sequence_idle_microseconds: 60000000 "
@@ -76,8 +77,9 @@ Send = Callable[..., Any]
 
 def http_send(server: ServeProcess, model: str, id: int | str, value: int, **more: Any) -> Any:
     with httpclient.InferenceServerClient(server.http) as client:
-        given = httpclient.InferInput("INPUT0" if model == "echo" else "INPUT", _shape(model), "INT32")
-        given.set_data_from_numpy(np.full(_shape(model), value, np.int32))
+        given = infer_input(
+            httpclient, "INPUT0" if model == "echo" else "INPUT", np.full(_shape(model), value, np.int32)
+        )
         return client.infer(model, [given], sequence_id=id, **more)
 
 
@@ -87,9 +89,7 @@ def grpc_send(server: ServeProcess, model: str, id: int | str, value: int, **mor
 
 
 def _grpc_input(model: str, value: int) -> Any:
-    given = grpcclient.InferInput("INPUT0" if model == "echo" else "INPUT", _shape(model), "INT32")
-    given.set_data_from_numpy(np.full(_shape(model), value, np.int32))
-    return given
+    return infer_input(grpcclient, "INPUT0" if model == "echo" else "INPUT", np.full(_shape(model), value, np.int32))
 
 
 def _shape(model: str) -> list[int]:
@@ -160,8 +160,7 @@ def test_wrong_requests_are_refused(
 
 def test_a_request_has_batch_size_one(server: ServeProcess) -> None:
     with httpclient.InferenceServerClient(server.http) as client:
-        given = httpclient.InferInput("INPUT", [2, 1], "INT32")
-        given.set_data_from_numpy(np.zeros((2, 1), np.int32))
+        given = infer_input(httpclient, "INPUT", np.zeros((2, 1), np.int32))
         with pytest.raises(InferenceServerException, match="must specify batch-size 1") as caught:
             client.infer("ids", [given], sequence_id=1, sequence_start=True)
     assert caught.value.status() == "400"

@@ -20,6 +20,7 @@ import tritonclient.http as httpclient
 from tests.support import models
 from tests.support.gate import Gate, gated
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually, started_by
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 IDENTITY = models.identity_pbtxt(max_batch_size=8, more="dynamic_batching { }")
@@ -77,18 +78,6 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
         yield started
 
 
-def http_input(name: str, array: "np.ndarray", datatype: str, *, binary: bool = True) -> httpclient.InferInput:
-    tensor = httpclient.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array, binary_data=binary)
-    return tensor
-
-
-def grpc_input(name: str, array: "np.ndarray", datatype: str) -> grpcclient.InferInput:
-    tensor = grpcclient.InferInput(name, list(array.shape), datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
 def get(url: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -103,7 +92,7 @@ def test_http_client_gets_its_tensor_back(server: ServeProcess, binary: bool) ->
     sent = np.arange(32, dtype=np.float32).reshape(2, 16)
     with httpclient.InferenceServerClient(server.http) as client:
         outputs = [httpclient.InferRequestedOutput("OUTPUT0", binary_data=binary)]
-        inputs = [http_input("INPUT0", sent, "FP32", binary=binary)]
+        inputs = [infer_input(httpclient, "INPUT0", sent, binary_data=binary)]
         result = client.infer("identity", inputs, outputs=outputs, request_id="r1")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent)
     assert result.get_response()["id"] == "r1"
@@ -112,7 +101,7 @@ def test_http_client_gets_its_tensor_back(server: ServeProcess, binary: bool) ->
 def test_grpc_client_gets_its_tensor_back(server: ServeProcess) -> None:
     sent = np.arange(32, dtype=np.float32).reshape(2, 16)
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        result = client.infer("identity", [grpc_input("INPUT0", sent, "FP32")], request_id="r1")
+        result = client.infer("identity", [infer_input(grpcclient, "INPUT0", sent)], request_id="r1")
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), sent)
     assert result.get_response().id == "r1"
 
@@ -124,7 +113,7 @@ def test_a_model_without_configuration_is_completed_and_served(server: ServeProc
         names = [i["name"] for i in metadata["inputs"]]
         shape = [max(d, 1) for d in metadata["inputs"][0]["shape"]]
         a, b = np.full(shape, 5, np.float32), np.full(shape, 3, np.float32)
-        result = client.infer("add_sub", [http_input(names[0], a, "FP32"), http_input(names[1], b, "FP32")])
+        result = client.infer("add_sub", [infer_input(httpclient, names[0], a), infer_input(httpclient, names[1], b)])
     outputs = [o["name"] for o in metadata["outputs"]]
     np.testing.assert_array_equal(result.as_numpy(outputs[0]), a + b)
     np.testing.assert_array_equal(result.as_numpy(outputs[1]), a - b)
@@ -149,9 +138,9 @@ def test_statistics_and_metrics_count_what_was_answered(server: ServeProcess) ->
     with httpclient.InferenceServerClient(server.http) as client, grpcclient.InferenceServerClient(server.grpc) as grpc:
         (before,) = client.get_inference_statistics("identity")["model_stats"]
         for _ in range(5):
-            client.infer("identity", [http_input("INPUT0", sent, "FP32")])
+            client.infer("identity", [infer_input(httpclient, "INPUT0", sent)])
         with pytest.raises(InferenceServerException):
-            client.infer("identity", [http_input("INPUT0", np.zeros((9, 16), np.float32), "FP32")])
+            client.infer("identity", [infer_input(httpclient, "INPUT0", np.zeros((9, 16), np.float32))])
         (after,) = client.get_inference_statistics("identity")["model_stats"]
         (same,) = grpc.get_inference_statistics("identity", as_json=True)["model_stats"]
     assert after["inference_count"] - before["inference_count"] == 15
@@ -186,7 +175,7 @@ def test_models_are_loaded_and_unloaded_over_both_protocols(server: ServeProcess
         grpc.load_model("late", config=json.dumps(config))
         assert client.get_model_metadata("late")["inputs"][0] == {"name": "INPUT1", "datatype": "FP32", "shape": [16]}
         client.load_model("made_up", config=json.dumps(config), files={"file:1/note.txt": b"files"})
-        result = client.infer("made_up", [http_input("INPUT1", sent[0], "FP32")])
+        result = client.infer("made_up", [infer_input(httpclient, "INPUT1", sent[0])])
         np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), sent[0])
         with pytest.raises(InferenceServerException, match="load failed for model 'late'"):
             client.load_model("late", config='{"backend": "no such backend"}')
@@ -209,7 +198,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
 
     def call() -> None:
         with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
-            result = client.infer("double", [http_input("IN", np.array([3], np.int32), "INT32")])
+            result = client.infer("double", [infer_input(httpclient, "IN", np.array([3], np.int32))])
             values.append(int(result.as_numpy("OUT")[0]))
 
     with ServeProcess(tmp_path) as started, Gate(tmp_path / "double" / "1").closed() as gate:
@@ -308,7 +297,7 @@ def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_o
     def call() -> None:
         with httpclient.InferenceServerClient(started.http, network_timeout=60) as client:
             try:
-                client.infer("double", [http_input("IN", np.array([3], np.int32), "INT32")])
+                client.infer("double", [infer_input(httpclient, "IN", np.array([3], np.int32))])
             except InferenceServerException as error:
                 errors.append(str(error))
 
@@ -346,7 +335,7 @@ def test_during_the_exit_delay_requests_are_answered_and_clients_asked_to_leave(
         kept.close()
         with grpcclient.InferenceServerClient(server.grpc) as late:
             assert eventually(lambda: not late.is_server_ready())
-            late.infer("echo", [grpc_input("INPUT0", np.ones((1, 16), np.float32), "FP32")])
+            late.infer("echo", [infer_input(grpcclient, "INPUT0", np.ones((1, 16), np.float32))])
         assert server.wait() == 0
 
 

@@ -16,6 +16,7 @@ import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 FIELDS = ["time", "protocol", "method", "model", "version", "id", "status", "bytes_in", "bytes_out", "duration_ms"]
@@ -31,9 +32,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def input_of(module: Any) -> Any:
-    tensor = module.InferInput("INPUT0", [2, 4], "FP32")
-    tensor.set_data_from_numpy(np.zeros((2, 4), np.float32))
-    return tensor
+    return infer_input(module, "INPUT0", np.zeros((2, 4), np.float32))
 
 
 def infer(client: Any, module: Any, model: str = "echo", **options: Any) -> None:

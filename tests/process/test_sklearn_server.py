@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from tests.support.fork_server import run_command
 from tests.support.models import save_skops
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 ROWS = np.random.default_rng(0).normal(size=(60, 4))
 CLASSES = np.where(ROWS[:, 0] + ROWS[:, 1] > 0, "yes", "no")
@@ -41,14 +42,11 @@ def test_an_estimator_answers_over_both_protocols(
     server: ServeProcess, model: str, estimator: LogisticRegression
 ) -> None:
     x = ROWS[:4]
-    over_http, over_grpc = http.InferInput("X", [4, 4], "FP64"), grpc.InferInput("X", [4, 4], "FP64")
-    over_http.set_data_from_numpy(x)
-    over_grpc.set_data_from_numpy(x)
 
     with http.InferenceServerClient(server.http) as client:
-        one = client.infer(model, [over_http])
+        one = client.infer(model, [infer_input(http, "X", x)])
     with grpc.InferenceServerClient(server.grpc) as client:
-        other = client.infer(model, [over_grpc])
+        other = client.infer(model, [infer_input(grpc, "X", x)])
 
     for answer in (one, other):
         assert answer.as_numpy("label").tolist() == [[label.encode()] for label in estimator.predict(x)]

@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.models import COUNT, COUNT_PBTXT, answering, write_model
 from tests.support.process import SHAPES, ServeProcess
+from tests.support.stock_clients import infer_input
 
 SQUARE_CONFIG = """
 backend: "python"
@@ -84,8 +85,7 @@ def test_ordinary_and_decoupled_models_share_one_stream_of_the_stock_client(serv
             ("none", "IN", 0, "d"),
             ("square", "IN", 6, "e"),
         ):
-            tensor = grpcclient.InferInput(name, [1], "INT32")
-            tensor.set_data_from_numpy(np.array([value], np.int32))
+            tensor = infer_input(grpcclient, name, np.array([value], np.int32))
             client.async_stream_infer(model, [tensor], request_id=label, enable_empty_final_response=True)
         client.stop_stream()
 

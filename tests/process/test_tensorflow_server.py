@@ -12,6 +12,7 @@ import tritonclient.http as http
 from tests.support import tensorflow_models
 from tests.support.models import identity, write_model
 from tests.support.process import ServeProcess, eventually, started_by
+from tests.support.stock_clients import infer_input
 
 from charonia.core.dtypes import DataType
 
@@ -65,23 +66,19 @@ def _is_template(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("model", ["roots", "both"])
 def test_a_model_answers_over_both_protocols(server: ServeProcess, model: str) -> None:
     x = np.random.default_rng(1).random((3, 4), np.float32)
-    over_http, over_grpc = http.InferInput("X", [3, 4], "FP32"), grpc.InferInput("X", [3, 4], "FP32")
-    over_http.set_data_from_numpy(x)
-    over_grpc.set_data_from_numpy(x)
 
     with http.InferenceServerClient(server.http) as client:
-        one = client.infer(model, [over_http]).as_numpy("ROOT")
+        one = client.infer(model, [infer_input(http, "X", x)]).as_numpy("ROOT")
     with grpc.InferenceServerClient(server.grpc) as client:
-        other = client.infer(model, [over_grpc]).as_numpy("ROOT")
+        other = client.infer(model, [infer_input(grpc, "X", x)]).as_numpy("ROOT")
 
     np.testing.assert_allclose(one, np.sqrt(x), rtol=1e-5)
     np.testing.assert_array_equal(one, other)
 
 
 def test_strings_and_keras_files_are_served(server: ServeProcess) -> None:
-    texts, features = http.InferInput("S", [1, 2], "BYTES"), http.InferInput("features", [1, 8], "FP32")
-    texts.set_data_from_numpy(np.array([[b"a", b"\xff"]], object))
-    features.set_data_from_numpy(np.zeros((1, 8), np.float32))
+    texts = infer_input(http, "S", np.array([[b"a", b"\xff"]], object))
+    features = infer_input(http, "features", np.zeros((1, 8), np.float32))
 
     with http.InferenceServerClient(server.http) as client:
         assert client.infer("texts", [texts]).as_numpy("TWICE").tolist() == [[b"aa", b"\xff\xff"]]

@@ -17,6 +17,7 @@ import trustme
 from geventhttpclient.response import HTTPConnectionClosed
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, eventually
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 TURNED_AWAY = (InferenceServerException, HTTPConnectionClosed, OSError)
@@ -107,9 +108,7 @@ CLIENTS = pytest.mark.parametrize(
 
 
 def echo(module: Any, client: Any) -> "np.ndarray[Any, Any]":
-    tensor = module.InferInput("INPUT0", list(SENT.shape), "FP32")
-    tensor.set_data_from_numpy(SENT)
-    received: np.ndarray[Any, Any] = client.infer("echo", [tensor]).as_numpy("OUTPUT0")
+    received: np.ndarray[Any, Any] = client.infer("echo", [infer_input(module, "INPUT0", SENT)]).as_numpy("OUTPUT0")
     return received
 
 

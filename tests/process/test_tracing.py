@@ -17,6 +17,7 @@ import tritonclient.http as httpclient
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tests.support.models import chain_pbtxt, identity_pbtxt, streaming, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli import perf
@@ -54,9 +55,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def infer(client: Any, model: str, kind: Any, **more: Any) -> Any:
-    given = kind.InferInput("INPUT0", [2], "FP32")
-    given.set_data_from_numpy(VALUES)
-    return client.infer(model, [given], **more)
+    return client.infer(model, [infer_input(kind, "INPUT0", VALUES)], **more)
 
 
 def traces(path: Path) -> dict[int, dict[str, Any]]:
@@ -114,9 +113,7 @@ def test_every_response_of_a_stream_is_noted(repository: Path, tmp_path: Path) -
         answers: queue.Queue[Any] = queue.Queue()
         with grpcclient.InferenceServerClient(server.grpc) as grpc:
             grpc.start_stream(lambda result, error: answers.put(error or result))
-            given = grpcclient.InferInput("INPUT0", [2], "FP32")
-            given.set_data_from_numpy(VALUES)
-            grpc.async_stream_infer("streamer", [given])
+            grpc.async_stream_infer("streamer", [infer_input(grpcclient, "INPUT0", VALUES)])
             for _ in range(3):
                 answers.get(timeout=30)
             grpc.stop_stream()

@@ -17,6 +17,7 @@ from tests.support.fork_server import run_command
 from tests.support.models import PYTHON_IDENTITY, chain_pbtxt, identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 from tests.support.running_load import Load, echo, over_both
+from tests.support.stock_clients import infer_input
 
 from charonia.client.async_client import AsyncClient
 from charonia.client.sync_client import Client
@@ -150,7 +151,7 @@ def test_a_stream_keeps_its_client_too(server: ServeProcess, client: Client) -> 
     with grpcclient.InferenceServerClient(server.grpc) as stream:
         stream.start_stream(lambda result, error: answers.append((result, error)), headers={"x-user": "somebody"})
         for _ in range(8):
-            given = grpcclient.InferInput("INPUT0", [1, 4], "FP32").set_data_from_numpy(SENT)
+            given = infer_input(grpcclient, "INPUT0", SENT)
             stream.async_stream_infer("echo", [given])
         assert eventually(lambda: len(answers) == 8)
         stream.stop_stream()

@@ -26,6 +26,7 @@ from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.process import ServeProcess, eventually, started_by, wait_until_ended
 from tests.support.running_load import Load, Opened, echo, over_both
 from tests.support.sequence_models import SUM_BY_ID, sequence_pbtxt
+from tests.support.stock_clients import infer_input
 
 # Sends one response, waits at a gate, and sends two more.
 STREAM = """
@@ -173,9 +174,7 @@ def test_what_was_begun_before_finishes_where_it_began(server: ServeProcess, rep
         grpcclient.InferenceServerClient(server.grpc) as client,
     ):
         client.start_stream(lambda result, error: streamed.put(result if error is None else error))
-        given = grpcclient.InferInput("INPUT0", [4], "FP32")
-        given.set_data_from_numpy(np.zeros(4, np.float32))
-        client.async_stream_infer("stream", [given])
+        client.async_stream_infer("stream", [infer_input(grpcclient, "INPUT0", np.zeros(4, np.float32))])
         waiting.start()
         first = streamed.get(timeout=60)
         assert eventually(lambda: gate.runs > 0)

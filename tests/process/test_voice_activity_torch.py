@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 from tests.support.process import ServeProcess
+from tests.support.stock_clients import infer_input
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "voice_activity"
 SAMPLE_RATE = 16_000
@@ -89,10 +90,8 @@ def test_the_file_is_served_as_it_is_with_its_state_inside(
     server: ServeProcess, spoken: list[Any], probabilities: list[float]
 ) -> None:
     def ask(client: http.InferenceServerClient, piece: Any) -> float:
-        x = http.InferInput("x", [1, 512], "FP32")
-        x.set_data_from_numpy(piece.reshape(1, 512).astype(np.float32))
-        rate = http.InferInput("sr", [1], "INT64")
-        rate.set_data_from_numpy(np.array([SAMPLE_RATE]))
+        x = infer_input(http, "x", piece.reshape(1, 512).astype(np.float32))
+        rate = infer_input(http, "sr", np.array([SAMPLE_RATE]))
         return float(client.infer("vad", [x, rate]).as_numpy("speech")[0, 0])
 
     with http.InferenceServerClient(server.http) as client:

@@ -22,6 +22,7 @@ import yaml
 from ray import serve
 from tests.ray.cluster import ENVIRONMENT, Cluster, cluster, load, wait_until
 from tests.support.models import COUNT, COUNT_PBTXT, identity_pbtxt, write_model
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 import charonia.ray
@@ -102,12 +103,6 @@ def ray_cluster() -> Iterator[Cluster]:
         yield found
 
 
-def array_input(client: Any, name: str, array: Any, datatype: str) -> Any:
-    given = client.InferInput(name, list(array.shape), datatype)
-    given.set_data_from_numpy(array)
-    return given
-
-
 def run(models: Path, **options: Any) -> None:
     serve.run(charonia.ray.app(repository=str(models / "own"), num_cpus=0.5, elsewhere={"upper": "texts"}, **options))
 
@@ -124,13 +119,13 @@ def test_a_stock_client_works_through_rays_proxy(application: Cluster, protocol:
     client = module.InferenceServerClient(getattr(application, protocol))
     array = np.arange(4, dtype=np.float32).reshape(1, 4)
 
-    result = client.infer("identity", [array_input(module, "INPUT0", array, "FP32")], request_id="seven")
+    result = client.infer("identity", [infer_input(module, "INPUT0", array)], request_id="seven")
 
     assert client.is_server_ready()
     assert client.is_model_ready("identity")
     assert np.array_equal(result.as_numpy("OUTPUT0"), array)
     with pytest.raises(InferenceServerException, match="unknown model: 'nope'"):
-        client.infer("nope", [array_input(module, "INPUT0", array, "FP32")])
+        client.infer("nope", [infer_input(module, "INPUT0", array)])
     client.close()
 
 
@@ -139,7 +134,7 @@ def test_a_stream_of_grpc_goes_through_rays_proxy(application: Cluster) -> None:
     arrived: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: arrived.put((result, error)))
 
-    client.async_stream_infer("count", [array_input(grpcclient, "UPTO", np.array([3], np.int32), "INT32")])
+    client.async_stream_infer("count", [infer_input(grpcclient, "UPTO", np.array([3], np.int32))])
     found = [arrived.get(timeout=20) for _ in range(3)]
     client.stop_stream()
     client.close()
@@ -190,8 +185,8 @@ def test_a_python_model_calls_a_model_of_another_application(
 
         def call(model: str) -> Any:
             inputs = [
-                array_input(httpclient, "IN", np.array([b"ahoy"], object), "BYTES"),
-                array_input(httpclient, "MODEL", np.array([model.encode()], object), "BYTES"),
+                infer_input(httpclient, "IN", np.array([b"ahoy"], object)),
+                infer_input(httpclient, "MODEL", np.array([model.encode()], object)),
             ]
             return client.infer("caller", inputs).as_numpy("OUT")[0]
 
@@ -266,7 +261,7 @@ def test_a_replica_holds_as_many_multiplexed_models_as_it_may(application: Clust
             return {model["name"] for model in direct.get_model_repository_index() if model.get("state") == "READY"}
 
         def infer(model: str) -> None:
-            inputs = [array_input(httpclient, "INPUT0", array, "FP32")]
+            inputs = [infer_input(httpclient, "INPUT0", array)]
             client.infer(model, inputs, headers={"serve_multiplexed_model_id": model})
 
         infer("identity")
@@ -305,5 +300,5 @@ def test_serve_deploy_takes_the_example(application: Cluster, models: Path, tmp_
 
         wait_until(lambda: name() == "deployed", "the application of the file")
         array = np.zeros((1, 4), np.float32)
-        result = client.infer("identity", [array_input(httpclient, "INPUT0", array, "FP32")])
+        result = client.infer("identity", [infer_input(httpclient, "INPUT0", array)])
     assert np.array_equal(result.as_numpy("OUTPUT0"), array)

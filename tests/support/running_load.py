@@ -12,6 +12,7 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.process import ServeProcess, eventually
+from tests.support.stock_clients import infer_input
 
 Ask = Callable[[int], object]
 """Sends the request of this number, which no other one has, and raises if its answer is wrong."""
@@ -85,7 +86,7 @@ def stock(module: Any, address: str, ask: Callable[[Any, Any, int], object], **o
 def echo(model: str, module: Any, client: Any, number: int) -> str:
     """Send numbers to a model that sends them back, check the answer and its id, and return the version."""
     sent = np.array([[number, 2 * number, 3, 4]], np.float32)
-    given = module.InferInput("INPUT0", [1, 4], "FP32").set_data_from_numpy(sent)
+    given = infer_input(module, "INPUT0", sent)
     received = client.infer(model, [given], request_id=str(number))
     assert received.as_numpy("OUTPUT0").tolist() == sent.tolist()
     response = received.get_response()

@@ -24,6 +24,7 @@ from tests.support.kubelet import Service, delete, mount_config_map
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import SHAPES, ServeProcess, Shape, eventually
+from tests.support.stock_clients import infer_input
 
 from charonia.cli.infer import run as infer
 
@@ -228,8 +229,7 @@ def ask_anew(address: str) -> None:
 
 def over_grpc(address: str, stack: ExitStack) -> Callable[[], object]:
     client = stack.enter_context(grpcclient.InferenceServerClient(address))
-    tensor = grpcclient.InferInput("INPUT0", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
+    tensor = infer_input(grpcclient, "INPUT0", np.ones((1, 4), np.float32))
     return lambda: client.infer("echo", [tensor])
 
 

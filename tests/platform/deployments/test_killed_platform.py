@@ -17,6 +17,7 @@ from tests.support.platform_models import add_version
 from tests.support.platform_process import PlatformProcess
 from tests.support.ports import free_ports
 from tests.support.process import eventually, waited_for
+from tests.support.stock_clients import infer_input
 
 from charonia.platform.database.connection import Database
 from charonia.platform.deployments.reads import DeploymentView
@@ -47,8 +48,7 @@ def until(platform: PlatformProcess, **wanted: object) -> DeploymentView:
 
 def result(address: str) -> float:
     with httpclient.InferenceServerClient(address.removeprefix("http://")) as client:
-        given = httpclient.InferInput("x", [1, 4], "FP32")
-        given.set_data_from_numpy(np.zeros((1, 4), np.float32))
+        given = infer_input(httpclient, "x", np.zeros((1, 4), np.float32))
         return float(client.infer("plus", [given]).as_numpy("y")[0, 0])
 
 

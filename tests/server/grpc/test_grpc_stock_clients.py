@@ -23,6 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.support.fake_engine import FakeEngine, identity_config
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 from charonia.config.model import ModelConfig
@@ -106,10 +107,8 @@ def client(server: Running) -> Iterator[Any]:
         yield client
 
 
-def tensor(values: Any, datatype: str = "FP32") -> Any:
-    data = triton.InferInput("INPUT0", list(values.shape), datatype)
-    data.set_data_from_numpy(values)
-    return data
+def tensor(values: Any) -> Any:
+    return infer_input(triton, "INPUT0", values)
 
 
 ROW = np.arange(16, dtype="f4").reshape(1, 16)
@@ -150,7 +149,7 @@ def test_every_datatype_goes_both_ways(server: Running, client: Any, datatype: D
         values = np.array([[0.5, 1.0, -2.0]], ml_dtypes.bfloat16)
     server.engine.models["m"] = identity_config("m", datatype, (3,))
 
-    result = client.infer("m", [tensor(values, datatype.wire)], request_id="a")
+    result = client.infer("m", [tensor(values)], request_id="a")
 
     assert result.as_numpy("OUTPUT0").tolist() == values.tolist()
     assert result.get_response().id == "a"

@@ -14,6 +14,7 @@ import tritonclient.http.aio as triton_aio
 import trustme
 import uvloop
 from tests.support.fake_engine import FakeEngine, identity_config
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import triton_to_np_dtype
 
 from charonia.core.dtypes import BY_WIRE
@@ -83,8 +84,7 @@ def values(datatype: str) -> Any:
 def test_the_stock_client_gets_its_tensor_back(datatype: str, binary: bool) -> None:
     data = values(datatype)
     with serving(engine_of(datatype, 4)) as address, triton.InferenceServerClient(address) as client:
-        tensor = triton.InferInput("INPUT0", list(data.shape), datatype)
-        tensor.set_data_from_numpy(data, binary_data=binary)
+        tensor = infer_input(triton, "INPUT0", data, binary_data=binary)
         output = triton.InferRequestedOutput("OUTPUT0", binary_data=binary)
 
         result = client.infer("identity", [tensor], outputs=[output], request_id="9")
@@ -100,8 +100,7 @@ def test_the_stock_client_gets_its_tensor_back(datatype: str, binary: bool) -> N
 @pytest.mark.parametrize("size", [4, 1_000_000])
 def test_large_and_compressed_tensors_come_back(size: int, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     data = np.arange(size, dtype=np.float32).reshape(1, size)
-    tensor = triton.InferInput("INPUT0", list(data.shape), "FP32")
-    tensor.set_data_from_numpy(data)
+    tensor = infer_input(triton, "INPUT0", data)
     with (
         serving(engine_of("FP32", size), new_loop=new_loop) as address,
         triton.InferenceServerClient(address) as client,
@@ -143,8 +142,7 @@ def test_the_stock_asyncio_client_is_served_concurrently(new_loop: Callable[[], 
         async with started(engine) as frontend, triton_aio.InferenceServerClient(f"{HOST}:{frontend.port}") as client:
 
             async def one(number: int) -> float:
-                tensor = triton_aio.InferInput("INPUT0", [1, 1], "FP32")
-                tensor.set_data_from_numpy(np.full((1, 1), number, np.float32))
+                tensor = infer_input(triton_aio, "INPUT0", np.full((1, 1), number, np.float32))
                 result = await client.infer("identity", [tensor])
                 return float(result.as_numpy("OUTPUT0")[0, 0])
 
@@ -173,8 +171,7 @@ def test_tls_clients_are_served(
             started(engine_of("FP32", size), server_side) as frontend,
             triton_aio.InferenceServerClient(f"{HOST}:{frontend.port}", ssl=True, ssl_context=client_side) as client,
         ):
-            tensor = triton_aio.InferInput("INPUT0", [1, size], "FP32")
-            tensor.set_data_from_numpy(data)
+            tensor = infer_input(triton_aio, "INPUT0", data)
             for _ in range(2):
                 result = await client.infer("identity", [tensor])
                 assert np.array_equal(result.as_numpy("OUTPUT0"), data)

@@ -14,6 +14,7 @@ from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
 from tests.support.models import identity, identity_pbtxt
 from tests.support.process import ServeProcess, eventually
 from tests.support.s3_server import S3, s3_server, virtual_hosts
+from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
 from charonia.cli.values import fetched
@@ -37,8 +38,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
 
 
 def infer(client: Any, library: Any, model: str = "m", output: str = "OUTPUT0") -> list[float]:
-    tensor = library.InferInput("INPUT0", [1, 4], "FP32")
-    tensor.set_data_from_numpy(np.array([[1, 2, 3, 4]], np.float32))
+    tensor = infer_input(library, "INPUT0", np.array([[1, 2, 3, 4]], np.float32))
     values: list[float] = client.infer(model, [tensor]).as_numpy(output).ravel().tolist()
     return values
 
