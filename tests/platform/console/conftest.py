@@ -27,4 +27,3 @@ def tab(browser: Browser, running: RunningPlatform) -> Iterator[Page]:
 def page(tab: Page) -> Iterator[Page]:
     with without_faults(tab):
         yield tab
-        tab.goto("about:blank")
