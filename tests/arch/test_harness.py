@@ -135,5 +135,5 @@ def test_a_command_that_the_platform_confines_starts_warm_in_its_wrappers(tmp_pa
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
-    assert float(pytestconfig.getini("timeout")) == 120
+    assert float(pytestconfig.getini("timeout")) == 300
     assert pytestconfig.getini("faulthandler_exit_on_timeout") is True

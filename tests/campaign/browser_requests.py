@@ -98,7 +98,7 @@ def ask(port: int, routes: Sequence[str], allowed: Sequence[str], sample: Sample
     """Send a sample of requests; return how many were sent, and what was answered wrongly."""
     chosen = sample(requests(routes, port))
     wrong = []
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
     for each in chosen:
         fields = {
             "Host": each.host,
@@ -122,7 +122,7 @@ def ask_grpc(port: int, sample: Sample) -> tuple[int, list[str]]:
     chosen = sample(requests(GRPC_ROUTES, port, HOSTS[:1]))
     wrong = []
     for each in chosen:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
         connection.request(each.method, each.path, b"{}", {"Content-Type": each.content_type, "Origin": each.origin})
         with connection.getresponse() as answer:
             if answer.status != 505:

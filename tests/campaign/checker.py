@@ -609,7 +609,7 @@ def _stop(server: ServeProcess, figures: Figures) -> None:
     status = server.stop()
     if status:
         figures.found(f"the server has ended with status {status}: {server.log[-2000:]}")
-    _, left = psutil.wait_procs([each for each in processes if each.pid != guard.pid], timeout=30)
+    _, left = psutil.wait_procs([each for each in processes if each.pid != guard.pid], timeout=200)
     left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     if left:
         figures.found(f"processes are left: {left}")

@@ -87,7 +87,7 @@ def write(path):
 
 def connect(family, address):
     with socket.socket(family) as sock:
-        sock.settimeout(10)
+        sock.settimeout(200)
         sock.connect(address)
 
 

@@ -28,7 +28,6 @@ def test_a_short_run_finds_nothing(parts: list[str], capsys: pytest.CaptureFixtu
     assert all(part in printed for part in parts)
 
 
-@pytest.mark.timeout(300)
 def test_browsers_ask_every_listener_and_only_pages_of_other_sites_get_403(capsys: pytest.CaptureFixture[str]) -> None:
     status = campaign.main(["--parts", "browsers", "--requests=400"])
 

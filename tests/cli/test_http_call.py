@@ -47,12 +47,12 @@ def test_a_redirect_is_followed_on_request_only_and_without_the_headers(
     address, calls = server
     checked = list[str]()
 
-    plain = http_call("GET", f"http://{address}/from", {"Authorization": "secret"}, timeout_s=5)
+    plain = http_call("GET", f"http://{address}/from", {"Authorization": "secret"}, timeout_s=200)
     with open_call(
-        "GET", f"http://{address}/from", {"Authorization": "secret"}, timeout_s=5, check_redirect=checked.append
+        "GET", f"http://{address}/from", {"Authorization": "secret"}, timeout_s=200, check_redirect=checked.append
     ) as answer:
         followed = answer.status
-    with open_call("GET", f"http://{address}/loop", timeout_s=5, check_redirect=lambda _: None) as answer:
+    with open_call("GET", f"http://{address}/loop", timeout_s=200, check_redirect=lambda _: None) as answer:
         looped = answer.status
 
     assert (plain.status, followed, looped) == (302, 200, 302)
@@ -73,7 +73,7 @@ def test_a_target_that_must_not_be_called_is_not(server: tuple[str, list[tuple[s
 
     with (
         pytest.raises(PermissionError),
-        open_call("GET", f"http://{address}/from", timeout_s=5, check_redirect=refuse),
+        open_call("GET", f"http://{address}/from", timeout_s=200, check_redirect=refuse),
     ):
         pass
 
@@ -97,11 +97,11 @@ def test_a_proxy_of_the_environment_makes_a_call_on_request_only(
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, f"http://user:p%40ss@{address}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    http_call("GET", f"http://{address}/not-through", timeout_s=5, through_proxy=True)
+    http_call("GET", f"http://{address}/not-through", timeout_s=200, through_proxy=True)
     calls.clear()
 
     with suppress(OSError):  # the tunnel is refused
-        http_call("GET", url, timeout_s=5, through_proxy=True)
+        http_call("GET", url, timeout_s=200, through_proxy=True)
 
     ((method, target, headers),) = calls
     assert (method, target) == (request_line[0], request_line[1] or "models.example:443")

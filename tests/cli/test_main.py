@@ -113,5 +113,5 @@ def test_a_reader_that_leaves_early_causes_no_traceback(arguments: list[str]) ->
     errors = process.stderr.read()
     process.stderr.close()
 
-    process.wait(timeout=60)
+    process.wait(timeout=200)
     assert errors == ""

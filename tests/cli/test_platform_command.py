@@ -171,7 +171,7 @@ def test_without_the_extra_it_says_what_to_install(
 def test_only_the_platform_itself_needs_the_extra(arguments: list[str], status: int, expected: str) -> None:
     program = f"import sys; sys.modules.update(dict.fromkeys({platform.MODULES!r}))\n"
     program += f"from charonia.cli.main import main\nsys.exit(main({arguments!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
 
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith(expected)

@@ -326,7 +326,7 @@ class Background:
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(200)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -426,10 +426,10 @@ def test_a_forgotten_iterator_is_given_up_also_when_the_collector_finds_it_in_th
     async def collect() -> None:
         gc.collect()
 
-    with Background() as background, Client(background.server.urls["grpc"], timeout_s=30) as client:
+    with Background() as background, Client(background.server.urls["grpc"], timeout_s=200) as client:
         background.server.engine.outcomes.append(answers(3))
         forget(client)
-        asyncio.run_coroutine_threadsafe(collect(), client._loop).result(10)
+        asyncio.run_coroutine_threadsafe(collect(), client._loop).result(200)
 
         assert client.server_live()
 

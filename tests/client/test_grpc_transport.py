@@ -328,8 +328,8 @@ async def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_call_is_s
     async with scripted(speaking(*[wrong] * tries, respond()), "grpc") as url:
         transport = grpc(url, response_bytes_max=1000)
 
-        answer = await ask(transport, timeout_s=10)
-        after = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=200)
+        after = await ask(transport, timeout_s=200)
 
         assert answer.failure is failure
         assert message in answer.message
@@ -343,7 +343,7 @@ async def test_what_the_server_has_not_looked_at_is_sent_again(case: Reply) -> N
     async with scripted(speaking(case, respond()), "grpc") as url:
         transport = grpc(url)
 
-        answer = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=200)
 
         assert answer.failure is None
         await transport.close()
@@ -358,7 +358,7 @@ async def test_a_server_that_speaks_http1_is_said_to() -> None:
     async with scripted(talk, "grpc") as url:
         transport = grpc(url)
 
-        answer = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=200)
 
         assert answer.failure is Failure.GARBLED
         assert "expected HTTP/2" in answer.message

@@ -99,7 +99,7 @@ async def test_headers_of_the_options_are_sent() -> None:
 async def test_a_request_in_time_has_no_timeout_and_one_that_is_late_has_and_disturbs_no_other() -> None:
     async with served() as server:
         transport = http(server.urls["http"])
-        assert (await ask(transport, timeout_s=10)).failure is None
+        assert (await ask(transport, timeout_s=200)).failure is None
         server.engine.hold = True
 
         late = await ask(transport, timeout_s=0.05)
@@ -194,9 +194,9 @@ async def test_a_server_that_answers_wrongly_is_an_answer_and_the_next_request_g
     async with scripted(talk) as url:
         transport = http(url, response_bytes_max=1000)
 
-        answer = await ask(transport, timeout_s=10)
+        answer = await ask(transport, timeout_s=200)
         is_broken = False
-        after = await ask(transport, timeout_s=10)
+        after = await ask(transport, timeout_s=200)
 
         assert answer.failure is failure
         assert message in answer.message

@@ -48,6 +48,6 @@ def test_ctrl_c_ends_all_that_it_has_started(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = lines.read()
 
-    assert process.wait(60) == 0
+    assert process.wait(200) == 0
     assert "Stopping." in rest
     assert processes_of(tmp_path) == []

@@ -44,7 +44,6 @@ from charonia.testing.backend_suite import BackendCase, BackendSuite
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no GPU of NVIDIA"),
-    pytest.mark.timeout(300),
 ]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
 needs_onnx = pytest.mark.skipif(
@@ -466,7 +465,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
 def chat(server: ServeProcess, **members: Any) -> Any:
     """Return the response to a chat, to be closed."""
     body = {"model": "lm", "messages": [{"role": "user", "content": "w1 w2 w3"}], "stream": True, **members}
-    return urlopen(Request(f"http://{server.http}/v1/chat/completions", json.dumps(body).encode()), timeout=100)
+    return urlopen(Request(f"http://{server.http}/v1/chat/completions", json.dumps(body).encode()), timeout=200)
 
 
 @needs_vllm

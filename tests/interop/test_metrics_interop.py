@@ -32,7 +32,7 @@ def pages(start_pair: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
             assert answer.status == 200
 
     def page(endpoint: str) -> str:
-        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=200) as reply:
             text: str = reply.read().decode()
         return text
 

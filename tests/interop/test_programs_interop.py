@@ -87,7 +87,7 @@ def test_model_analyzer_searches_a_server_that_it_has_not_started(
         *(f"--triton-metrics-url=http://{server.metrics}/metrics", "--checkpoint-directory=checkpoints"),
     ]
     environment = os.environ | {"PATH": f"{PEERS / 'bin'}:{os.environ['PATH']}"}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
 
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output

@@ -209,7 +209,7 @@ def test_an_iterative_model_answers_the_same_over_a_stream(pair: Pair, stub: Any
 
     def values(endpoint: str) -> list[tuple[str, int, bool]]:
         found = []
-        for answer in stub(endpoint).ModelStreamInfer(iter([request]), timeout=30):
+        for answer in stub(endpoint).ModelStreamInfer(iter([request]), timeout=200):
             assert not answer.error_message
             response = answer.infer_response
             value = int.from_bytes(response.raw_output_contents[0], "little")

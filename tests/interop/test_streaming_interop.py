@@ -261,7 +261,7 @@ class Said:
 
 def say(stub: Any, requests: Iterable[pb.ModelInferRequest], metadata: tuple[tuple[str, str], ...] = ()) -> Said:
     responses: list[Any] = []
-    call = stub.ModelStreamInfer(iter(list(requests)), metadata=metadata, timeout=30)
+    call = stub.ModelStreamInfer(iter(list(requests)), metadata=metadata, timeout=200)
     try:
         for message in call:
             answer = message.infer_response

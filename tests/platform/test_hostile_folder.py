@@ -39,8 +39,8 @@ def until(look: Callable[[], dict[str, Any]], name: str, *values: object) -> dic
 
 class Owner:
     def __init__(self, platform: PlatformProcess) -> None:
-        self._client = Client(base_url=platform.url, timeout=30.0, headers={"Authorization": f"Bearer {platform.key}"})
-        self._page = Client(base_url=platform.url, timeout=30.0, headers={"Origin": platform.url})
+        self._client = Client(base_url=platform.url, timeout=200.0, headers={"Authorization": f"Bearer {platform.key}"})
+        self._page = Client(base_url=platform.url, timeout=200.0, headers={"Origin": platform.url})
         self._page.get(platform.link)
 
     def get(self, path: str) -> dict[str, Any]:

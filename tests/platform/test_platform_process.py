@@ -17,11 +17,11 @@ from charonia.platform.settings import PlatformSettings
 
 
 def browser(platform: PlatformProcess) -> Client:
-    return Client(base_url=platform.url, timeout=30.0)
+    return Client(base_url=platform.url, timeout=200.0)
 
 
 def with_key(platform: PlatformProcess) -> Client:
-    return Client(base_url=platform.url, timeout=30.0, headers={"Authorization": f"Bearer {platform.key}"})
+    return Client(base_url=platform.url, timeout=200.0, headers={"Authorization": f"Bearer {platform.key}"})
 
 
 def test_a_session_survives_kill_and_restart(tmp_path: Path) -> None:

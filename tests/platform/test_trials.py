@@ -53,7 +53,7 @@ def infer(address: str, key: str) -> object:
     body = {"inputs": [{"name": "input", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}]}
     headers = {"Authorization": f"Bearer {key}"}
     call = urllib.request.Request(f"{address}/v2/models/digits/infer", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(call, timeout=30) as answer:
+    with urllib.request.urlopen(call, timeout=200) as answer:
         return json.load(answer)["outputs"][0]["shape"]
 
 

@@ -124,7 +124,7 @@ def test_generate_forwards_headers_too(folder: Path, tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"http://{server.http}/v2/models/parameters/generate", b'{"INPUT0": 1}', {"X-User": "ann"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=200) as answer:
             assert json.loads(json.loads(answer.read())["PARAMETERS"]) == {"X-User": "ann"}
 
 
@@ -133,7 +133,7 @@ def test_headers_are_forwarded_on_streams(restricted: ServeProcess) -> None:
     with client_of(grpcclient, restricted) as client:
         client.start_stream(lambda result, error: answers.put(error or result), headers={"x-user": "ann"})
         client.async_stream_infer("parameters", [infer_input(grpcclient, "INPUT0", np.zeros(1, np.float32))])
-        answer = answers.get(timeout=30)
+        answer = answers.get(timeout=200)
         client.stop_stream()
 
     assert json.loads(answer.as_numpy("PARAMETERS")[0]) == {"x-user": "ann"}
@@ -168,7 +168,7 @@ def test_a_call_needs_a_key_with_its_scope(keyed: ServeProcess, made_keys: dict[
 
 def test_a_client_without_a_key_is_told_how_to_show_one(keyed: ServeProcess) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://{keyed.http}/v2", timeout=30)
+        urllib.request.urlopen(f"http://{keyed.http}/v2", timeout=200)
 
     assert caught.value.code == 401
     assert caught.value.headers["WWW-Authenticate"] == "Bearer"

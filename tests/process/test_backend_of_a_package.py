@@ -42,7 +42,7 @@ input { name: "IN" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
 output { name: "OUT" data_type: TYPE_FP32 dims: -1 }
 """
 
-pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cold_start
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ class Served:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=200)
 
 
 def ask(address: str, path: str, document: object = None) -> Any:
     body = None if document is None else json.dumps(document).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", body), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(f"http://{address}/{path}", body), timeout=200) as response:
         return json.load(response)
 
 

@@ -10,7 +10,7 @@ from tests.support.browser import chromium, needed, new_tab, without_faults
 from tests.support.language_models import write_language_models
 from tests.support.process import ServeProcess, eventually
 
-pytestmark = [needed, pytest.mark.timeout(300)]
+pytestmark = needed
 
 
 @pytest.fixture(scope="module")

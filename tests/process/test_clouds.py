@@ -43,7 +43,7 @@ def clouds_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clouds]:
 def ask(
     address: str, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=200)
     connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     response = connection.getresponse()
     found = response.status, response.read(), dict(response.headers)

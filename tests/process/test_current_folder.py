@@ -15,7 +15,7 @@ from tests.support.models import identity_pbtxt, mlp, write_model
 from charonia.python_command import python_module
 from charonia.server.backends.tensorflow.original import WORKER
 
-pytestmark = [pytest.mark.cold_start, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cold_start
 
 COMMAND = str(Path(sys.executable).with_name("charonia"))
 SPAWNS = """

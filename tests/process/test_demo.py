@@ -11,7 +11,6 @@ from charonia import ServingError
 from charonia.cli.main import main
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_reads_its_pictures_in_every_way_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

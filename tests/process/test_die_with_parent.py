@@ -28,7 +28,7 @@ def test_the_program_is_the_process_that_was_started_and_its_status_is_kept() ->
     command = with_parent_death_signal(["sh", "-c", "echo $$; exit 3"])
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=200)
 
     assert (process.returncode, output) == (3, f"{process.pid}\n")
 
@@ -46,6 +46,6 @@ def test_a_program_whose_starter_is_gone_already_does_not_begin() -> None:
     command = with_parent_death_signal(["echo", "begun"])
     of_another_starter = [*command[:5], "1" if command[5] != "1" else "2", *command[6:]]
 
-    finished = subprocess.run(of_another_starter, capture_output=True, text=True, timeout=30, check=False)
+    finished = subprocess.run(of_another_starter, capture_output=True, text=True, timeout=200, check=False)
 
     assert finished.stdout == ""

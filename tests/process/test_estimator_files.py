@@ -94,7 +94,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def call(server: ServeProcess, path: str, body: object = None, content_type: str = "application/json") -> Any:
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{server.http}/{path}", data, {"Content-Type": content_type})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=200) as response:
         return json.load(response)
 
 

@@ -67,7 +67,7 @@ def wait_for_mark(server: ServeProcess) -> None:
     """Wait until the explanation has all requests that were answered: it looks once a second."""
     with httpclient.InferenceServerClient(server.http) as client:
         (statistics,) = client.get_inference_statistics("slow")["model_stats"]
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 200
     while explained(server)["requests"]["success"] < statistics["inference_stats"]["success"]["count"]:
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -124,7 +124,7 @@ def processes_of(server: ServeProcess) -> list[psutil.Process]:
 def answer(
     address: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=200)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers or {})
         response = connection.getresponse()
@@ -133,7 +133,7 @@ def answer(
 
 def connect(address: str) -> socket.socket:
     host, port = address.split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=200)
 
 
 def raw_infer(model: str, value: int) -> bytes:

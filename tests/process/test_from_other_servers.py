@@ -18,7 +18,6 @@ from examples.voice_activity.voice import SAMPLE_RATE, recording
 from PIL import Image
 from tests.support.process import ServeProcess
 
-pytestmark = pytest.mark.timeout(300)  # libraries such as PyTorch are imported first
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "from_other_servers"
 SERVICES = sorted(FOLDER.glob("*.py"))
@@ -42,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 @pytest.fixture
 def http(server: ServeProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"http://{server.http}", timeout=60) as client:
+    with httpx.Client(base_url=f"http://{server.http}", timeout=200) as client:
         yield client
 
 

@@ -76,7 +76,7 @@ def kill_engine(server: ServeProcess, name: str = "engine", front_ends: int = 2)
 
 
 def ask(address: str, method: str, path: str, body: bytes | None = None) -> tuple[int, str, dict[str, str]]:
-    with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=200)) as connection:
         connection.request(method, path, body)
         response = connection.getresponse()
         return response.status, response.read().decode(), dict(response.headers)
@@ -110,11 +110,11 @@ class Client(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self.join(60)
+        self.join(200)
 
     def run(self) -> None:
         while not self._is_over.is_set():
-            with contextlib.closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+            with contextlib.closing(http.client.HTTPConnection(self._address, timeout=200)) as connection:
                 try:
                     while not self._is_over.wait(0.01):
                         connection.request("POST", INFER.format("echo"), BODY)
@@ -162,7 +162,7 @@ def test_an_engine_that_is_killed_comes_back_and_every_request_has_an_answer(ser
         engine = child(server, "engine")
         engine.kill()
 
-        stuck.join(60)
+        stuck.join(200)
         assert server.logs("engine (pid ")
         assert eventually(lambda: is_ready(server))
         assert client.is_answered()
@@ -233,6 +233,6 @@ def test_a_stop_loses_no_request(server: ServeProcess, gate: Gate) -> None:
         server.process.send_signal(signal.SIGTERM)  # within a second: the same one
 
     for thread in waiting:
-        thread.join(60)
+        thread.join(200)
     assert server.wait() == 0
     assert answers == [200] * 6

@@ -13,7 +13,7 @@ from tests.support.browser import chromium, needed, new_tab
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.process import SHAPES, ServeProcess, Shape
 
-pytestmark = [needed, pytest.mark.timeout(300)]
+pytestmark = needed
 
 RUNS = """
 import pathlib

@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     (folder / "colors.onnx").write_bytes(color_network())
     (folder / "labels.txt").write_text("red\ngreen\nblue\n")
     command = [sys.executable, str(EXAMPLE / "make_repository.py"), "models", "colors.onnx", "--labels", "labels.txt"]
-    subprocess.run(command, cwd=folder, check=True, timeout=60)
+    subprocess.run(command, cwd=folder, check=True, timeout=200)
     (folder / "models" / "letterbox" / "1").mkdir(parents=True)
     (folder / "models" / "letterbox" / "config.pbtxt").write_text(YOLO)
     with ServeProcess(folder / "models", "--allow-client-shm=true") as started:

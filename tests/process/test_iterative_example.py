@@ -31,7 +31,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(name, reason="the example needs it")
     repository = tmp_path_factory.mktemp("texts")
     command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository), "--tiny"]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert made.returncode == 0, made.stderr
     for folder in repository.glob("*/1"):
         (folder / "model.py").write_text(gated((folder / "model.py").read_text()))
@@ -169,7 +169,7 @@ def test_clients_of_openais_api_set_its_request_parameters(server: ServeProcess,
 def test_the_load_script_measures_both_models(server: ServeProcess, arrivals: str) -> None:
     command = [sys.executable, str(EXAMPLE / "load.py"), f"--url=http://{server.http}", arrivals]
     ran = subprocess.run(
-        [*command, "--requests=8", "--rounds=1"], capture_output=True, text=True, timeout=100, check=True
+        [*command, "--requests=8", "--rounds=1"], capture_output=True, text=True, timeout=200, check=True
     )
 
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ran.stdout.splitlines()]

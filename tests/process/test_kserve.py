@@ -55,7 +55,7 @@ ensemble_scheduling {
 
 
 def ask(endpoint: str, method: str, path: str, document: object = None, **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(endpoint, timeout=60)
+    connection = http.client.HTTPConnection(endpoint, timeout=200)
     body = None if document is None else json.dumps(document)
     connection.request(method, path, body, headers)
     response = connection.getresponse()
@@ -88,7 +88,7 @@ class QueueProxy:
     def probe(self) -> None:
         """Ask whether the server speaks HTTP/2 on its HTTP port, then whether it is ready, until it is."""
         upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": ""}
-        connection = http.client.HTTPConnection(self._upstream, timeout=10)
+        connection = http.client.HTTPConnection(self._upstream, timeout=200)
         connection.request("OPTIONS", "/", headers=upgrade | PROBE)
         response = connection.getresponse()
         response.read()
@@ -122,7 +122,7 @@ class QueueProxy:
 
     def forward(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         with self._lock:
-            connection = self._idle.pop() if self._idle else http.client.HTTPConnection(self._upstream, timeout=60)
+            connection = self._idle.pop() if self._idle else http.client.HTTPConnection(self._upstream, timeout=200)
         connection.request(
             method, path, body, headers | {"Forwarded": "for=10.0.0.1;proto=http", "K-Proxy-Request": "activator"}
         )
@@ -226,8 +226,8 @@ def test_no_request_is_lost_when_a_pod_behind_the_queue_proxy_ends(echo: Path, s
             assert eventually(lambda: proxy.forwarded > before + 50)
             assert not ending.done()
             over.set()
-            ending.result(timeout=60)
-            outcomes = [outcome for each in traffic for outcome in each.result(timeout=60)]
+            ending.result(timeout=200)
+            outcomes = [outcome for each in traffic for outcome in each.result(timeout=200)]
         client.close()
         assert server.stop() == 0
         proxy.close()
@@ -296,7 +296,7 @@ def test_a_transformer_that_is_there_first_says_that_it_waits(tmp_path: Path) ->
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(transformer.__enter__)
         assert transformer.logs(f"waiting for the predictor, 'echo' at 127.0.0.1:{port}: no connection")
-        with ServeProcess(tmp_path, f"--http-port={port}"), started.result(timeout=60):
+        with ServeProcess(tmp_path, f"--http-port={port}"), started.result(timeout=200):
             assert ask(transformer.http, "GET", "/v2/models/echo/ready")[0] == 200
 
 

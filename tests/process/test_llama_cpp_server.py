@@ -24,7 +24,7 @@ from tests.support import smollm2
 from tests.support.process import ServeProcess, eventually, started_by
 from tests.support.stock_clients import infer_input
 
-pytestmark = [smollm2.needed, pytest.mark.timeout(300)]
+pytestmark = smollm2.needed
 
 SLOTS = 3
 TOOLS_TEMPLATE = r"""
@@ -99,7 +99,7 @@ class Stream:
     """The events of `generate_stream`."""
 
     def __init__(self, server: ServeProcess, body: object) -> None:
-        self._connection = http.client.HTTPConnection(server.http, timeout=100)
+        self._connection = http.client.HTTPConnection(server.http, timeout=200)
         self._connection.request("POST", "/v2/models/smol/generate_stream", json.dumps(body))
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
@@ -213,7 +213,7 @@ def test_a_stream_over_grpc_ends_with_its_last_response(server: ServeProcess) ->
         client.async_stream_infer("smol", inputs, enable_empty_final_response=True)
         is_final = False
         while not is_final:
-            result, error = results.get(timeout=60)
+            result, error = results.get(timeout=200)
             assert error is None
             response = result.get_response()
             is_final = response.parameters["triton_final_response"].bool_param
@@ -562,7 +562,7 @@ def test_a_call_whose_deadline_is_over_leaves_its_slot(server: ServeProcess) -> 
         client.start_stream(lambda result, error: errors.put(error), stream_timeout=1.0)
         client.async_stream_infer("smol", given)
     for _ in clients:
-        assert "Deadline" in str(errors.get(timeout=60))
+        assert "Deadline" in str(errors.get(timeout=200))
     start = time.monotonic()
     assert post(server, {"text_input": FRANCE, "sampling_parameters": {"max_tokens": 1}})["completion_tokens"] == 1
     assert time.monotonic() - start < 15

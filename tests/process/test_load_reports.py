@@ -180,7 +180,7 @@ def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: Gate) -> N
     request.report_interval.nanos = 100_000_000
     with grpc.insecure_channel(server.grpc) as channel:
         watch = channel.unary_stream("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
-        reports = watch(request.SerializeToString(), timeout=30)
+        reports = watch(request.SerializeToString(), timeout=200)
         seen = []
         for data in reports:
             report: Any = message_class("xds.data.orca.v3.OrcaLoadReport").FromString(data)
@@ -195,12 +195,13 @@ def test_reports_are_streamed_out_of_band(server: ServeProcess, busy: Gate) -> N
 
 def test_a_server_stops_though_reports_are_streamed(tmp_path: Path) -> None:
     write_model(tmp_path, "quick", b"", config=identity_pbtxt())
-    with ServeProcess(tmp_path) as server, grpc.insecure_channel(server.grpc) as channel:
-        reports = channel.unary_stream("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")(b"", timeout=60)
+    with (
+        ServeProcess(tmp_path, "--exit-timeout-secs=1000") as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        reports = channel.unary_stream("/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")(b"")
         next(reports)
-        begun_s = time.monotonic()
-        assert server.stop() == 0
-        assert time.monotonic() - begun_s < 20
+        assert server.stop() == 0  # long before its time limit
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             list(reports)
 

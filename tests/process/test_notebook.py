@@ -34,7 +34,7 @@ print(repr(served).partition("\\n")[0])
 
 
 def run(*arguments: str, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], input=code, capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, *arguments], input=code, capture_output=True, text=True, timeout=200)
 
 
 def test_in_a_notebook_an_object_is_served_by_a_thread_until_it_is_stopped() -> None:

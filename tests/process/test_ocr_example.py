@@ -28,8 +28,6 @@ from tests.support.process import ServeProcess
 from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
-pytestmark = pytest.mark.timeout(300)  # the networks take seconds for a page
-
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -16,7 +16,7 @@ from tests.support.process import ServeProcess
 
 KEY = "a-key-of-some-length"
 
-pytestmark = [needed, pytest.mark.timeout(300)]
+pytestmark = needed
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.support.process import ServeProcess
 from charonia.core.dtypes import DataType
 from charonia.tools.perf import schedule
 
-SECONDS_MAX = 180
+SECONDS_MAX = 200
 
 FAST = ("--measurement-interval", "100", "--stability-percentage", "1e9", "--max-trials", "1000")
 """Short windows, and any of them are stable as soon as three one after the other have answers."""

@@ -16,7 +16,7 @@ from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
 from tests.support.ports import free_port
 from tests.support.process import ServeProcess
 
-SCRAPED_WITHIN_S = 60.0
+SCRAPED_WITHIN_S = 200.0
 
 MORE = """
 response_cache { enable: true }
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         request = urllib.request.Request(
             f"http://{server.http}/v2/models/echo/infer", json.dumps({"inputs": [tensor]}).encode()
         )
-        with urllib.request.urlopen(request, timeout=60):
+        with urllib.request.urlopen(request, timeout=200):
             yield server
 
 
@@ -79,7 +79,7 @@ class Prometheus:
         deadline = time.monotonic() + SCRAPED_WITHIN_S
         while True:
             try:
-                with urllib.request.urlopen(url, timeout=10) as reply:
+                with urllib.request.urlopen(url, timeout=200) as reply:
                     data = json.load(reply)["data"]
             except OSError:
                 data = None

@@ -18,7 +18,7 @@ def test_the_example_finds_the_similar_sentence_and_refuses_an_empty_text() -> N
     with ServeProcess(EXAMPLE / "models") as server:
         address = server.http
         client = [sys.executable, str(EXAMPLE / "similar.py"), address]
-        lines = subprocess.run(client, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+        lines = subprocess.run(client, capture_output=True, text=True, check=True, timeout=200).stdout.splitlines()
         assert lines[0].startswith("1.00  The harbour is closed")
         assert "Because of storms" in lines[1]
         assert "eggs" in lines[3]

@@ -62,7 +62,7 @@ class FullLoad:
 
     def __exit__(self, *_: object) -> None:
         self._is_over = True
-        self._thread.join(60)
+        self._thread.join(200)
 
     def go_on(self) -> None:
         """Return when further requests of both protocols were answered."""
@@ -107,7 +107,7 @@ class FullLoad:
             async def send() -> None:
                 while not self._is_over:
                     try:
-                        await call(message, timeout=60)
+                        await call(message, timeout=200)
                         self.answers["grpc"] += 1
                         await asyncio.sleep(self._pause_s)
                     except grpc.aio.AioRpcError as error:
@@ -180,13 +180,13 @@ def test_a_stream_goes_on_over_the_front_end_before(server: ServeProcess) -> Non
     with grpcclient.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: came.put(error))
         client.async_stream_infer("echo", [given])
-        assert came.get(timeout=60) is None
+        assert came.get(timeout=200) is None
         for process in before:
             process.terminate()
         assert server.logs(") is ready again", times=2)
         for _ in range(30):
             client.async_stream_infer("echo", [given])
-            assert came.get(timeout=60) is None
+            assert came.get(timeout=200) is None
             threading.Event().wait(0.1)
         assert sum(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in before) == 1
         client.stop_stream()

@@ -15,8 +15,6 @@ from tests.support.ports import free_port
 from tests.support.process import ServeProcess, eventually
 from tests.support.running_load import Ask, Load, Opened, echo, stock
 
-pytestmark = pytest.mark.timeout(180)
-
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})
 
 
@@ -48,7 +46,7 @@ PAUSE_S = 0.015
 
 @contextlib.contextmanager
 def over_http(address: str) -> Iterator[Ask]:
-    with contextlib.closing(http.client.HTTPConnection(address, timeout=30)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=200)) as connection:
 
         def ask(_: int) -> None:
             connection.request("POST", "/v2/models/echo/infer", BODY, {"Content-Type": "application/json"})
@@ -80,7 +78,7 @@ def load_of(http_address: str, grpc_address: str) -> Load:
 
 
 def ask(address: str, path: str) -> int:
-    with contextlib.closing(http.client.HTTPConnection(address, timeout=5)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=200)) as connection:
         try:
             connection.request("GET", path)
             return connection.getresponse().status
@@ -93,7 +91,7 @@ def is_ready(address: str) -> bool:
 
 
 def count(server: ServeProcess) -> int:
-    with contextlib.closing(http.client.HTTPConnection(server.metrics, timeout=5)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(server.metrics, timeout=200)) as connection:
         connection.request("GET", "/metrics")
         page = connection.getresponse().read().decode()
     return sum(

@@ -35,30 +35,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 def start(server: ServeProcess, go: Path) -> str:
     """Start a call that ends when a file is there, and return the address of its result."""
     url = f"http://{server.http}/v2/models/slow/generate"
-    accepted = requests.post(url, json={"go": str(go)}, headers={"Prefer": "respond-async"}, timeout=30)
+    accepted = requests.post(url, json={"go": str(go)}, headers={"Prefer": "respond-async"}, timeout=200)
     assert accepted.status_code == 202, accepted.text
     return f"http://{server.http}{accepted.headers['location']}"
 
 
 def polled(url: str) -> list[requests.Response]:
     """Return the responses to several polls, each on its own connection: some reach another front end."""
-    return [requests.get(url, timeout=30) for _ in range(POLLS)]
+    return [requests.get(url, timeout=200) for _ in range(POLLS)]
 
 
 def test_every_front_end_has_the_progress_and_the_result(server: ServeProcess, tmp_path: Path) -> None:
     go = tmp_path / "go"
     url = start(server, go)
 
-    eventually(lambda: requests.get(url, timeout=30).json().get("progress") == 0.5)
+    eventually(lambda: requests.get(url, timeout=200).json().get("progress") == 0.5)
     assert {answer.json()["message"] for answer in polled(url)} == {"half of it"}
     go.touch()
-    eventually(lambda: requests.get(url, timeout=30).status_code == 200)
+    eventually(lambda: requests.get(url, timeout=200).status_code == 200)
     assert {answer.json()["output"] for answer in polled(url)} == {"done"}
 
 
 def test_every_front_end_cancels(server: ServeProcess, tmp_path: Path) -> None:
     urls = [start(server, tmp_path / "never") for _ in range(4)]
 
-    assert {requests.delete(url, timeout=30).json()["status"] for url in urls} == {"cancelled"}
+    assert {requests.delete(url, timeout=200).json()["status"] for url in urls} == {"cancelled"}
     assert {answer.status_code for answer in polled(urls[0])} == {404}
     (tmp_path / "never").touch()

@@ -17,7 +17,6 @@ from tests.support.stock_clients import infer_input
 
 from charonia.core.tensor import Array
 
-pytestmark = pytest.mark.timeout(300)  # the models are exported first
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence_encoder"
 TEXTS = ["How do I get my money back?", "Refunds take three days.", "The cat sleeps on the sofa.", "x " * 400]
 

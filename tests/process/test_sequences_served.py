@@ -178,7 +178,7 @@ class Stream:
         self.client.async_stream_infer(model, [_grpc_input(model, value)], sequence_id=id, **more)
 
     def value(self) -> int:
-        result = self.answers.get(timeout=20)
+        result = self.answers.get(timeout=200)
         assert not isinstance(result, Exception), result
         return int(result.as_numpy("OUTPUT").reshape(-1)[0])
 
@@ -225,7 +225,7 @@ def test_an_iterative_model_is_given_a_request_until_it_is_done(server: ServePro
 
     found: dict[str, list[int]] = {"3": [], "5": []}
     for _ in range(8):
-        result = stream.answers.get(timeout=20)
+        result = stream.answers.get(timeout=200)
         assert not isinstance(result, Exception), result
         found[result.get_response().id].append(int(result.as_numpy("OUTPUT").reshape(-1)[0]))
     stream.close()

@@ -80,7 +80,7 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
 
 def get(url: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=200) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -255,7 +255,7 @@ def test_a_killed_server_leaves_no_worker_behind(tmp_path: Path) -> None:
         assert children
         server.process.send_signal(signal.SIGKILL)
         server.wait()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=200)
     assert alive == []
 
 
@@ -280,7 +280,7 @@ def test_what_a_killed_server_leaves_in_the_temporary_folder_is_removed_by_the_n
             client.load_model("sent", config=config, files={"file:1/note.txt": b"files"})
         children = started_by(server.process.pid)
         server.kill()
-        psutil.wait_procs(children, timeout=10)
+        psutil.wait_procs(children, timeout=200)
     assert list(short_folder.glob("*/1/note.txt"))
 
     with ServeProcess(tmp_path, *arguments) as server:
@@ -319,7 +319,7 @@ def test_during_the_exit_delay_requests_are_answered_and_clients_asked_to_leave(
     body = json.dumps({"inputs": [tensor]})
 
     with ServeProcess(tmp_path, "--exit-delay-secs=10", *shape) as server:
-        kept = http.client.HTTPConnection(server.http, timeout=30)
+        kept = http.client.HTTPConnection(server.http, timeout=200)
 
         def asks_to_leave() -> bool:
             kept.request("POST", "/v2/models/echo/infer", body)

@@ -67,7 +67,7 @@ def test_a_terminal_has_what_matters_and_no_log_lines() -> None:
         while "this machine only" not in text:
             text += os.read(ours, 4096).decode()
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(200) == 0
     os.close(ours)
 
     assert re.search(r"  loading service.py \(\d+ s\)", text)

@@ -22,7 +22,7 @@ def repository(tmp_path: Path) -> Path:
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(str(tmp_path / "notify"))
-        heard.settimeout(60)
+        heard.settimeout(200)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         yield heard
 
@@ -72,7 +72,7 @@ def test_it_sends_heartbeats_while_its_event_loop_turns(
         with pytest.raises(BlockingIOError):
             lines(manager, "none")
         os.kill(server.process.pid, signal.SIGCONT)
-        manager.settimeout(60)
+        manager.settimeout(200)
         lines(manager, "WATCHDOG=1")
 
         server.process.send_signal(signal.SIGABRT)  # as the service manager does when they stay away

@@ -47,7 +47,7 @@ def server(repository: Path, request: pytest.FixtureRequest) -> Iterator[ServePr
 
 
 def post(server: ServeProcess, path: str, document: object, **headers: str) -> http.client.HTTPConnection:
-    connection = http.client.HTTPConnection(server.http, timeout=30)
+    connection = http.client.HTTPConnection(server.http, timeout=200)
     connection.request("POST", path, json.dumps(document), headers)
     return connection
 

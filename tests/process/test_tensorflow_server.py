@@ -18,7 +18,6 @@ from charonia.core.dtypes import DataType
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow"),
-    pytest.mark.timeout(300),  # the import of TensorFlow, and at the first run the models
 ]
 
 TEMPLATE = "worker/template.py"

@@ -127,7 +127,7 @@ def test_a_certificate_that_is_replaced_is_used_without_a_restart(folder: Path, 
 
     def shown(address: str) -> list[str]:
         host, port = address.split(":")
-        return ssl.get_server_certificate((host, int(port)), timeout=20).split()
+        return ssl.get_server_certificate((host, int(port)), timeout=200).split()
 
     with ServeProcess(folder / "models", *options(used, None), *shape) as server:
         assert shown(server.http) != expected

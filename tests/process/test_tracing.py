@@ -115,7 +115,7 @@ def test_every_response_of_a_stream_is_noted(repository: Path, tmp_path: Path) -
             grpc.start_stream(lambda result, error: answers.put(error or result))
             grpc.async_stream_infer("streamer", [infer_input(grpcclient, "INPUT0", VALUES)])
             for _ in range(3):
-                answers.get(timeout=30)
+                answers.get(timeout=200)
             grpc.stop_stream()
         body = json.dumps({"INPUT0": [1, 2]}).encode()
         url = f"http://{server.http}/v2/models/streamer/generate_stream"

@@ -325,7 +325,7 @@ def test_an_upgrade_keeps_the_traffic_and_loses_no_request(repository: Path) -> 
     with ServeProcess(repository, "--front-ends=2") as server, Client(server.http) as client:
         client.traffic.update("echo", {"weights": {"1": 1, "2": 1}})
         with ThreadPoolExecutor(1) as pool, load_of(server) as load:
-            done = pool.submit(run_command, "upgrade", str(server.process.pid)).result(110)
+            done = pool.submit(run_command, "upgrade", str(server.process.pid)).result(200)
             assert done.returncode == 0, done.stderr
         assert load.errors == []
         assert set(load.results) == {"1", "2"}

@@ -83,8 +83,8 @@ def upgrading(server: ServeProcess, *arguments: str) -> Iterator[Callable[[], An
     """Run `charonia upgrade`; what is yielded waits for its end and returns it."""
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(run_command, "upgrade", str(server.process.pid), *arguments)
-        yield lambda: ended.result(120)
-        ended.result(120)
+        yield lambda: ended.result(200)
+        ended.result(200)
 
 
 def upgrade(server: ServeProcess, *arguments: str) -> Any:
@@ -176,7 +176,7 @@ def test_what_was_begun_before_finishes_where_it_began(server: ServeProcess, rep
         client.start_stream(lambda result, error: streamed.put(result if error is None else error))
         client.async_stream_infer("stream", [infer_input(grpcclient, "INPUT0", np.zeros(4, np.float32))])
         waiting.start()
-        first = streamed.get(timeout=60)
+        first = streamed.get(timeout=200)
         assert eventually(lambda: gate.runs > 0)
         with upgrading(server) as ended:
             assert eventually(lambda: MOVED in server.log)
@@ -188,11 +188,11 @@ def test_what_was_begun_before_finishes_where_it_began(server: ServeProcess, rep
                 assert add(server, 8, 1) == 6 + value
             assert before.is_running()
             Gate(repository / "stream" / "1").open()
-            numbers = [float(result.as_numpy("OUTPUT0")[0]) for result in (first, streamed.get(timeout=60))]
-            numbers.append(float(streamed.get(timeout=60).as_numpy("OUTPUT0")[0]))
+            numbers = [float(result.as_numpy("OUTPUT0")[0]) for result in (first, streamed.get(timeout=200))]
+            numbers.append(float(streamed.get(timeout=200).as_numpy("OUTPUT0")[0]))
             assert numbers == [0, 1, 2]
             gate.open()
-            waiting.join(60)
+            waiting.join(200)
             assert held == [200]
             assert before.is_running()  # the sequence is open
             assert add(server, 7, 1, end=True) == 19 + 7  # the last answer has the id, too
@@ -361,7 +361,6 @@ GIVEN = json.dumps(
 )
 
 
-@pytest.mark.timeout(300)
 def test_what_is_loaded_again_while_the_new_engine_loads_serves_its_new_files(
     explicit: ServeProcess, repository: Path
 ) -> None:
@@ -399,7 +398,6 @@ def changed(server: ServeProcess) -> list[object]:
     return [*settings, [region["byte_size"] for region in found[3]], answer_of(server, "split")]
 
 
-@pytest.mark.timeout(300)
 def test_every_change_while_the_new_engine_loads_holds_in_it(explicit: ServeProcess, repository: Path) -> None:
     server, gate = explicit, Gate(repository / "last" / "1")
     region = shm.create_shared_memory_region("region", f"/charonia-upgrade-{server.process.pid}", 64)

@@ -60,7 +60,7 @@ def refused(server: ServeProcess, body: object, status: int = 400) -> str:
 def stream(server: ServeProcess, body: dict[str, object]) -> Any:
     """Return the response of `generate_stream`, to be closed."""
     return urlopen(
-        Request(f"http://{server.http}/v2/models/lm/generate_stream", json.dumps(body).encode()), timeout=100
+        Request(f"http://{server.http}/v2/models/lm/generate_stream", json.dumps(body).encode()), timeout=200
     )
 
 
@@ -83,7 +83,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"))
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr("tests.support.process._START_SECONDS_MAX", 400)
+        patch.setattr("tests.support.process._SECONDS_MAX", 400)
         with ServeProcess(repository) as server:
             yield server
 

@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     pytest.importorskip("onnx", reason="make_repository.py needs it")
     repository = tmp_path_factory.mktemp("voice")
     command = [sys.executable, str(EXAMPLE / "make_repository.py"), str(repository)]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    made = subprocess.run(command, capture_output=True, text=True, timeout=200)
     if "pip install silero-vad" in made.stderr:
         pytest.skip("silero-vad is not installed")
     assert made.returncode == 0, made.stderr
@@ -113,10 +113,10 @@ def test_the_moments_of_speech_are_those_of_the_packages_own_iterator(server: Se
 
 def test_the_scripts_say_when_there_is_speech(server: ServeProcess, tmp_path: Path) -> None:
     file = tmp_path / "voice.wav"
-    subprocess.run([sys.executable, str(EXAMPLE / "voice.py"), str(file)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(EXAMPLE / "voice.py"), str(file)], check=True, timeout=200)
 
     command = [sys.executable, str(EXAMPLE / "listen.py"), str(file), server.grpc]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout.splitlines()
 
     assert [line.split()[2] for line in lines] == ["speech", "silence"]
     assert 0.8 < float(lines[0].split()[0]) < 1.2

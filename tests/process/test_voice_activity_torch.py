@@ -46,7 +46,7 @@ def server(network: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     repository = tmp_path_factory.mktemp("models")
     for name in ("make_repository", "torch_network"):
         command = [sys.executable, str(EXAMPLE / f"{name}.py"), str(repository)]
-        subprocess.run(command, check=True, timeout=120, capture_output=True)
+        subprocess.run(command, check=True, timeout=200, capture_output=True)
     version = repository / "vad" / "1"
     version.mkdir(parents=True)
     shutil.copy(network, version / "model.pt")

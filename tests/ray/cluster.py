@@ -84,7 +84,7 @@ def load(address: str, model: str, clients: int) -> Iterator[Load]:
     found, stopped = Load(), threading.Event()
 
     def run() -> None:
-        connection = http.client.HTTPConnection(address, timeout=60)
+        connection = http.client.HTTPConnection(address, timeout=200)
         while not stopped.is_set():
             connection.request("POST", f"/v2/models/{model}/infer", body)
             response = connection.getresponse()

@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 
 import charonia.ray
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240), pytest.mark.loop_faults]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.loop_faults]
 
 IDENTITY = identity_pbtxt(dims=(4,), max_batch_size=8, more="dynamic_batching { }")
 SLOW = IDENTITY.replace('"identity"', '"python"')
@@ -135,7 +135,7 @@ def test_a_stream_of_grpc_goes_through_rays_proxy(application: Cluster) -> None:
     client.start_stream(lambda result, error: arrived.put((result, error)))
 
     client.async_stream_infer("count", [infer_input(grpcclient, "UPTO", np.array([3], np.int32))])
-    found = [arrived.get(timeout=20) for _ in range(3)]
+    found = [arrived.get(timeout=200) for _ in range(3)]
     client.stop_stream()
     client.close()
 
@@ -144,7 +144,7 @@ def test_a_stream_of_grpc_goes_through_rays_proxy(application: Cluster) -> None:
 
 
 def test_server_sent_events_go_through_rays_proxy(application: Cluster) -> None:
-    connection = http.client.HTTPConnection(application.http, timeout=20)
+    connection = http.client.HTTPConnection(application.http, timeout=200)
     connection.request("POST", "/v2/models/count/generate_stream", json.dumps({"UPTO": 3}))
 
     response = connection.getresponse()
@@ -157,7 +157,7 @@ def test_server_sent_events_go_through_rays_proxy(application: Cluster) -> None:
 
 def test_replicas_are_reached_at_ports_of_their_own(application: Cluster) -> None:
     (replica,) = charonia.ray.addresses()
-    connection = http.client.HTTPConnection(application.http, timeout=20)
+    connection = http.client.HTTPConnection(application.http, timeout=200)
     connection.request("GET", "/addresses")
 
     assert json.loads(connection.getresponse().read()) == [replica]

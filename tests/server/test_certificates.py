@@ -45,7 +45,7 @@ async def shown(certificate: Certificate, folder: Path) -> str:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=certificate.context)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        text = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=20)
+        text = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=200)
     path = folder / "shown.pem"
     path.write_text(text)
     return Authority.serial(path)

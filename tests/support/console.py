@@ -24,7 +24,7 @@ def sure(page: Page) -> None:
 
 def infer(address: str, model: str, body: dict[str, object]) -> dict[str, Any]:
     data = json.dumps(body).encode()
-    with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=30) as answer:
+    with urllib.request.urlopen(f"{address}/v2/models/{model}/infer", data, timeout=200) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 

@@ -12,7 +12,7 @@ import pytest
 PYTHON = os.environ.get("CHARONIA_KSERVE_SDK", "")
 """The interpreter of an environment with the package `kserve`."""
 
-CALL_SECONDS_MAX = 100
+CALL_SECONDS_MAX = 200
 
 needs_sdk = pytest.mark.skipif(
     not PYTHON and not os.environ.get("CI"),

@@ -138,10 +138,10 @@ class KubernetesApi:
 
         self._thread = threading.Thread(target=main, name="kubernetes api")
         self._thread.start()
-        assert started.wait(10)
+        assert started.wait(200)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(200)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -157,7 +157,7 @@ def language_server(model: FakeLanguageModel) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(200)
     try:
         yield url
     finally:

@@ -57,7 +57,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(200)
 
     def _run(self, kind: str, opened: Opened, numbers: Iterator[int]) -> None:
         while not self._is_over.is_set():

@@ -1,7 +1,6 @@
 """A platform that listens on this machine, in threads of the test, with the servers of its deployments."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import uvicorn
 from tests.support.ports import free_ports
+from tests.support.process import eventually
 
 from charonia.platform.app import make_app
 from charonia.platform.people.access import Principal, ProjectRole
@@ -47,7 +47,7 @@ def running_platform(data: Path, **more: Any) -> Iterator[RunningPlatform]:
     thread = threading.Thread(target=server.run, name="platform")
     thread.start()
     try:
-        _wait(lambda: server.started)
+        assert eventually(lambda: server.started)
         yield RunningPlatform(settings.url, app.state.platform)
         _remove_all(app.state.platform)
     finally:
@@ -59,12 +59,4 @@ def _remove_all(platform: Platform) -> None:
     reads, changes = platform.deployments.reads, platform.deployments.changes
     for view in reads.list(OWNER, "default")[0]:
         changes.remove(OWNER, "default", view.name)
-    _wait(lambda: not reads.list(OWNER, "default")[0])
-
-
-def _wait(is_so: object, limit_s: float = 30.0) -> None:
-    assert callable(is_so)
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert eventually(lambda: not reads.list(OWNER, "default")[0])

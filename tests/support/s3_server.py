@@ -47,7 +47,7 @@ class S3:
         url = f"http://127.0.0.1:{self.port}/{path}"
         headers = {"Content-Type": "application/octet-stream", "x-amz-acl": "public-read"}
         request = urllib.request.Request(url, method=method, data=body, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=200) as answer:
             answer.read()
 
 
@@ -91,7 +91,7 @@ def virtual_hosts(monkeypatch: pytest.MonkeyPatch, server: S3) -> Iterator[list[
             }
             try:
                 with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-                    urllib.request.Request(url, headers=headers), timeout=10
+                    urllib.request.Request(url, headers=headers), timeout=200
                 ) as answer:
                     self.answer(answer.status, answer.read(), {k.lower(): v for k, v in answer.headers.items()})
             except urllib.error.HTTPError as error:

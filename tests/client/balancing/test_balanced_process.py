@@ -62,7 +62,7 @@ class Load:
             name = str(self._number)
             value = np.array([self._number], np.float32)
             try:
-                result = await self.client.infer("counted", {"INPUT0": value}, request_id=name, timeout_s=30)
+                result = await self.client.infer("counted", {"INPUT0": value}, request_id=name, timeout_s=200)
                 assert result["OUTPUT0"][0] == value[0]
                 self.done.append(name)
             except ClientError as error:

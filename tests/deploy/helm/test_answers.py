@@ -234,7 +234,7 @@ def test_a_node_is_drained_pod_by_pod_and_no_broken_pod_stops_it() -> None:
 def test_whoever_opens_it_without_keys_is_warned(tmp_path: Path, setting: str, is_warned: bool) -> None:
     command: list[str | Path] = [tool("helm"), "install", "demo", CHART, "--dry-run=client", "--set", setting]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=60, env={**os.environ, "HOME": str(tmp_path)}
+        command, capture_output=True, text=True, check=True, timeout=200, env={**os.environ, "HOME": str(tmp_path)}
     )
 
     notes = done.stdout.split("NOTES:")[1]

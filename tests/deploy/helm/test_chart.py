@@ -257,7 +257,7 @@ def test_what_the_chart_makes_has_not_changed_unnoticed(name: str) -> None:
 
 def test_helm_finds_nothing_to_object_to() -> None:
     done = subprocess.run(
-        [tool("helm"), "lint", "--strict", CHART], capture_output=True, text=True, check=False, timeout=60
+        [tool("helm"), "lint", "--strict", CHART], capture_output=True, text=True, check=False, timeout=200
     )
 
     assert done.returncode == 0, done.stdout
@@ -275,7 +275,7 @@ def test_kubectl_reads_all_objects(name: str) -> None:
         "read-by=kubectl",
     ]
 
-    done = subprocess.run(command, input=rendered(values), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, input=rendered(values), capture_output=True, text=True, check=False, timeout=200)
 
     assert done.returncode == 0, done.stderr
     decoder, text, read = json.JSONDecoder(), done.stdout.strip(), []

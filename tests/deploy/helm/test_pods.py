@@ -29,7 +29,7 @@ from tests.support.stock_clients import infer_input
 from charonia.cli.infer import run as infer
 
 HERE = Path(__file__).parent
-HTTP_TIMEOUT_S = 20.0
+HTTP_TIMEOUT_S = 200.0
 TENSOR = {"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 BODY = json.dumps({"inputs": [TENSOR]})
 
@@ -142,7 +142,7 @@ def test_the_tune_job_waits_for_the_server_of_its_release_and_prints_what_it_fou
         assert job.stderr is not None
         first = job.stderr.readline()
         with ServeProcess(tmp_path / "models", *arguments_of(pod_of(manifests)), *listening):
-            out, log = job.communicate(timeout=100)
+            out, log = job.communicate(timeout=200)
 
     assert first.startswith("waiting for a server: no connection to ")
     assert job.returncode == 0, log

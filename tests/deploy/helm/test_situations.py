@@ -284,7 +284,7 @@ def test_the_tune_job_waits_for_its_models(models: str, wait_s: str, status: int
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=200,
         )
         server.shutdown()
 
@@ -314,7 +314,7 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path, setting: str, said: str) 
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, "HOME": str(tmp_path)},
     )
 

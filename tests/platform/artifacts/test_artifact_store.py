@@ -168,13 +168,13 @@ def test_nothing_is_added_during_a_collection(here: ArtifactStore) -> None:
 
     def used() -> set[str]:
         thread.start()
-        begun.wait(10)
+        begun.wait(200)
         thread.join(0.05)
         done.append("collected")
         return set()
 
     here.collect(used)
-    thread.join(10)
+    thread.join(200)
 
     assert done == ["collected", "added"]
 

@@ -129,11 +129,11 @@ def test_a_database_that_stays_locked_is_unavailable(tmp_path: Path, monkeypatch
             session.add(ProjectRow(name="b", created=now()))
             session.flush()
             locked.set()
-            done.wait(10)
+            done.wait(200)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    locked.wait(10)
+    locked.wait(200)
     with pytest.raises(ServingError) as raised:
         add_project(database, "a")
     done.set()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tritonclient.http as httpclient
 from tests.platform.deployments.test_on_this_machine import load_on, plus, spec
 from tests.support.platform_models import add_version
@@ -24,17 +23,13 @@ from charonia.platform.deployments.reads import DeploymentView
 from charonia.platform.isolation.isolation import Isolation
 from charonia.platform.targets.local_server import ServerFolder
 
-READY_S = 110.0
-
-pytestmark = pytest.mark.timeout(280)
-
 
 def call(platform: PlatformProcess, method: str, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{platform.url}/api/v1/projects/default/deployments{path}", data, method=method)
     request.add_header("Authorization", f"Bearer {platform.key}")
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=200) as answer:
         return json.load(answer)
 
 
@@ -43,7 +38,7 @@ def view(platform: PlatformProcess) -> DeploymentView:
 
 
 def until(platform: PlatformProcess, **wanted: object) -> DeploymentView:
-    return waited_for(lambda: view(platform), lambda found: wanted.items() <= asdict(found).items(), READY_S)
+    return waited_for(lambda: view(platform), lambda found: wanted.items() <= asdict(found).items())
 
 
 def result(address: str) -> float:

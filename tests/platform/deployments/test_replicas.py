@@ -26,8 +26,6 @@ PORTS = free_ports(40)
 
 SLOW = 'parameters { key: "execute_delay_ms" value { string_value: "50" } }'
 
-pytestmark = pytest.mark.timeout(280)
-
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select, update
+from tests.support.process import waited_for
 
 from charonia import compiled
 from charonia.core.errors import Code, ServingError
@@ -85,17 +85,13 @@ class Environments:
             )
         return row.id
 
-    def when_built(self, name: str, wait_s: float = 20) -> EnvironmentRow:
-        deadline = time.monotonic() + wait_s
-        while True:
+    def when_built(self, name: str) -> EnvironmentRow:
+        def look() -> tuple[EnvironmentRow, TaskRow | None]:
             with self.database.reading() as session:
                 row = catalog.get(session, self.project, name)
-                task = catalog.newest_task(session, row)
-            assert task is not None
-            if task.state not in ("waiting", "running"):
-                return row
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+                return row, catalog.newest_task(session, row)
+
+        return waited_for(look, lambda found: found[1] is not None and found[1].state not in ("waiting", "running"))[0]
 
     def log(self, name: str) -> str:
         with self.database.reading() as session:
@@ -319,7 +315,7 @@ def test_a_name_is_taken_once(environments: Environments, uv: Path) -> None:
 def test_a_real_environment_runs_this_release(environments: Environments) -> None:
     environments.add("small", "iniconfig")
 
-    row = environments.when_built("small", wait_s=240)
+    row = environments.when_built("small")
 
     assert row.state == "ready", environments.log("small")
     assert row.size > 10_000_000

@@ -80,7 +80,7 @@ def isolated(prey: Prey) -> Isolation:
 
 
 def run(command: list[str], **options: object) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, **options)  # type: ignore[call-overload]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, **options)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 

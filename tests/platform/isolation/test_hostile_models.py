@@ -86,7 +86,7 @@ def infer(hostile: HostileModel, prey: Prey, address: str, key: str) -> str:
     body = json.dumps({"inputs": [sent]}).encode()
     call = urllib.request.Request(f"{address}/v2/models/m/infer", body, {"Authorization": f"Bearer {key}"})
     try:
-        with urllib.request.urlopen(call, timeout=100) as answer:
+        with urllib.request.urlopen(call, timeout=200) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         return error.read().decode()

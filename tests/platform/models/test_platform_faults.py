@@ -31,7 +31,7 @@ SLOW_ONCE = PYTHON_IDENTITY.replace(
 
 
 def with_key(platform: PlatformProcess) -> Client:
-    return Client(base_url=platform.url, timeout=30.0, headers={"Authorization": f"Bearer {platform.key}"})
+    return Client(base_url=platform.url, timeout=200.0, headers={"Authorization": f"Bearer {platform.key}"})
 
 
 def runs(text: str) -> bool:

@@ -50,7 +50,6 @@ def workload(folder: Path, revision: int, code: str = "") -> Workload:
     return Workload("default/reader", revision, spec, (model,))
 
 
-@pytest.mark.timeout(240)
 class TestLocalTarget(TargetSuite):
     @pytest.fixture
     def target_case(self, tmp_path: Path) -> Iterator[TargetCase]:

@@ -19,8 +19,6 @@ from charonia.platform.tasks import queue
 from charonia.platform.tasks import runner as module
 from charonia.platform.tasks.runner import Handler, TaskRun, TaskRunner, next_project
 
-WAIT_S = 20.0
-
 
 class Tasks:
     """A runner with a project, and what tests ask of it."""
@@ -54,7 +52,7 @@ class Tasks:
             return session.get_one(TaskRow, number)
 
     def when(self, number: int, *states: str) -> TaskRow:
-        return waited_for(lambda: self.get(number), lambda task: task.state in states, WAIT_S)
+        return waited_for(lambda: self.get(number), lambda task: task.state in states)
 
     def log(self, number: int) -> str:
         return (self.runner.folder(number) / "log").read_text()
@@ -81,7 +79,7 @@ def make(database: Database, tmp_path: Path) -> Iterator[Make]:
 
 def sleep(run: TaskRun) -> Mapping[str, Any]:
     run.progress(0.5, "sleeps")
-    run.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=60)
+    run.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=200)
     return {}
 
 
@@ -89,7 +87,7 @@ def test_a_task_reports_what_it_does_and_its_result(make: Make) -> None:
     def work(run: TaskRun) -> Mapping[str, Any]:
         run.progress(0.5, "half")
         lines = list[str]()
-        assert run.run([sys.executable, "-c", "print('one'); print('two')"], timeout_s=30, on_line=lines.append) == 0
+        assert run.run([sys.executable, "-c", "print('one'); print('two')"], timeout_s=200, on_line=lines.append) == 0
         return {"lines": lines, "given": run.arguments["n"]}
 
     tasks = make({"work": work})
@@ -155,7 +153,7 @@ def test_a_command_that_has_said_enough_is_ended(make: Make) -> None:
     script = "import time; print('almost', flush=True); print('there', flush=True); time.sleep(60)"
 
     def handle(run: TaskRun) -> Mapping[str, Any]:
-        status = run.run([sys.executable, "-c", script], timeout_s=50, enough=lambda line: line == "there")
+        status = run.run([sys.executable, "-c", script], timeout_s=200, enough=lambda line: line == "there")
         return {"status": status}
 
     tasks = make({"talk": handle})
@@ -242,7 +240,7 @@ def test_one_project_does_not_take_all_slots(make: Make, database: Database) -> 
 
     def work(run: TaskRun) -> Mapping[str, Any]:
         order.append(run.project_id)
-        assert release.wait(WAIT_S)
+        assert release.wait(200)
         return {}
 
     tasks = make({"work": work})

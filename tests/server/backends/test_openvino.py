@@ -264,7 +264,7 @@ for thread in threads:
 
 def test_the_first_runs_of_several_threads_do_not_wait_for_one_another_for_ever() -> None:
     # Without what the module does first, every other start hangs.
-    subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=200, check=True)
 
 
 def properties(files: ModelFiles, config: ModelConfig, threads: int = 2) -> Callable[[str], Any]:

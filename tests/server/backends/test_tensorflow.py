@@ -31,7 +31,6 @@ from charonia.testing.backend_suite import PLACEMENT, BackendCase, BackendSuite,
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow"),
-    pytest.mark.timeout(300),  # the import of TensorFlow, and at the first run the models
 ]
 
 ROOTS = ModelConfig(

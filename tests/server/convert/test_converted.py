@@ -277,7 +277,6 @@ def test_the_packages_that_are_missing_are_named(
     assert "[convert,tensorflow]" in shown
 
 
-@pytest.mark.timeout(300)
 def test_a_keras_model_is_converted_in_a_process_of_its_own(
     pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

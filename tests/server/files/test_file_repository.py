@@ -359,7 +359,7 @@ async def test_models_follow_a_service_file_that_changes(tmp_path: Path, caplog:
 
     async def becomes(text: str, names: set[str], *, logged: str = "") -> None:
         service.write_text(text)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             while {path.name for path in folder.iterdir()} != names or logged not in caplog.text:
                 await asyncio.sleep(0.01)
 

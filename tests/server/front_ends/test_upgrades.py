@@ -53,7 +53,7 @@ def test_one_that_cannot_write_its_files_says_so_and_does_not_keep_the_command_w
     made.guard = Guard(may_upgrade=True)  # type: ignore[assignment]
 
     async def answers() -> list[Message]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             return [message async for message in made.answer({})]
 
     *_, last = asyncio.run(answers())

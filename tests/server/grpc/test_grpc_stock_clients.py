@@ -34,7 +34,7 @@ from charonia.server.grpc.connection import RETIRE_NOTICE_S, GrpcConnection
 from charonia.server.grpc.frontend import GrpcFrontend, GrpcLimits
 from charonia.server.grpc.http2 import PREFACE
 
-WAIT_S = 20.0
+WAIT_S = 200.0
 
 
 class Running:

@@ -28,7 +28,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
     name = str(tmp_path / "notify") if request.param == "path" else f"@charonia-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
         heard.bind(name.replace("@", "\0"))
-        heard.settimeout(30)
+        heard.settimeout(200)
         yield heard, name
 
 

@@ -24,7 +24,7 @@ def get(url: str, services: Services) -> Response:
     async def main() -> Response:
         client = MemoryClient(HttpFrontend(FakeEngine(), HttpLimits(), services=services))
         client.send(request(url, method="GET"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while not client.responses:
                 await asyncio.sleep(0.001)
         return client.responses[0]

@@ -33,7 +33,7 @@ def exchange(data: bytes, services: Services = PAGE, engine: FakeEngine | None =
     async def main() -> Response:
         client = MemoryClient(HttpFrontend(engine or echo(), HttpLimits(), services=services))
         client.send(data)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while not client.responses:
                 await asyncio.sleep(0.001)
         return client.responses[0]
@@ -80,7 +80,7 @@ def test_the_header_alone_is_that_of_the_document(url: str) -> None:
     async def main() -> bytes:
         client = MemoryClient(HttpFrontend(echo(), HttpLimits(), services=PAGE))
         client.send(request(url, method="HEAD"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while not client.received:
                 await asyncio.sleep(0.001)
         return client.received

@@ -58,7 +58,7 @@ def ask(engine: FakeEngine, *requests: bytes) -> list[Response]:
 async def answers(endpoint: HttpEndpoint, *requests: bytes) -> list[Response]:
     client = MemoryClient(endpoint)
     client.send(b"".join(requests))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(200):
         while len(client.responses) < len(requests):
             await asyncio.sleep(0.001)
     return client.responses

@@ -57,11 +57,11 @@ def serving(
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
     thread.start()
     try:
-        assert is_up.wait(10)
+        assert is_up.wait(200)
         yield address[0]
     finally:
         loop.call_soon_threadsafe(done.set)
-        thread.join(10)
+        thread.join(200)
         loop.close()
 
 

@@ -31,7 +31,7 @@ def ask(
         services = Services(has_openai=openai, has_kserve_v1=v1, page_scheme="http", http_gate=gate)
         client = MemoryClient(HttpFrontend(engine or FakeEngine(), HttpLimits(), services=services))
         client.send(message)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(200):
             while not client.responses:
                 await asyncio.sleep(0.001)
         return client.responses[0]

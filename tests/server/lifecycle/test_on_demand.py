@@ -153,7 +153,7 @@ class Harness:
 
     async def settle(self) -> None:
         """Wait until no model is being loaded on demand."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(200):
             while self.demand._loads:
                 await asyncio.sleep(0.001)
 

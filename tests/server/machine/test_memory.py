@@ -42,7 +42,7 @@ thread.join()
 
 def faults_and_released_pages(*arguments: str) -> tuple[int, int]:
     """Return the page faults of ten batches after the first, and the pages that were free at the end."""
-    done = subprocess.run([sys.executable, "-c", BATCHES, *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", BATCHES, *arguments], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     faults, released = map(int, done.stdout.split())
     return faults, released

@@ -185,6 +185,6 @@ os.truncate({str(path_of(key))!r}, 0)
 memory.write(4096, memoryview(b"x" * 4096))
 print("alive")
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
 
     assert (result.returncode, result.stdout.strip()) == (0, "alive")

@@ -27,7 +27,7 @@ class Blocked:
         self.fails = fails
 
     def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
-        self.may_go.wait(10)
+        self.may_go.wait(200)
         self.seen.append("trace")
         if self.fails:
             raise OSError("no room")
@@ -72,7 +72,7 @@ def test_what_was_collected_is_written_while_traces_go_on_coming(monkeypatch: py
     sink.may_go.set()
     made = TraceWriter(sink)
 
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 200
     while not sink.flushed.is_set() and time.monotonic() < until_s:
         made.add(SAMPLING, tree())
         time.sleep(0.001)
@@ -86,7 +86,7 @@ def test_traces_that_wait_when_their_setting_is_over_stay_together(tmp_path: Pat
 
     class Slow(TraceFiles):
         def write(self, sampling: Sampling, tree: TraceTree, is_complete: bool) -> None:
-            blocked.may_go.wait(10)
+            blocked.may_go.wait(200)
             super().write(sampling, tree, is_complete)
 
     made = TraceWriter(Slow(str(tmp_path / "t")))

@@ -213,7 +213,7 @@ async def test_errors_are_counted_and_requests_that_clients_give_up_are_not(serv
     assert refused.value.code is Code.INVALID_ARG
 
     gate = asyncio.Event()
-    served.backend.gate = lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(10)
+    served.backend.gate = lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(200)
     loop = asyncio.get_running_loop()
     outcomes: list[object] = []
     tensor = Tensor("IN", DataType.FP32, np.zeros(1, "<f4"))
@@ -421,7 +421,7 @@ async def test_settings_of_the_configuration_hold_until_a_request_replaces_them(
 
 
 async def under_load(served: Served, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         while not condition():
             await asyncio.gather(*(served.send() for _ in range(40)), return_exceptions=True)
 

@@ -22,7 +22,6 @@ from charonia.platform.targets.kubernetes.target import KubernetesTarget
 
 NAME = "default/reader"
 OBJECT = object_name(NAME)
-WAIT_S = 10.0
 
 
 @dataclass
@@ -112,7 +111,7 @@ def serves(target: KubernetesTarget, revision: int) -> bool:
         seen = target.observe(NAME)
         return (seen.serving, seen.phase) == (revision, RevisionPhase.READY)
 
-    return eventually(is_so, WAIT_S)
+    return eventually(is_so)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, WAIT_S, ClusterStage, serves, workload
+from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, serves, workload
 from tests.support.kubernetes_api import Fault, kubeconfig
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
@@ -176,9 +176,9 @@ def test_what_was_seen_does_not_count_for_ever(stage: ClusterStage, monkeypatch:
             return error.code is Code.UNAVAILABLE
         return False
 
-    assert eventually(is_away, WAIT_S)
+    assert eventually(is_away)
     stage.api.faults.clear()
-    assert eventually(lambda: not is_away(), WAIT_S)
+    assert eventually(lambda: not is_away())
     assert serves(target, 1)
 
 
@@ -231,7 +231,7 @@ def test_an_object_that_is_not_ours_any_more_is_not_removed(stage: ClusterStage)
     stage.api.change("services", OBJECT, ("metadata", "labels", "charonia.dev/platform"), "somebody")
 
     target.stop(NAME)
-    assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.ABSENT, WAIT_S)
+    assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.ABSENT)
     target.remove(NAME)
 
     assert stage.api.names("services") == [OBJECT]
@@ -275,7 +275,7 @@ def test_a_pod_that_waits_for_a_node_says_what_is_missing(stage: ClusterStage) -
     target.apply(workload(1))
 
     expected = "it waits for a node: 0/3 nodes are available"
-    assert eventually(lambda: expected in target.observe(NAME).doing, WAIT_S), target.observe(NAME)
+    assert eventually(lambda: expected in target.observe(NAME).doing), target.observe(NAME)
     seen = target.observe(NAME)
     assert seen.phase is RevisionPhase.STARTING
     assert seen.replicas[0].reason.endswith("(hint: no node has enough cpu free: ask for less, or add a node)")

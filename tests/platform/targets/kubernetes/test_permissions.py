@@ -6,7 +6,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.platform.targets.kubernetes.conftest import NAME, WAIT_S, ClusterStage, workload
+from tests.platform.targets.kubernetes.conftest import NAME, ClusterStage, workload
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import waited_for
 
@@ -39,7 +39,7 @@ def lived_through(stage: ClusterStage, target: KubernetesTarget) -> set[tuple[st
     stage.nodes.fate = lambda pod: marks.get(pod["metadata"]["annotations"]["charonia.dev/template"], Fate.READY)
 
     def until(revision: int, phase: RevisionPhase) -> None:
-        waited_for(lambda: target.observe(NAME), lambda seen: (seen.serving, seen.phase) == (revision, phase), WAIT_S)
+        waited_for(lambda: target.observe(NAME), lambda seen: (seen.serving, seen.phase) == (revision, phase))
 
     target.problems(workload(1, keys=True))
     target.apply(workload(1, keys=True, replicas={"max": 3}))

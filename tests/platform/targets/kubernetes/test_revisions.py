@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, WAIT_S, ClusterStage, serves, workload
+from tests.platform.targets.kubernetes.conftest import NAME, OBJECT, ClusterStage, serves, workload
 from tests.support.kubernetes_api import Fault
 from tests.support.kubernetes_controllers import Fate
 from tests.support.process import eventually
@@ -28,7 +28,7 @@ def test_only_what_has_to_be_different_begins_pods_anew(stage: ClusterStage) -> 
 
     target.apply(workload(3, version=2, replicas=2))
     assert serves(target, 3)
-    assert eventually(lambda: not set(before) & set(stage.api.names("pods")), WAIT_S)
+    assert eventually(lambda: not set(before) & set(stage.api.names("pods")))
 
 
 def test_how_traffic_is_split_is_changed_in_all_servers_that_run(stage: ClusterStage) -> None:
@@ -184,12 +184,12 @@ def test_a_broken_revision_leaves_no_pod_of_its_own(stage: ClusterStage) -> None
     stage.nodes.fate = lambda pod: marks.get(pod["metadata"]["annotations"]["charonia.dev/template"], Fate.READY)
 
     target.apply(workload(2))
-    assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.FAILED, WAIT_S)
+    assert eventually(lambda: target.observe(NAME).phase is RevisionPhase.FAILED)
     seen = target.observe(NAME)
 
     assert (seen.serving, seen.applying) == (1, 2)
     assert "its server ends with exit code 1, 3 times so far" in seen.reason
-    assert eventually(lambda: stage.api.names("pods") == before, WAIT_S)
+    assert eventually(lambda: stage.api.names("pods") == before)
     assert all(replica.is_ready for replica in target.observe(NAME).replicas)
 
 

@@ -472,7 +472,7 @@ def test_too_little_memory_fails_the_request_only(monkeypatch: pytest.MonkeyPatc
 
 def test_the_images_of_a_batch_are_decoded_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     model = instance(threads="3", **CLASSIFIER)
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=200)
     render = model._renderer.render
     names = set()
 
@@ -502,7 +502,7 @@ def test_a_model_has_two_instances_unless_it_says_otherwise() -> None:
 
 def test_a_batch_of_one_instance_may_use_the_threads_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(completed(ModelConfig(name="m", backend="image", parameters=CLASSIFIER)).config, threads=1)
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=200)
     render = model._renderer.render
 
     def meeting(data: bytes, place: str, out: Array | None) -> object:

@@ -183,7 +183,7 @@ def error_of(results: list[Result]) -> ServingError:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while text not in caplog.text:
             await asyncio.sleep(0.01)
 
@@ -341,7 +341,7 @@ async def test_requests_are_refused_while_there_are_too_many(tmp_path: Path) -> 
         assert error.code is Code.UNAVAILABLE
         assert "8192 requests already" in error.message
         sinks[0].cancel(bench.instance, 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(200):
             while await bench.answer("release"):  # refused until the other one has gone
                 await asyncio.sleep(0.01)
             await sinks[-1].ended

@@ -65,7 +65,7 @@ def elsewhere(tmp_path: Path) -> IpcAddress:
 
 def soon(condition: Callable[[], bool]) -> bool:
     """Return whether something comes true: handles are released by a thread."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 200
     while not condition() and time.monotonic() < end:
         gc.collect()
         time.sleep(0.001)

@@ -401,7 +401,7 @@ async def test_a_build_that_is_cancelled_leaves_nothing_and_nobody_waiting(
     slow = script(tmp_path / "bin" / "uv", f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; sleep 60")
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         building = asyncio.ensure_future(environment_of(files, config(), settings(tmp_path)))
         while not pid_file.exists():
             await asyncio.sleep(0.01)

@@ -552,7 +552,7 @@ def test_threads_may_send_after_execute_has_returned(made: SharedObject) -> None
 senders = [request.get_response_sender() for request in requests]
 self.go = threading.Event()
 def work(sender):
-    self.go.wait(10)
+    self.go.wait(200)
     for i in range(50):
         sender.send(answer(i))
     sender.send(flags=1)
@@ -567,7 +567,7 @@ for thread in self.threads:
 
     model.runner._model.go.set()
     for thread in model.runner._model.threads:
-        thread.join(10)
+        thread.join(200)
 
     for i in range(8):
         own = [(result, final) for _, index, result, final in model.host.responses if index == i]

@@ -77,7 +77,7 @@ async def test_a_worker_whose_message_meets_a_fault_of_the_server_is_ended_with_
 
 @pytest.fixture
 def server() -> Iterator[ServerEnd]:
-    server = ServerEnd(timeout_s=10)
+    server = ServerEnd(timeout_s=200)
     yield server
     server.close()
 

@@ -16,7 +16,7 @@ def group() -> "subprocess.Popen[bytes]":
 
 
 def run(lines: str) -> None:
-    subprocess.run([sys.executable, "-I", "-S", reaper_module.__file__], input=lines.encode(), check=True, timeout=20)
+    subprocess.run([sys.executable, "-I", "-S", reaper_module.__file__], input=lines.encode(), check=True, timeout=200)
 
 
 def test_at_the_end_of_its_input_it_kills_the_groups_that_are_left() -> None:
@@ -34,7 +34,7 @@ def test_one_that_was_killed_is_replaced_and_told_everything_again() -> None:
         reaper.watch(first.pid)
         killed = psutil.Process(reaper._pid)
         killed.kill()
-        killed.wait(10)
+        killed.wait(200)
 
         reaper.watch(second.pid)
 

@@ -90,7 +90,7 @@ async def test_a_fork_is_a_worker_of_its_own_with_what_was_imported(
 async def test_a_fork_is_bound_to_its_cores() -> None:
     core = min(os.sched_getaffinity(0))
 
-    async with running() as template, asyncio.timeout(60):
+    async with running() as template, asyncio.timeout(200):
         process = WorkerProcess(
             "m",
             environment=Environment(template=template),

@@ -30,7 +30,7 @@ class Server(ServerEnd):
     """The server's end, and the worker's."""
 
     def __init__(self) -> None:
-        super().__init__(timeout_s=10)
+        super().__init__(timeout_s=200)
         self.connection = WorkerConnection(*self.theirs, "m_0_0")
 
     def reply(self, call: int, array: Any, final: bool = True, released: tuple[int, ...] = ()) -> None:
@@ -451,10 +451,10 @@ def test_many_threads_call_at_once_and_each_gets_its_own_replies(server: Server,
     for thread in (player, *workers):
         thread.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(200)
     stuck = [worker for worker in workers if worker.is_alive()]
     server.connection.writer.send(("end",))
-    player.join(20)
+    player.join(200)
 
     assert stuck == []
     assert failures == []
@@ -479,9 +479,9 @@ def test_the_main_thread_waits_for_a_batch_while_others_call(server: Server) -> 
 
     server.connection.wait(server.connection.tasks)
     for thread in threads:
-        thread.join(20)
+        thread.join(200)
     server.connection.writer.send(("end",))
-    player.join(20)
+    player.join(200)
 
     assert sorted(values) == [[float(i)] for i in range(6)]
 
@@ -550,8 +550,8 @@ def test_everybody_who_waits_is_told_that_the_server_has_gone(server: Server) ->
 
     server.hang_up()
     connection.wait(made[1].inbox)
-    waiting.join(10)
-    asking.join(10)
+    waiting.join(200)
+    asking.join(200)
 
     assert not waiting.is_alive()
     assert not asking.is_alive()

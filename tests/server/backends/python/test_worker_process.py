@@ -37,7 +37,7 @@ PARENT = (
         self.child = os.fork()
         if not self.child:
             pb_utils.Logger.log_warn("this is the child")
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
 
     def execute(self, requests):
@@ -98,7 +98,7 @@ async def test_a_child_of_the_worker_does_not_hide_that_it_died_and_ends_with_it
     (result,) = await loaded.run([request(ONE)])
 
     assert "exited with status 3" in error_of(result).message
-    assert time.monotonic() - start < 40  # the child would have gone on for a minute
+    assert time.monotonic() - start < 200  # the child would have gone on for ten minutes
     if has_pidfd:
         assert eventually(lambda: not is_running(child))
     else:
@@ -122,7 +122,7 @@ async def test_what_a_forked_child_logs_reaches_the_log_as_output(
 
 
 async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
-    code = HEAD + "    def initialize(self, args): time.sleep(60)\n    def execute(s, r): 0\n"
+    code = HEAD + "    def initialize(self, args): time.sleep(600)\n    def execute(s, r): 0\n"
     reaper.watch(0)  # so that it is there before, too
     reaper.unregister(0)
     before = set(psutil.Process().children())
@@ -135,7 +135,7 @@ async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
 
-    assert time.monotonic() - start < 40  # of a minute
+    assert time.monotonic() - start < 200  # of ten minutes
     assert set(psutil.Process().children()) == before
 
 
@@ -172,7 +172,7 @@ def test_no_worker_and_nothing_that_it_has_started_survives_a_killed_server(tmp_
         import multiprocessing, subprocess
         self.folder = args["model_repository"]
         started = [subprocess.Popen(["sleep", "60"]).pid]
-        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
         forked.start()
         with open(self.folder + "/started", "w") as file:
             print(*started, forked.pid, file=file)
@@ -268,13 +268,13 @@ def test_batches_of_random_sizes_come_back_right_on_every_event_loop(
 
 
 def test_auto_complete_does_not_wait_for_what_the_model_left_running(tmp_path: Path) -> None:
-    files = write(tmp_path, IDENTITY + "\nthreading.Thread(target=time.sleep, args=(60,)).start()\n")
+    files = write(tmp_path, IDENTITY + "\nthreading.Thread(target=time.sleep, args=(600,)).start()\n")
     start = time.monotonic()
 
     completion = asyncio.run(PythonBackend().complete(files, config(), BackendSettings()))
 
     assert completion.config == config()
-    assert time.monotonic() - start < 50  # it runs for a minute
+    assert time.monotonic() - start < 200  # it runs for ten minutes
 
 
 def test_an_environment_that_is_not_there_is_refused_before_the_model_is_imported(tmp_path: Path) -> None:

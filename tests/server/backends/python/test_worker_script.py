@@ -101,7 +101,7 @@ class Worker(ServerEnd):
     """A worker process and the server's end of its connection."""
 
     def __init__(self, folder: Path, code: str, *, decoupled: bool = False, python: str = sys.executable) -> None:
-        super().__init__(timeout_s=30)
+        super().__init__(timeout_s=200)
         version = folder / "m" / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.py").write_text(code)
@@ -145,7 +145,7 @@ class Worker(ServerEnd):
     def close(self) -> None:
         self.hang_up()
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(200)
         self.receiver.close()
 
 
@@ -194,7 +194,7 @@ def test_a_model_calls_others_in_every_way(start: Start, code: str, python: str)
     assert (worker.answer(1), worker.answer(2)) == (TOTAL, TOTAL)
 
     worker.send(("finalize",))
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(200) == 0
 
 
 def test_a_model_may_have_modules_with_the_names_of_the_workers(tmp_path: Path, start: Start) -> None:
@@ -275,7 +275,7 @@ def test_an_async_decoupled_model_runs_batches_side_by_side(start: Start) -> Non
         assert value_in(message, response[1]) == TOTAL
         assert is_final is True
     worker.send(("finalize",))
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(200) == 0
 
 
 def test_a_model_is_told_of_cancellation_while_it_computes(start: Start) -> None:
@@ -370,7 +370,7 @@ class TritonPythonModel:
 
     worker.hang_up()
 
-    assert worker.process.wait(60) == 0
+    assert worker.process.wait(200) == 0
 
 
 def test_a_forked_child_is_told_that_it_cannot_call(start: Start) -> None:

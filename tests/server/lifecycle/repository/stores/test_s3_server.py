@@ -28,7 +28,6 @@ pytest.importorskip("obstore")
 pytestmark = pytest.mark.skipif(find_spec("moto") is None, reason="needs moto, whose import takes half a second")
 
 CONFIG = identity_pbtxt("onnxruntime", dims=(4,))
-WAIT_S = 60.0
 
 
 @pytest.fixture
