@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.support.client_servers import Served, served
 from tests.support.fake_engine import identity_config
+from tests.support.process import until
 
 from charonia.client import AsyncClient, Client, ClientError, Failure, SequencePart, async_client
 from charonia.core.dtypes import DataType
@@ -445,8 +446,7 @@ def test_a_blocking_client_may_be_closed_by_two_threads_at_once(monkeypatch: pyt
         if len(calls) == 2:
             both_are_at_it.set()
             await asyncio.sleep(60)
-        while not both_are_at_it.is_set():
-            await asyncio.sleep(0.001)
+        await until(lambda: both_are_at_it.is_set())
 
     def work() -> None:
         try:

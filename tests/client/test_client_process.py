@@ -1,14 +1,13 @@
 """The client against a server in a process of its own, which dies."""
 
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 
 from charonia.client import Client, ClientError, Failure
 
@@ -43,8 +42,7 @@ def test_a_server_that_is_killed_fails_what_is_in_flight_and_leaves_no_socket(re
             threads = [threading.Thread(target=wait) for _ in range(2)]
             for thread in threads:
                 thread.start()
-            while not server.pending("slow"):  # one waits, so the other runs
-                time.sleep(0.05)
+            assert eventually(lambda: bool(server.pending("slow")))  # one waits, so the other runs
             server.kill()
             for thread in threads:
                 thread.join()

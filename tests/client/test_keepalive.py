@@ -8,6 +8,7 @@ import socket
 import pytest
 from tests.support.client_servers import Answers, ask, identity_request, served
 from tests.support.faulty_network import FaultyNetwork
+from tests.support.process import until
 
 from charonia.client.dialing import KEEPALIVE_S_MAX, PROBES, Keepalive, loss
 from charonia.core.errors import Code, ServingError
@@ -113,8 +114,7 @@ async def test_a_request_on_a_lost_connection_fails_and_the_next_one_is_answered
                 network.lose_clients()
             transport.send(transport.prepare(identity_request()), answers.take)
             if is_waiting:  # the server has the request: only asking shows that it is out of reach
-                while len(server.engine.tickets) < 2:
-                    await asyncio.sleep(0.001)
+                await until(lambda: len(server.engine.tickets) >= 2)
                 network.lose_clients()
             lost = await answers.final()
             server.engine.hold = False

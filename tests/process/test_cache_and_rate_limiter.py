@@ -188,7 +188,8 @@ def test_after_a_reload_nothing_from_before_is_found_of_the_model_and_of_its_ens
 def test_servers_share_a_redis_and_go_on_without_it(models: Models, tmp_path: Path) -> None:
     models.add("m", CACHED)
     with RedisProcess(tmp_path) as redis:
-        arguments = (f"--cache-config=redis,host=127.0.0.1,port={redis.port}", "--cache-config=redis,pool_size=2")
+        settings = (f"host=127.0.0.1,port={redis.port}", "pool_size=2", "socket_timeout=10000", "wait_timeout=10000")
+        arguments = [f"--cache-config=redis,{setting}" for setting in settings]
         with ServeProcess(models.repository, *arguments) as one, ServeProcess(models.repository, *arguments) as other:
             assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]
             assert http_infer(one, "m", ones(1, 1)).tolist() == [[2]]

@@ -18,6 +18,7 @@ import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import identity_pbtxt, write_model
 from tests.support.onnx_writer import GraphWriter
+from tests.support.process import eventually
 from tests.support.stock_clients import infer_input
 
 import charonia
@@ -187,8 +188,7 @@ def test_a_timeout_takes_the_request_out_of_the_queue(server: charonia.Server, g
         with pytest.raises(TimeoutError, match=r"'gated' did not answer within 0\.02 s"):
             server.infer("gated", sent, timeout_s=0.02)
 
-        while failed_requests(server, "gated") == failed:  # the server's own thread counts it
-            time.sleep(0.01)
+        assert eventually(lambda: failed_requests(server, "gated") != failed)  # the server's own thread counts it
     server.infer("gated", sent)
     assert gate.runs == runs + 2  # not three
 
@@ -291,15 +291,13 @@ def test_leaving_finishes_what_is_in_flight_and_refuses_what_comes_later(reposit
 
     def open_when_left() -> None:
         with suppress(ServingError):
-            while server.is_ready():
-                time.sleep(0.005)
+            assert eventually(lambda: not server.is_ready())
         gate.open()
 
     with ThreadPoolExecutor(5) as threads, gate.closed(), server:
         sent = {"IN": np.ones((1, 1), np.float32)}
         callers = [threads.submit(server.infer, "gated", sent) for _ in range(4)]
-        while waiting(server, "gated") < 3:
-            time.sleep(0.005)
+        assert eventually(lambda: waiting(server, "gated") >= 3)
         threads.submit(open_when_left)
 
     assert [caller.result()["OUT"].tolist() for caller in callers] == [[[2.0]]] * 4
@@ -342,8 +340,7 @@ def test_polling_outlives_a_look_that_fails(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Lifecycle, "poll", failing_at_first)
     options = ServerOptions(models=ModelOptions(poll_secs=1))
     with charonia.Server(tmp_path, control_mode="poll", options=options) as server:
-        while not looks:
-            time.sleep(0.01)
+        assert eventually(lambda: bool(looks))
         write_identity(tmp_path, "late")
         give_up = time.monotonic() + 200
         is_there = False

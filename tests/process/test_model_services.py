@@ -10,7 +10,7 @@ import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 from tests.support.gate import Gate, gated
-from tests.support.process import ServeProcess
+from tests.support.process import ServeProcess, eventually
 from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
@@ -168,8 +168,7 @@ def test_a_server_that_stops_lets_models_finish_what_they_ask_of_others(reposito
         answers: list[str] = []
         asking = threading.Thread(target=lambda: answers.append(ask(server, "sleeper")))
         asking.start()
-        while not gate.runs:
-            time.sleep(0.02)
+        assert eventually(lambda: bool(gate.runs))
         server.begin_to_stop()
         gate.open()
         assert server.wait() == 0

@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -205,8 +204,7 @@ def test_sigterm_finishes_what_is_in_flight(tmp_path: Path) -> None:
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
-        while started.pending("double") < 2:
-            time.sleep(0.02)
+        assert eventually(lambda: started.pending("double") >= 2)
         children = started_by(started.process.pid)
         started.begin_to_stop()
         started.process.send_signal(signal.SIGTERM)  # as GNU timeout does: to the child, and to its group
@@ -304,8 +302,7 @@ def test_an_exit_timeout_answers_what_is_still_in_flight_and_exits_with_status_o
     with gate.closed(), ServeProcess(tmp_path, "--exit-timeout-secs=1") as started:
         thread = threading.Thread(target=call)
         thread.start()
-        while not gate.runs:
-            time.sleep(0.02)
+        assert eventually(lambda: bool(gate.runs))
         assert started.stop() == 1
         thread.join()
     assert len(errors) == 1

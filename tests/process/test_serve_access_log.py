@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tests.support.gate import Gate, gated
 from tests.support.models import PYTHON_IDENTITY, identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.process import SHAPES, ServeProcess, Shape, eventually
 from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
@@ -68,11 +67,9 @@ def leave_at_work(server: ServeProcess, repository: Path, ask: Callable[[], Call
     runs, left = gate.runs, cancelled(server)
     with gate.closed():
         leave = ask()
-        while gate.runs == runs:
-            time.sleep(0.02)
+        assert eventually(lambda: gate.runs != runs)
         leave()
-        while cancelled(server) == left:
-            time.sleep(0.02)
+        assert eventually(lambda: cancelled(server) != left)
 
 
 def cancelled(server: ServeProcess) -> int:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 from tests.support.client_servers import LOOPBACK, Served, read_request, scripted, served
+from tests.support.process import until
 
 from charonia.client import AsyncClient, Balancing, Client, ClientError, Failure, SequencePart
 from charonia.client.balancing import transport
@@ -104,8 +105,7 @@ async def test_a_connection_that_ends_after_the_request_was_sent_is_no_reason_to
         for each in fleet:
             each.engine.hold = True
         task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
-        while not sum(received(fleet)):
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(received(fleet)))
         assert client._servers._all is not None
         for transport in client._servers._all._transports.values():
             for connection in tuple(transport.dialer._open):  # type: ignore[attr-defined]
@@ -220,8 +220,7 @@ async def test_an_idempotent_request_is_hedged_and_the_loser_cancelled(protocol:
         while not held:
             await asyncio.wait_for(client.infer("identity", {"INPUT0": ROW}), 5)
 
-        while {ticket.cancelled for ticket in held} != {True}:
-            await asyncio.sleep(0.01)
+        await until(lambda: {ticket.cancelled for ticket in held} == {True})
 
 
 async def test_other_requests_are_not_hedged() -> None:
@@ -369,14 +368,12 @@ async def test_cancelling_a_task_cancels_the_request(protocol: str) -> None:
         for each in fleet:
             each.engine.hold = True
         task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
-        while not sum(received(fleet)):
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(received(fleet)))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         tickets = [ticket for each in fleet for ticket in each.engine.tickets]
-        while not tickets[0].cancelled:
-            await asyncio.sleep(0.01)
+        await until(lambda: tickets[0].cancelled)
         assert [status.outstanding for status in client.endpoints()] == [0, 0]
 
 
@@ -386,8 +383,7 @@ async def test_a_stream_stays_with_its_server() -> None:
             each.engine.hold = True
         stream = client.stream_infer("identity", {"INPUT0": ROW})
         first = asyncio.ensure_future(anext(stream))
-        while not sum(received(fleet)):
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(received(fleet)))
         [ticket] = [ticket for each in fleet for ticket in each.engine.tickets]
         engine = fleet[0].engine if fleet[0].engine.tickets else fleet[1].engine
         ticket.answer(engine.echo(ticket.request), False)
@@ -445,12 +441,10 @@ async def test_each_address_of_a_name_is_a_server_and_new_ones_are_found(
             assert [status.url for status in client.endpoints()] == [f"{protocol}://127.0.0.1:{port}"]
 
             names.addresses = ["127.0.0.2", "127.0.0.3"]
-            while len(client.endpoints()) < 2:
-                await asyncio.sleep(0.02)
+            await until(lambda: len(client.endpoints()) >= 2)
             names.addresses = []  # a name server that fails changes nothing
             asked = names.asked
-            while names.asked < asked + 2:
-                await asyncio.sleep(0.02)
+            await until(lambda: names.asked >= asked + 2)
             assert [status.url for status in client.endpoints()] == [
                 f"{protocol}://127.0.0.2:{port}",
                 f"{protocol}://127.0.0.3:{port}",
@@ -503,8 +497,7 @@ async def test_closing_the_client_fails_what_is_in_flight(protocol: str) -> None
         for each in fleet:
             each.engine.hold = True
         task = asyncio.create_task(client.infer("identity", {"INPUT0": ROW}))
-        while not sum(received(fleet)):
-            await asyncio.sleep(0.01)
+        await until(lambda: sum(received(fleet)))
         await client.close()
         with pytest.raises(ClientError, match="the client was closed"):
             await task

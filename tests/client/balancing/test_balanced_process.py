@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.models import identity_pbtxt, write_model
-from tests.support.process import SHAPES, ServeProcess, Shape
+from tests.support.process import SHAPES, ServeProcess, Shape, until
 from tests.support.sequence_models import RUNNING_SUM, sequence_pbtxt
 
 from charonia.client import AsyncClient, Balancing, ClientError, EndpointStatus, Failure, SequencePart
@@ -86,8 +86,7 @@ class Load:
 
     async def until(self, condition: Callable[[EndpointStatus], bool]) -> None:
         """Wait until it holds for the first server."""
-        while not condition(self.client.endpoints()[0]):
-            await asyncio.sleep(0.02)
+        await until(lambda: condition(self.client.endpoints()[0]))
 
 
 @pytest.fixture
@@ -207,12 +206,10 @@ def test_a_name_finds_new_servers_while_requests_run(
                 await load.more(100)
                 addresses[:] = ["127.0.0.2", "127.0.0.3"]
                 with ServeProcess(repository, f"--http-port={port}", "--http-address=127.0.0.2", *allowed):
-                    while len(client.endpoints()) < 2:
-                        await asyncio.sleep(0.02)
+                    await until(lambda: len(client.endpoints()) >= 2)
                     await load.more(200)  # nobody listens at the other one
                     addresses[:] = ["127.0.0.1"]
-                    while len(client.endpoints()) > 1:
-                        await asyncio.sleep(0.02)
+                    await until(lambda: len(client.endpoints()) <= 1)
                     await load.more(100)
             assert load.failed == {}
             nothing_ran_twice(load, executed())

@@ -174,7 +174,7 @@ def test_models_are_found_while_somebody_types(page: Page, running: RunningPlatf
     expect(page.locator("#list .name")).to_have_text(["digits"])
     expect(page.locator("#list .count")).to_have_text("1 model")
     expect(page.get_by_label("Find a model")).to_be_focused()
-    assert page.url.endswith("/models?search=dig")
+    expect(page).to_have_url(re.compile(r"/models\?search=dig$"))
     page.get_by_label("Find a model").fill("nothing")
     expect(page.get_by_role("heading", name="Nothing found")).to_be_visible()
 

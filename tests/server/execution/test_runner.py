@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.process import until
 from tests.support.recorded import RecordedScheduler
 from tests.support.scripted import ScriptedInstance
 
@@ -299,8 +300,7 @@ async def test_a_queue_timeout_fires_while_the_instance_is_busy() -> None:
     started = now_ns()
     runner.submit(request("a", batch=1), answers.reply_to("a"))
     runner.submit(request("b", batch=1), answers.reply_to("b"))
-    while "b" not in answers.of:
-        await asyncio.sleep(0.0005)
+    await until(lambda: "b" in answers.of)
     assert answers.code("b") is Code.UNAVAILABLE
     assert now_ns() - started >= 2_000_000
     instance.finish()
@@ -432,8 +432,7 @@ async def test_an_exception_of_a_blocking_instance_fails_its_batch_only(error: E
         cfg, "1", scheduler=RecordedScheduler(make_scheduler(cfg)), executors=[executor], labels={}, loop=loop
     )
     runner.submit(request("a"), answers.reply_to("a"))
-    while runner.in_flight:
-        await asyncio.sleep(0.001)
+    await until(lambda: not runner.in_flight)
     assert answers.code("a") is code
     instance.error = None
     for i in range(50):

@@ -23,6 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.support.fake_engine import FakeEngine, identity_config
+from tests.support.process import until
 from tests.support.stock_clients import infer_input
 from tritonclient.utils import InferenceServerException
 
@@ -67,8 +68,7 @@ class Running:
         """Wait until something has happened on the front end's loop."""
 
         async def poll() -> None:
-            while not predicate():
-                await asyncio.sleep(0.005)
+            await until(predicate)
 
         self.do(poll())
 

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
+from tests.support.process import until
 
 from charonia.core.errors import unavailable
 from charonia.core.response import InferResponse
@@ -737,8 +738,7 @@ def test_a_response_is_sent_before_the_loop_goes_on() -> None:
         await frontend.start("127.0.0.1", 0)
         with socket.create_connection(("127.0.0.1", frontend.port)) as client:
             client.sendall(infer("a"))
-            while not engine.tickets:
-                await asyncio.sleep(0.001)
+            await until(lambda: engine.tickets)
             engine.release(0)
             client.settimeout(30)
             received = client.recv(65536)  # the loop stands still meanwhile

@@ -6,6 +6,7 @@ import json
 import pytest
 from tests.support.fake_engine import FakeEngine
 from tests.support.http_memory import MemoryClient, Response, request
+from tests.support.process import until
 
 from charonia.core.errors import not_found
 from charonia.server.explain.explainer import Explanation, explanation_json
@@ -24,9 +25,7 @@ def get(url: str, services: Services) -> Response:
     async def main() -> Response:
         client = MemoryClient(HttpFrontend(FakeEngine(), HttpLimits(), services=services))
         client.send(request(url, method="GET"))
-        async with asyncio.timeout(200):
-            while not client.responses:
-                await asyncio.sleep(0.001)
+        await until(lambda: client.responses)
         return client.responses[0]
 
     return asyncio.run(main())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
+from tests.support.process import until
 
 from charonia.core.errors import internal
 from charonia.core.metadata import ModelIndexEntry, ModelState
@@ -33,9 +34,7 @@ def exchange(data: bytes, services: Services = PAGE, engine: FakeEngine | None =
     async def main() -> Response:
         client = MemoryClient(HttpFrontend(engine or echo(), HttpLimits(), services=services))
         client.send(data)
-        async with asyncio.timeout(200):
-            while not client.responses:
-                await asyncio.sleep(0.001)
+        await until(lambda: client.responses)
         return client.responses[0]
 
     return asyncio.run(main())
@@ -80,9 +79,7 @@ def test_the_header_alone_is_that_of_the_document(url: str) -> None:
     async def main() -> bytes:
         client = MemoryClient(HttpFrontend(echo(), HttpLimits(), services=PAGE))
         client.send(request(url, method="HEAD"))
-        async with asyncio.timeout(200):
-            while not client.received:
-                await asyncio.sleep(0.001)
+        await until(lambda: client.received)
         return client.received
 
     head, _, body = asyncio.run(main()).partition(b"\r\n\r\n")

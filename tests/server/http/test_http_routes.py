@@ -15,6 +15,7 @@ import pytest
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
 from tests.support.linked_engine import ServedFake, linked
+from tests.support.process import until
 
 from charonia.config.parameters import HTTP_REQUEST, HTTP_ROUTE, RECEIVED
 from charonia.core.dtypes import DataType
@@ -58,9 +59,7 @@ def ask(engine: FakeEngine, *requests: bytes) -> list[Response]:
 async def answers(endpoint: HttpEndpoint, *requests: bytes) -> list[Response]:
     client = MemoryClient(endpoint)
     client.send(b"".join(requests))
-    async with asyncio.timeout(200):
-        while len(client.responses) < len(requests):
-            await asyncio.sleep(0.001)
+    await until(lambda: len(client.responses) >= len(requests))
     return client.responses
 
 
@@ -471,8 +470,7 @@ async def test_a_client_that_goes_while_its_request_is_decompressed_starts_no_in
     client = MemoryClient(HttpFrontend(engine, HttpLimits()))
     client.send(request(INFER, body=gzip.compress(b'{"inputs": []}'), headers={"Content-Encoding": "gzip"}))
     client.leave()
-    while len(asyncio.all_tasks()) > 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(asyncio.all_tasks()) <= 1)
 
     assert engine.tickets == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.fake_engine import FakeEngine, identity_config
 from tests.support.http_memory import MemoryClient, Response, request
+from tests.support.process import until
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import unavailable
@@ -31,9 +32,7 @@ def ask(
         services = Services(has_openai=openai, has_kserve_v1=v1, page_scheme="http", http_gate=gate)
         client = MemoryClient(HttpFrontend(engine or FakeEngine(), HttpLimits(), services=services))
         client.send(message)
-        async with asyncio.timeout(200):
-            while not client.responses:
-                await asyncio.sleep(0.001)
+        await until(lambda: client.responses)
         return client.responses[0]
 
     return asyncio.run(main())

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.support.closing import InLoop, close_later
 from tests.support.models import identity_pbtxt, write_model
+from tests.support.process import until
 from tests.support.recorded import RecordedScheduler
 
 from charonia.core.dtypes import DataType
@@ -58,8 +59,7 @@ class Harness:
         return next(entry.reason for entry in self.engine.index() if entry.name == model)
 
     async def settle(self) -> None:
-        while ModelState.UNLOADING in self.states().values():
-            await asyncio.sleep(0.001)
+        await until(lambda: ModelState.UNLOADING not in self.states().values())
 
     async def close(self) -> None:
         await self.lifecycle.drain()
@@ -196,8 +196,7 @@ async def test_models_of_an_ensemble_stay_until_its_last_requests_are_answered(
     await harness.engine.unload_model("e", unload_dependents=True)
 
     assert (await request).outputs[0].array.tolist() == [0, 1, 2, 3]
-    while harness.states() != {"a": UNAVAILABLE, "b": UNAVAILABLE, "e": UNAVAILABLE}:
-        await asyncio.sleep(0.005)
+    await until(lambda: harness.states() == {"a": UNAVAILABLE, "b": UNAVAILABLE, "e": UNAVAILABLE})
 
 
 async def test_an_ensemble_goes_with_a_model_of_its_steps_and_comes_back_with_it(

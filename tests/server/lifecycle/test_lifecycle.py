@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.closing import InLoop, close_later
+from tests.support.process import until
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -245,8 +246,7 @@ async def test_a_load_whose_caller_leaves_goes_on(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(FakeModel, "create_instance", created)
     loading = asyncio.ensure_future(harness.engine.load_model("m"))
-    while not harness.backend.open_models:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.backend.open_models)
     loading.cancel()
     await asyncio.wait([loading])
     gate.set()
@@ -280,8 +280,7 @@ async def test_a_reload_keeps_the_old_version_answering_until_the_new_one_is_rea
     assert sorted(seen) == seen
     assert await harness.value() == 2
     assert harness.states() == {"1": ModelState.READY}
-    while harness.backend.open_models > 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.backend.open_models <= 1)
 
 
 def with_instances(*counts: int, more: str = "") -> str:
@@ -359,8 +358,7 @@ async def test_a_change_of_instance_groups_creates_and_closes_only_the_differenc
                 await harness.lifecycle.poll()
 
     async def open_instances(count: int) -> None:
-        while harness.backend.open_instances != count:
-            await asyncio.sleep(0.001)
+        await until(lambda: harness.backend.open_instances == count)
 
     assert created == ["g0_0", "g0_1", "g0_2", "g0_3", "g1_0"]
     await change(2, 1)
@@ -411,8 +409,7 @@ async def test_requests_in_flight_end_where_they_began_when_instances_change(tmp
     gate.set()
 
     assert await asyncio.gather(*before, *after) == [1.0] * 12
-    while harness.backend.open_instances > 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.backend.open_instances <= 1)
     assert (harness.backend.loaded, harness.backend.created) == (["1"], ["g0_0", "g0_1"])
 
 
@@ -426,8 +423,7 @@ async def test_an_added_instance_that_fails_leaves_the_others_as_they_are(tmp_pa
         await harness.engine.load_model("m")
 
     assert await harness.value() == 1
-    while harness.backend.open_instances > 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.backend.open_instances <= 1)
     assert harness.backend.open_models == 1
 
 
@@ -501,8 +497,7 @@ async def test_a_version_that_is_no_longer_selected_is_unloaded_by_a_reload(tmp_
     write_model(tmp_path, v2=2)
     await harness.engine.load_model("m")
     assert await harness.value() == 2
-    while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.states() == {"1": ModelState.UNAVAILABLE, "2": ModelState.READY})
     harness.engine.started()
     assert harness.engine.is_ready()
 
@@ -525,8 +520,7 @@ async def test_a_version_answers_until_the_newer_one_that_replaces_it_does(
     write_model(tmp_path, v2=2)
     await harness.engine.load_model("m")
     assert await harness.value() == 2
-    while harness.states() != {"1": ModelState.UNAVAILABLE, "2": ModelState.READY}:
-        await asyncio.sleep(0.001)
+    await until(lambda: harness.states() == {"1": ModelState.UNAVAILABLE, "2": ModelState.READY})
 
 
 async def test_of_several_new_versions_one_that_fails_leaves_the_old_ones_answering(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.support.closing import InLoop, close_later
 from tests.support.models import chain_pbtxt
+from tests.support.process import until
 from tests.support.recorded import RecordedScheduler
 
 from charonia.clock import now_ns
@@ -153,9 +154,7 @@ class Harness:
 
     async def settle(self) -> None:
         """Wait until no model is being loaded on demand."""
-        async with asyncio.timeout(200):
-            while self.demand._loads:
-                await asyncio.sleep(0.001)
+        await until(lambda: not self.demand._loads)
 
     def ready(self) -> set[str]:
         return {e.name for e in self.engine.index() if e.state is ModelState.READY}
@@ -466,8 +465,7 @@ async def test_a_request_for_a_version_that_is_still_being_loaded_waits(tmp_path
     slow = harness.backend.slow[1] = asyncio.Event()
     await harness.start()
     first = harness.ask("m", model_version="2")
-    while ("m", "") not in harness.lifecycle.table.routes:
-        await asyncio.sleep(0.001)
+    await until(lambda: ("m", "") in harness.lifecycle.table.routes)
 
     waiting = harness.ask("m", model_version="1")
     slow.set()

@@ -12,6 +12,7 @@ import pytest
 import trustme
 from tests.support.faulty_network import SLOW, FaultyNetwork, Link, broken
 from tests.support.ports import free_port
+from tests.support.process import until
 from tests.support.redis_server import RedisProcess
 
 from charonia.core.dtypes import DataType
@@ -140,13 +141,11 @@ async def test_without_redis_nothing_waits_and_it_is_used_as_soon_as_it_is_there
         assert len(await cache.namespace("m", "1", b"content")) == 16
         assert values(cache)["charonia_cache_up"] == 0
         assert values(cache)["charonia_cache_skipped_total"] == 2
-        while values(cache)["charonia_cache_errors_total"] < 3:
-            await asyncio.sleep(0.02)
+        await until(lambda: values(cache)["charonia_cache_errors_total"] >= 3)
         assert caplog.text.count("cannot be reached, requests run without it") == 1  # not at every try
 
         with RedisProcess(tmp_path, port=port):
-            while not values(cache)["charonia_cache_up"]:
-                await asyncio.sleep(0.02)
+            await until(lambda: values(cache)["charonia_cache_up"])
             await keep(cache, response())
             assert await look_up(cache) is not None
     assert "responds again" in caplog.text
@@ -174,8 +173,7 @@ async def test_a_broken_connection_costs_an_entry_and_the_time_limit_of_an_opera
         async with connected(options(redis.port)) as cache:
             await keep(cache, response(10_000))
         async with connected(options(network.port, socket_timeout=limit_ms)) as cache:
-            while not values(cache)["charonia_cache_up"]:  # connecting has the same time, and is tried again
-                await asyncio.sleep(0.02)
+            await until(lambda: values(cache)["charonia_cache_up"])  # connecting has the same time, and is tried again
             setattr(network, direction, broken(5000)[fault])
             for _ in range(FAILURES_MAX):
                 assert await (look_up(cache) if direction == "to_client" else keep(cache, response(10_000))) is None
@@ -184,8 +182,7 @@ async def test_a_broken_connection_costs_an_entry_and_the_time_limit_of_an_opera
             assert caplog.text.count("does not respond") == 1
 
             network.to_client = network.to_server = Link()
-            while not values(cache)["charonia_cache_up"]:
-                await asyncio.sleep(0.02)
+            await until(lambda: values(cache)["charonia_cache_up"])
             while await look_up(cache) is None:  # a stuttering machine
                 await asyncio.sleep(0.02)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.process import until
 
 from charonia.config.backends import BackendRecord, Package
 from charonia.config.kinds import InstanceKind
@@ -183,9 +184,7 @@ def error_of(results: list[Result]) -> ServingError:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async with asyncio.timeout(200):
-        while text not in caplog.text:
-            await asyncio.sleep(0.01)
+    await until(lambda: text in caplog.text)
 
 
 async def test_an_engine_answers_in_pieces_and_says_how_many_tokens(tmp_path: Path) -> None:

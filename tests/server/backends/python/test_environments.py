@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.campaign.archive_bombs import FAMILIES, dictionaries
+from tests.support.process import until
 from tests.support.python_model import Loaded, config, request, write
 from tests.support.wheels import SITE_PACKAGES, inline_metadata, offline_index
 
@@ -403,8 +404,7 @@ async def test_a_build_that_is_cancelled_leaves_nothing_and_nobody_waiting(
 
     async with asyncio.timeout(200):
         building = asyncio.ensure_future(environment_of(files, config(), settings(tmp_path)))
-        while not pid_file.exists():
-            await asyncio.sleep(0.01)
+        await until(lambda: pid_file.exists())
         building.cancel()
         with pytest.raises(asyncio.CancelledError):
             await building

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tests.support.process import until
 
 from charonia.core.dtypes import DataType
 from charonia.core.errors import Code, ServingError
@@ -127,8 +128,7 @@ class Bench:
 
     async def restarted(self) -> None:
         count = len(self.processes)
-        while len(self.processes) == count:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(self.processes) != count)
         self.process.says("ready", {})
         await asyncio.sleep(0)
 

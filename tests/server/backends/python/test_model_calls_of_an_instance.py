@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 from tests.support.fake_engine import FakeTicket
+from tests.support.process import until
 
 from charonia.clock import now_ns
 from charonia.config.model import ModelConfig, TransactionPolicy
@@ -165,8 +166,7 @@ async def test_open_calls_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_call_that_takes_too_long_fails_as_timed_out_and_is_cancelled() -> None:
     models, outcomes = Models(), Outcomes()
     ModelCalls(models, OUTSIDE).start(1, request(timeout_us=20_000), outcomes)
-    while not outcomes.all:
-        await asyncio.sleep(0.005)
+    await until(lambda: outcomes.all)
     assert outcomes.error.code is Code.UNAVAILABLE
     assert "Request timeout expired" in outcomes.error.message
     assert models.tickets[0].cancelled

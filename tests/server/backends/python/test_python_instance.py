@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from tests.support.process import shared_memory_of
+from tests.support.process import shared_memory_of, until
 from tests.support.python_model import HEAD, IDENTITY, Loaded, Sink, array_of, config, error_of, load, request, write
 
 from charonia.config.kinds import InstanceKind
@@ -56,8 +56,7 @@ async def killed(loaded: Loaded) -> None:
     """Kill the worker, and return when the instance knows it."""
     pid = loaded.instance.pid
     os.kill(pid, signal.SIGKILL)
-    while loaded.instance.pid == pid:
-        await asyncio.sleep(0.005)
+    await until(lambda: loaded.instance.pid != pid)
 
 
 def text(value: str) -> "np.ndarray":
@@ -181,8 +180,7 @@ import asyncio
     sinks = [Sink(2), Sink(1)]
     loaded.start([request(np.array([i], "<f4")) for i in (1, 2)], sinks[0])
     loaded.start([request(np.array([3], "<f4"))], sinks[1])
-    while any(None in sink.results for sink in sinks):
-        await asyncio.sleep(0.005)
+    await until(lambda: not any(None in sink.results for sink in sinks))
     assert [array_of(r).tolist() for sink in sinks for r in sink.results if r is not None] == [[1], [2], [3]]
 
 
@@ -205,8 +203,7 @@ import asyncio
     loaded = await load(tmp_path, code)
     sink = Sink(1)
     loaded.start([request(np.array([-1], "<f4"))], sink)
-    while sink.results[0] is None:
-        await asyncio.sleep(0.005)
+    await until(lambda: sink.results[0] is not None)
     assert isinstance(sink.results[0], ServingError)
     (result,) = await loaded.run([request(np.array([5], "<f4"))])
     assert array_of(result).tolist() == [5]
@@ -258,8 +255,7 @@ async def test_an_exception_is_in_the_log_however_the_model_executes(
 
     loaded = await load(tmp_path, code, cfg)
     await loaded.run([request(np.ones(1, "<f4"), id="seven")])
-    while not caplog.records:  # a coroutine of a decoupled model goes on after its batch
-        await asyncio.sleep(0.005)
+    await until(lambda: caplog.records)  # a coroutine of a decoupled model goes on after its batch
     await loaded.close()
 
     (record,) = [each for each in caplog.records if each.levelname == "ERROR"]

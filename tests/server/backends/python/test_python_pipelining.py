@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from tests.support.process import until
 from tests.support.python_model import Loaded, Sink, config, load, request
 
 from charonia.core.dtypes import DataType
@@ -230,8 +231,7 @@ async def test_a_batch_that_fails_on_the_way_to_a_new_worker_leaves_the_order_of
     loaded = await load(tmp_path, MODEL, STRINGS)
     pid = loaded.instance.pid
     psutil.Process(pid).kill()
-    while loaded.instance.pid == pid:
-        await asyncio.sleep(0.001)
+    await until(lambda: loaded.instance.pid != pid)
     started = Started(loaded)
 
     class Successor(Sink):
@@ -296,8 +296,7 @@ async def test_a_worker_that_hangs_while_it_starts_again_is_replaced_though_batc
     started = Started(loaded)
     for word in ("die", "taken for the culprit", "fine"):
         started.start(words(word))
-    while (tmp_path / "m" / "1" / "model.py.started").stat().st_size < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: (tmp_path / "m" / "1" / "model.py.started").stat().st_size >= 2)
     assert loaded.instance._timer is not None
     loaded.instance._timer._run()  # when the limit is due, which holds for the next start, too
     results = await started.results()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.closing import close_later
 from tests.support.fake_engine import FakeTicket
+from tests.support.process import until
 from tests.support.python_model import HEAD, IDENTITY, array_of, config, error_of, request, write
 
 from charonia.config.kinds import InstanceKind
@@ -381,8 +382,7 @@ async def test_a_call_ends_when_nobody_waits_for_the_batch(tmp_path: Path) -> No
     models = FakeModels()
     instance = await load(tmp_path, executing(body), settings=BackendSettings(models=models))
     sink = begin(instance, [request(ONE)])
-    while not models.requests:
-        await asyncio.sleep(0.005)
+    await until(lambda: models.requests)
     sink.cancel(instance, 0)
 
     await ended(sink)

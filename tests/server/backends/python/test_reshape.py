@@ -1,6 +1,5 @@
 """Python models see the shapes of `reshape`, in worker processes and in threads."""
 
-import asyncio
 import os
 import signal
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support import python_model
+from tests.support.process import until
 
 from charonia.config.model import ModelConfig, ModelInput, ModelOutput, Reshape
 from charonia.core.dtypes import DataType
@@ -82,8 +82,7 @@ async def test_a_worker_that_ends_is_noticed_and_its_successor_warmed_up(tmp_pat
     loaded.instance.when_lost(lambda: lost.append(True))
 
     os.kill(loaded.instance.pid, signal.SIGKILL)
-    while not lost:
-        await asyncio.sleep(0.01)
+    await until(lambda: lost)
     [result] = await loaded.run([request()])
     await loaded.close()
 

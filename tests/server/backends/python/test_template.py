@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.support.process import eventually
+from tests.support.process import eventually, until
 
 from charonia.core.errors import ServingError
 from charonia.server.backends.workers import template as template_module
@@ -99,8 +99,7 @@ async def test_a_fork_is_bound_to_its_cores() -> None:
             on_end=lambda _: None,
         )
         try:
-            while os.sched_getaffinity(process.pid) != {core}:
-                await asyncio.sleep(0.01)
+            await until(lambda: os.sched_getaffinity(process.pid) == {core})
         finally:
             process.kill("enough")
             await process.stop(0)
@@ -166,8 +165,7 @@ async def test_a_template_that_ends_is_started_again_and_its_workers_go_on(
         )
         first = template.pid
         os.kill(first, signal.SIGKILL)
-        while template.pid in (0, first):
-            await asyncio.sleep(0.01)
+        await until(lambda: template.pid not in (0, first))
         with pytest.raises(BlockingIOError, match="the library is being imported"):
             WorkerProcess(
                 "n", environment=Environment(template=template), on_message=lambda _: None, on_end=lambda _: None
@@ -190,8 +188,7 @@ async def test_a_template_ends_a_while_after_it_was_needed(monkeypatch: pytest.M
         await asyncio.sleep(0.3)
         assert template.pid == pid
         template.release()
-        while template.pid:
-            await asyncio.sleep(0.01)
+        await until(lambda: not template.pid)
         assert not Path(f"/proc/{pid}").exists()
         await template.acquire()
         assert template.pid not in (0, pid)

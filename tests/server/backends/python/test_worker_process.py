@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import uvloop
-from tests.support.process import eventually, shared_memory_of
+from tests.support.process import eventually, shared_memory_of, until
 from tests.support.python_model import HEAD, IDENTITY, array_of, config, error_of, load, request, write
 
 from charonia.config.kinds import InstanceKind
@@ -117,8 +117,7 @@ async def test_what_a_forked_child_logs_reaches_the_log_as_output(
     caplog.set_level(logging.INFO)
     loaded = await load(tmp_path, PARENT)
     await loaded.run([request(ZERO)])
-    while "this is the child" not in caplog.text:
-        await asyncio.sleep(0.01)
+    await until(lambda: "this is the child" in caplog.text)
 
 
 async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
@@ -127,8 +126,7 @@ async def test_a_start_that_is_given_up_ends_at_once(tmp_path: Path) -> None:
     reaper.unregister(0)
     before = set(psutil.Process().children())
     starting = asyncio.ensure_future(load(tmp_path, code))
-    while not set(psutil.Process().children()) > before:
-        await asyncio.sleep(0.01)
+    await until(lambda: set(psutil.Process().children()) > before)
 
     start = time.monotonic()
     starting.cancel()

@@ -21,6 +21,7 @@ from tests.support.engine_requests import (
     started_by,
 )
 from tests.support.pretended_tensorrt_llm import LLM, GuidedDecodingParams
+from tests.support.process import until
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS
 from charonia.server.backends.python.worker.errors import TritonError
@@ -37,8 +38,7 @@ def tensorrt_llm() -> Iterator[None]:
 
 
 async def until_one_runs(engine: Engine) -> None:
-    while not any(engine._running.values()):
-        await asyncio.sleep(0.001)
+    await until(lambda: any(engine._running.values()))
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from tests.support.engine_requests import (
     started_by,
 )
 from tests.support.pretended_vllm import AsyncLLM, EngineDeadError, VLLMValidationError
+from tests.support.process import until
 
 from charonia.server.backends.language.worker.text_stream import CHAT, COMPLETIONS, ChunkWriter
 from charonia.server.backends.vllm.backend import ROUTES
@@ -139,8 +140,7 @@ async def test_plain_text_is_taken_before_vllm_makes_outputs_of_it(monkeypatch: 
     async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
         await asyncio.sleep(0)
-        while not asked.responses:
-            await asyncio.sleep(0.001)
+        await until(lambda: asked.responses)
         (state,) = AsyncLLM.latest.output_processor.request_states.values()
         assert state.make_request_output([], None, None, None) is None
         await task
@@ -200,8 +200,7 @@ def test_what_vllm_refuses_is_refused_with_the_member_it_names(stream: bool) -> 
 async def test_a_caller_that_leaves_aborts_the_request_at_once(asked: EngineRequest) -> None:
     async with started() as engine:
         task = asyncio.create_task(engine.answer(asked))
-        while len(asked.responses) < 3:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(asked.responses) >= 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
