@@ -1,6 +1,7 @@
 """The parser by itself: the same events however bytes are split, limits, and headers that come again."""
 
 import itertools
+import pickle
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -73,6 +74,10 @@ def each_byte(data: bytes) -> list[bytes]:
 def split(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [data[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def test_limits_are_options_of_front_ends_which_get_them_pickled() -> None:
+    assert pickle.loads(pickle.dumps(LIMITS)) == LIMITS
 
 
 def test_a_request_has_its_parts() -> None:

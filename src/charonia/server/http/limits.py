@@ -1,7 +1,7 @@
 """The limits of HTTP requests, connections and parsing. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 import numpy as np
@@ -64,6 +64,10 @@ class HttpLimits:
     body_bytes_per_s_min: int = 4096
     write_timeout_s: float = 60.0
     idle_timeout_s: float = 600.0
+
+    def __reduce__(self) -> tuple[type["HttpLimits"], tuple[object, ...]]:
+        """Be pickled as arguments: fields of a compiled record cannot be set one by one if it is frozen."""
+        return HttpLimits, astuple(self)
 
 
 DIRECT_BODY_BYTES: Final = 64 * 1024
