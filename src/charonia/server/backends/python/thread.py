@@ -9,6 +9,7 @@ import itertools
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -328,7 +329,8 @@ class ThreadInstance:
                 self._runner.wait(self._queue)
             except BaseException as error:  # sys.exit in a task of the model must not end the server
                 _log.error("a task of '%s' interrupted its event loop: %s", self.name, describe(error))
-                error.__traceback__ = None  # it is part of a cycle that would keep the senders of the task
+                # The task keeps the traceback, whose frames keep the task, and would keep the senders of its requests.
+                traceback.clear_frames(error.__traceback__)
         return self._queue.items.popleft()
 
     def _execute(self, pending: _PendingBatch) -> None:
