@@ -366,7 +366,7 @@ def test_a_limit_that_no_variant_keeps_gives_the_closest_and_by_how_much(mode: S
     decision = decide(goal, search.history)
 
     assert decision.conclusion is Conclusion.CONSTRAINTS_NOT_MET
-    assert "perf_latency_p99 is" in decision.sentences[0]
+    assert "p99 latency is" in decision.sentences[0]
     assert "off" in decision.sentences[0]
 
 
