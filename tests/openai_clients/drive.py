@@ -27,6 +27,8 @@ PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "enum"
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}}
 FEW, ENOUGH, MANY = 8, 60, 3000
 GREEDY: dict[str, Any] = {"temperature": 0}  # its answer to LONG always has more tokens than FEW
+ENDLESS = "Write the numbers from 1 to 1000."  # its GREEDY answer goes on when a client leaves
+ENDLESS_MESSAGES: list[Any] = [{"role": "user", "content": ENDLESS}]
 
 
 def _called(city: str) -> list[Any]:
@@ -102,7 +104,7 @@ class OpenaiSdk:
         expect_refusal(lambda: self.create(model="none", messages=MESSAGES))
 
     def cancel(self) -> None:
-        with self.create(model=MODEL, messages=MESSAGES, max_tokens=MANY, stream=True) as stream:
+        with self.create(model=MODEL, messages=ENDLESS_MESSAGES, max_tokens=MANY, stream=True, **GREEDY) as stream:
             expect(next(iter(stream)).id, stream)
 
 
@@ -147,7 +149,8 @@ class OpenaiResponses:
         expect_refusal(lambda: self.responses.create(model="none", input=ASKED))
 
     def cancel(self) -> None:
-        with self.responses.create(model=MODEL, input=ASKED, max_output_tokens=MANY, stream=True) as stream:
+        asked: Any = {"input": ENDLESS, "max_output_tokens": MANY, **GREEDY}
+        with self.responses.create(model=MODEL, stream=True, **asked) as stream:
             expect(next(event for event in stream if event.type == "response.output_text.delta"), stream)
 
 
@@ -181,7 +184,7 @@ class Langchain:
         expect_refusal(lambda: self.model("none").invoke(ASKED))
 
     def cancel(self) -> None:
-        stream = self.model(tokens=MANY).stream(ASKED)
+        stream = self.model(tokens=MANY, **GREEDY).stream(ENDLESS)
         next(stream)
         stream.close()
 
@@ -217,7 +220,7 @@ class Litellm:
         expect_refusal(lambda: self.ask("none"))
 
     def cancel(self) -> None:
-        stream = self.ask(stream=True, max_tokens=MANY)
+        stream = self.ask(stream=True, max_tokens=MANY, messages=ENDLESS_MESSAGES, **GREEDY)
         next(stream)
         stream.completion_stream.close()
 
@@ -254,7 +257,7 @@ class PydanticAi:
         expect_refusal(lambda: self.agent("none").run_sync(ASKED))
 
     async def cancel(self) -> None:
-        async with self.agent(tokens=MANY).run_stream(ASKED) as answer:
+        async with self.agent(tokens=MANY, sampling=GREEDY).run_stream(ENDLESS) as answer:
             async for _ in answer.stream_text(delta=True, debounce_by=None):
                 return
 
@@ -294,7 +297,7 @@ class Instructor:
         expect_refusal(lambda: self.ask(self.by_schema, Moon, "none"))
 
     def cancel(self) -> None:
-        stream = self.ask(self.by_schema, None, stream=True, max_tokens=MANY)
+        stream = self.ask(self.by_schema, None, stream=True, max_tokens=MANY, messages=ENDLESS_MESSAGES, **GREEDY)
         next(iter(stream))
         stream.close()
 
@@ -310,8 +313,10 @@ class OpenaiAgents:
         agents.set_tracing_disabled(True)
         self.client = lambda: openai.AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0)
 
-    def agent(self, name: str = MODEL, tokens: int = FEW, **members: Any) -> Any:
-        settings = self.agents.ModelSettings(max_tokens=tokens)
+    def agent(
+        self, name: str = MODEL, tokens: int = FEW, sampling: dict[str, Any] | None = None, **members: Any
+    ) -> Any:
+        settings = self.agents.ModelSettings(max_tokens=tokens, **(sampling or {}))
         model = self.agents.OpenAIChatCompletionsModel(name, self.client())
         return self.agents.Agent("a", instructions="Be brief.", model=model, model_settings=settings, **members)
 
@@ -336,7 +341,7 @@ class OpenaiAgents:
             expect(False, "an answer")
 
     async def cancel(self) -> None:
-        answer = self.agents.Runner.run_streamed(self.agent(tokens=MANY), ASKED)
+        answer = self.agents.Runner.run_streamed(self.agent(tokens=MANY, sampling=GREEDY), ENDLESS)
         async for event in answer.stream_events():
             if event.type == "raw_response_event":
                 break
@@ -432,7 +437,7 @@ class Smolagents:
         expect_refusal(lambda: self.model("none").generate(MESSAGES))
 
     def cancel(self) -> None:
-        stream = self.model(tokens=MANY).generate_stream(MESSAGES)
+        stream = self.model(tokens=MANY).generate_stream(ENDLESS_MESSAGES, **GREEDY)
         next(stream)
         stream.close()
 
