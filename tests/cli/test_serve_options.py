@@ -317,7 +317,7 @@ def differing(one: object, other: object, prefix: str = "") -> list[str]:
     found: list[str] = []
     for name in (field.name for field in dataclasses.fields(one)):  # type: ignore[arg-type]  # a record
         old, new = getattr(one, name), getattr(other, name)
-        if hasattr(old, "__slots__"):
+        if dataclasses.is_dataclass(old):
             found += differing(old, new, f"{prefix}{name}.")
         elif old != new:
             found.append(prefix + name)
@@ -344,9 +344,9 @@ def test_every_field_has_an_option() -> None:
 
 def leaves(record: object, prefix: str = "") -> set[str]:
     found: set[str] = set()
-    for name in record.__slots__:  # type: ignore[attr-defined]  # records have slots
+    for name in (field.name for field in dataclasses.fields(record)):  # type: ignore[arg-type]  # a record
         value = getattr(record, name)
-        found |= leaves(value, f"{prefix}{name}.") if hasattr(value, "__slots__") else {prefix + name}
+        found |= leaves(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else {prefix + name}
     return found
 
 

@@ -165,9 +165,23 @@ def test_a_format_that_is_none_is_a_bad_request_here_and_unavailable_there(pair:
     assert (ours.status, theirs.status) == (400, 503)
 
 
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """The entries of a trace file as soon as it is written."""
+    deadline = time.monotonic() + 200
+    while True:
+        try:
+            entries: list[dict[str, Any]] = json.loads(path.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return entries
+
+
 def form(path: Path) -> list[tuple[Any, ...]]:
     """What a trace file says, without what differs by its nature: a line a trace, in the order of their numbers."""
-    entries = sorted(json.loads(path.read_text()), key=lambda entry: int(entry["id"]))
+    entries = sorted(entries_of(path), key=lambda entry: int(entry["id"]))
     lines: list[tuple[Any, ...]] = []
     for _, group in groupby(entries, key=lambda entry: int(entry["id"])):
         listed = list(group)
@@ -190,11 +204,7 @@ def test_trace_files_have_the_same_entries(pair: Pair, same_http: Any, folder: P
     assert after.document["trace_count"] == "0"
     same_http(pair, "POST", SERVER, dict.fromkeys(change), lenient=FILE)
 
-    ours, theirs = (folder / name for name in ("ours.0", "theirs.0"))
-    deadline = time.monotonic() + 200
-    while not (ours.exists() and theirs.exists()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert form(ours) == form(theirs)
+    assert form(folder / "ours.0") == form(folder / "theirs.0")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -821,6 +821,9 @@ class World:
         await asyncio.sleep(5.0)  # requests whose clients have left
         await self._read_traffic()
         outcome = await self._control("GET", "/v2/models/stats")
+        if outcome.status != "ok" and self.failures and self.now_s() - self.failures[-1].begin_s < 1.0:
+            await asyncio.sleep(1.0)  # the failure was put into this one
+            outcome = await self._control("GET", "/v2/models/stats")
         if outcome.status == "ok":
             self.counts = json.loads(outcome.body)["model_stats"]
         elif self.scenario.operations:
