@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from tests.support.client_servers import Answers, ask, identity_request, read_request, scripted, served
+from tests.support.ports import free_port
 
+from charonia.client.http_transport import DIALING_MAX, HttpTransport
 from charonia.core.errors import Code
 from charonia.tools.perf.worker import connect
 from charonia.wire.answer import Answer, Failure
@@ -231,6 +233,35 @@ async def test_connections_have_a_limit() -> None:
         assert "all 2 connections" in answer.message
         await transport.close()
         assert [answer.failure for answer in held.all] == [Failure.CLOSED] * 2
+
+
+async def test_only_some_connections_are_opened_at_the_same_time_and_all_requests_get_one() -> None:
+    async with served() as server:
+        server.engine.hold = True
+        transport = http(server.urls["http"])
+        assert isinstance(transport, HttpTransport)
+        answers = Answers()
+        for _ in range(2 * DIALING_MAX):
+            transport.send(transport.prepare(identity_request()), answers.take)
+
+        assert transport.dialer.dialing == DIALING_MAX
+        while len(server.engine.tickets) < 2 * DIALING_MAX:
+            await asyncio.sleep(0.01)
+        assert await transport.open(3 * DIALING_MAX) == 3 * DIALING_MAX
+        await transport.close()
+
+
+async def test_all_requests_that_wait_for_a_connection_fail_if_none_can_be_opened() -> None:
+    transport = http(f"127.0.0.1:{free_port()}")
+    answers = Answers()
+    for _ in range(3 * DIALING_MAX):
+        transport.send(transport.prepare(identity_request()), answers.take)
+
+    while len(answers.all) < 3 * DIALING_MAX:
+        await asyncio.sleep(0.01)
+
+    assert {answer.failure for answer in answers.all} == {Failure.REFUSED}
+    await transport.close()
 
 
 async def test_a_callback_may_send_the_next_request() -> None:

@@ -103,7 +103,7 @@ class SimulatedPool(WorkerPool):
             rows=ended.tobytes(),
             sent=plan.tobytes() if self._traffic.is_open else b"",
             in_flight=left - unsent,
-            cpu_ns=0,
+            busy_ns=0,
             kinds={1: self._traffic.kind},
             messages=((1, "no luck today"),) if np.any(ended[:, samples.OUTCOME]) else (),
             finished=bool(self.waits_s) or not left,

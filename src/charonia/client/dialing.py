@@ -60,10 +60,15 @@ class Keepalive:
 
     def watch(self, transport: asyncio.BaseTransport) -> None:
         """Enable keep-alive on a new connection."""
-        connection = transport.get_extra_info("socket")
-        with suppress(OSError):  # it is already lost; `connection_lost` follows
+        shown = transport.get_extra_info("socket")
+        if not self._options or shown.fileno() < 0:  # already lost, as with an error below; `connection_lost` follows
+            return
+        # uvloop's object would make a socket for each option.
+        connection = socket.socket(shown.family, shown.type, shown.proto, shown.fileno())
+        with suppress(OSError):
             for level, option, value in self._options:
                 connection.setsockopt(level, option, value)
+        connection.detach()
 
 
 def loss(endpoint: Endpoint, error: Exception | None, progress: str) -> str:

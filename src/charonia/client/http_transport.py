@@ -32,6 +32,11 @@ _PAUSES_AFTER_WRITELINES: Final = not (
 """Whether asyncio reports that `writelines` has left bytes unsent: these releases do not (CVE-2024-12254)."""
 
 
+DIALING_MAX: Final = 64
+"""Limit of connections that are opened at the same time. Servers queue about a hundred until they accept them, and
+the system repeats the others only after a second."""
+
+
 class ClientExchange:
     """A request and its answer: the sender's handle."""
 
@@ -297,9 +302,13 @@ class HttpTransport:
         return exchange
 
     async def open(self, connections: int) -> int:
-        for _ in range(min(connections, self.options.connections_max) - len(self._connections) - self.dialer.dialing):
-            self._dial()
-        await self.dialer.settle()
+        wanted = min(connections, self.options.connections_max)
+        before = -1
+        while before < len(self._connections) < wanted:
+            before = len(self._connections)
+            for _ in range(min(wanted - before, DIALING_MAX) - self.dialer.dialing):
+                self._dial()
+            await self.dialer.settle()
         return len(self._connections)
 
     async def close(self) -> None:
@@ -340,19 +349,21 @@ class HttpTransport:
         waiting.append(exchange)
         if self.dialer.dialing >= len(waiting):
             return
-        if (
-            len(waiting) > options.waiting_max
-            or len(self._connections) + self.dialer.dialing >= options.connections_max
-        ):
+        if len(waiting) > options.waiting_max or len(self._connections) + len(waiting) > options.connections_max:
             waiting.pop()
             self._refuse(
                 exchange, Failure.EXHAUSTED, f"all {options.connections_max} connections to {self.endpoint} are busy"
             )
             return
-        self._dial()
+        self._dial_for_waiting()
 
     def _refuse(self, exchange: ClientExchange, failure: Failure, message: str) -> None:
         self._loop.call_soon(exchange.fail, failure, message)
+
+    def _dial_for_waiting(self) -> None:
+        """Open a connection if there are fewer attempts than waiting requests."""
+        if self.dialer.dialing < min(len(self._waiting), DIALING_MAX):
+            self._dial()
 
     def _dial(self) -> None:
         self.dialer.dial(lambda: HttpClientConnection(self), self._connection_made, self._connect_failure)
@@ -361,15 +372,18 @@ class HttpTransport:
         if not connection.is_lost:
             self._connections.add(connection)
             self.freed(connection)
+            self._dial_for_waiting()
         else:
             self._connect_failure(f"{self.endpoint} closed the connection immediately")
 
     def _connect_failure(self, message: str) -> None:
         exchange = self._next_waiting()
-        if exchange is not None:
-            exchange.fail(Failure.REFUSED, message)
-        else:
+        if exchange is None:
             self.failures[Failure.REFUSED] += 1
+        while exchange is not None:
+            exchange.fail(Failure.REFUSED, message)
+            # Those for which there was no attempt yet fail, too.
+            exchange = self._next_waiting() if len(self._waiting) > self.dialer.dialing else None
 
     def _next_waiting(self) -> ClientExchange | None:
         """Return the longest-waiting request that has not been cancelled."""

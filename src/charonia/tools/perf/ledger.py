@@ -18,7 +18,6 @@ from charonia.tools.perf.samples import (
     no_rows,
     response_times,
     successes,
-    together,
 )
 from charonia.tools.results.language import LanguageFigures
 from charonia.tools.results.records import ERROR_SAMPLES_MAX, ErrorKind, RequestRecord
@@ -43,7 +42,7 @@ class Ledger:
         self._until = [0] * process_count
         self._in_flight = [0] * process_count
         self._finished = [False] * process_count
-        self._cpu: list[list[tuple[int, int]]] = [[] for _ in range(process_count)]
+        self._busy: list[list[tuple[int, int]]] = [[] for _ in range(process_count)]
         self._parts: list[Rows] = []
         self._sorted = no_rows()
         self._sent: list[Rows] = []
@@ -88,7 +87,7 @@ class Ledger:
         self._until[process] = chunk.until_ns
         self._in_flight[process] = chunk.in_flight
         self._finished[process] = chunk.finished
-        self._cpu[process].append((chunk.until_ns, chunk.cpu_ns))
+        self._busy[process].append((chunk.until_ns, chunk.busy_ns))
         return rows
 
     @property
@@ -146,10 +145,10 @@ class Ledger:
         return tuple(sorted(kinds, key=lambda kind: -kind.count))
 
     def busy_share(self, begin_ns: int, end_ns: int) -> tuple[float, float]:
-        """Return the CPU utilisation of the busiest worker in an interval, and the CPU seconds of all workers."""
-        spent = [_spent(samples, begin_ns, end_ns) for samples in self._cpu]
+        """Return the CPU utilisation of the busiest worker in an interval, and CPU seconds of all, without polling."""
+        spent = [_spent(samples, begin_ns, end_ns) for samples in self._busy]
         share = max(spent, default=0) / max(end_ns - begin_ns, 1)
-        return min(share, 1.0), sum(spent) / 1e9
+        return min(max(share, 0.0), 1.0), max(sum(spent), 0) / 1e9
 
     def requests(self, begin_ns: int, end_ns: int) -> tuple[RequestRecord, ...]:
         """Return the records of the requests that ended in [begin_ns, end_ns), if they are kept."""
@@ -221,19 +220,22 @@ class Ledger:
             self._requests.append((row[DONE], record))
 
 
+_NO_TIMES = np.empty(0, np.int64)
+
+
 class Recent:
     """The requests since the last progress event."""
 
     def __init__(self) -> None:
-        self._parts: list[Rows] = []
+        self._times: list[Rows] = [_NO_TIMES]
 
     def add(self, rows: Rows) -> None:
-        self._parts.append(rows)
+        self._times.append(response_times(successes(rows)))
 
     def take(self) -> tuple[int, int, int]:
         """Return number, median and 99th percentile of the response times since the last call."""
-        times = response_times(successes(together(self._parts)))
-        self._parts = []
+        times = np.concatenate(self._times)
+        self._times = [_NO_TIMES]
         if not times.size:
             return 0, 0, 0
         p50, p99 = np.percentile(times, (50, 99), method="nearest").tolist()

@@ -4,16 +4,18 @@ A loop runs on the event loop's thread of a worker process and sends that proces
 when all requests have been sent and have ended; an unlimited load finishes only after `stop`.
 
 The timer of an open loop is precise to microseconds on Linux. Elsewhere, requests are up to a millisecond late. Their
-latency counts from the scheduled time all the same.
+latency counts from the scheduled time all the same. A worker that would sleep only briefly polls instead: waking up
+takes as long as sending several requests, and the load generator would be late or measure it as latency.
 """
 
 import asyncio
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from charonia.busy_poll import BusyPoll
 from charonia.clock import WakeTimer, now_ns
 from charonia.tools.perf.sending import RequestSender, Then
 from charonia.tools.perf.sequences import Part, SequenceSlot
@@ -25,6 +27,12 @@ RETRY_DELAY_S: Final = 0.05
 _BURST_MAX: Final = 64
 """Limit of late requests that are sent in a row before answers are processed."""
 
+ANSWER_NS_MAX: Final = 1_000_000
+"""Longest time between two requests of a closed loop with one in flight for which the worker polls."""
+
+GAP_NS_MAX: Final = 100_000
+"""Longest wait for the next request of an open loop in which the worker polls."""
+
 _UNSENT: Final = frozenset((Failure.REFUSED.name, Failure.RESET.name, Failure.EXHAUSTED.name, Failure.CLOSED.name))
 
 Slot = SequenceSlot | Iterator[Part]
@@ -33,6 +41,60 @@ Slot = SequenceSlot | Iterator[Part]
 
 def _ignore(kind: str) -> None:
     """Ignore the end of a request."""
+
+
+def _nothing() -> None:
+    """Do nothing when a time has come."""
+
+
+class Polling:
+    """Keeps the event loop awake for a short while, and measures how long it had nothing to do.
+
+    Args:
+        due: Called when the time has come.
+
+    Attributes:
+        waited_ns: Time of polling in which nothing was sent or answered.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
+        self.waited_ns = 0
+        self._call_soon = loop.call_soon
+        self._due = due
+        self._until_ns = 0
+        self._polled_ns = 0
+        self._is_polling = False
+        self._is_idle = False
+
+    def until(self, at_ns: int) -> None:
+        """Poll until a time; a later call replaces it."""
+        self._until_ns = at_ns
+        self._is_idle = False
+        if not self._is_polling:
+            self._is_polling = True
+            self._call_soon(self._poll)
+
+    def answered(self) -> None:
+        self._is_idle = False
+
+    def _poll(self) -> None:
+        now = now_ns()
+        if self._is_idle:
+            self.waited_ns += now - self._polled_ns
+        if now < self._until_ns:
+            self._is_idle = True
+            self._polled_ns = now
+            os.sched_yield()  # let another process use this core
+            self._call_soon(self._poll)
+        else:
+            self._is_polling = False
+            self._due()
+
+
+def _polling(due: Callable[[], None]) -> Polling | None:
+    """Return what polls, None with a single core: polling would take it from the server."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return Polling(asyncio.get_running_loop(), due) if cores > 1 else None
 
 
 class _SlotState:
@@ -78,14 +140,13 @@ class ClosedLoopLoad:
 
     Args:
         request_count: Requests to send; 0 for no limit.
-        busy_poll: Keeps the event loop awake until a response, None for no polling.
+        polls: Whether the worker may poll for the response of a lone request.
     """
 
-    def __init__(
-        self, sender: RequestSender, slots: list[Slot], request_count: int = 0, busy_poll: BusyPoll | None = None
-    ) -> None:
+    def __init__(self, sender: RequestSender, slots: list[Slot], request_count: int = 0, polls: bool = False) -> None:
         self._sender = sender
-        self._busy_poll = busy_poll
+        self._polling = _polling(_nothing) if polls and len(slots) == 1 else None
+        self._sent_ns = 0
         self._places = [_SlotState(slot) for slot in slots]
         self._finishing = _SequenceCloser(sender, self._places)
         self._left = request_count if request_count else -1
@@ -106,6 +167,10 @@ class ClosedLoopLoad:
     def is_finished(self) -> bool:
         return (self._is_stopped or not self._left) and not self._sender.in_flight
 
+    @property
+    def waited_ns(self) -> int:
+        return self._polling.waited_ns if self._polling is not None else 0
+
     def _next(self, place: _SlotState) -> None:
         if self._is_stopped or not self._left:
             self._finishing.finish(place)
@@ -113,13 +178,16 @@ class ClosedLoopLoad:
         self._left -= 1
         place.in_flight = 1
         self._sender.send(place.next(), 0, place.then)
-        if self._busy_poll is not None:
-            self._busy_poll.submitted(now_ns())
+        if self._polling is not None:
+            now = now_ns()
+            if now - self._sent_ns < ANSWER_NS_MAX:
+                self._polling.until(now + ANSWER_NS_MAX)
+            self._sent_ns = now
 
     def _ended(self, place: _SlotState, kind: str) -> None:
         place.in_flight = 0
-        if self._busy_poll is not None:
-            self._busy_poll.answered()
+        if self._polling is not None:
+            self._polling.answered()
         if kind:
             place.failed()
             if kind in _UNSENT:
@@ -160,6 +228,7 @@ class OpenLoop:
         self._next_ns = next(times_ns)
         self._loop = asyncio.get_running_loop()
         self._timer = WakeTimer(self._loop, self._due)
+        self._polling = _polling(self._due)
 
     def start(self) -> None:
         """Set the timer for the first request."""
@@ -180,11 +249,19 @@ class OpenLoop:
         waiting = any(place.waiting for place in self._places)
         return (self._is_stopped or not self._left) and not self._sender.in_flight and not waiting
 
+    @property
+    def waited_ns(self) -> int:
+        return self._polling.waited_ns if self._polling is not None else 0
+
     def _due(self) -> None:
         room = _BURST_MAX
         while self._left and not self._is_stopped:
-            if self._next_ns > now_ns():
-                self._timer.set(self._next_ns)
+            wait_ns = self._next_ns - now_ns()
+            if wait_ns > 0:
+                if self._polling is not None and wait_ns < GAP_NS_MAX:
+                    self._polling.until(self._next_ns)
+                else:
+                    self._timer.set(self._next_ns)
                 return
             if not room:
                 self._loop.call_soon(self._due)
@@ -208,6 +285,8 @@ class OpenLoop:
 
     def _ended(self, place: _SlotState, kind: str) -> None:
         place.in_flight -= 1
+        if self._polling is not None:
+            self._polling.answered()
         if kind:
             place.failed()
         if place.waiting:
@@ -222,6 +301,8 @@ class PeriodicLoop:
     Args:
         period: Responses of each of the last added requests before more are added.
     """
+
+    waited_ns: Final = 0
 
     def __init__(
         self, sender: RequestSender, slot: Iterator[Part], start: int, end: int, step: int, period: int

@@ -272,7 +272,7 @@ class WorkerPool:
                 process.wait()
 
     def _start(self, setup: WorkerSetup) -> None:
-        # Two sockets: the worker reads one on its event loop, and a thread of it writes the other, where it may block.
+        # Two sockets, for the worker reads one and leaves messages on the other that may wait.
         commands, their_commands = socket.socketpair()
         answers, their_answers = socket.socketpair()
         descriptors = [their_commands.fileno(), their_answers.fileno()]

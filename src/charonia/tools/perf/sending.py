@@ -186,14 +186,14 @@ class RequestLog:
             self._messages.append((number, short))
         return number
 
-    def chunk(self, in_flight: int, finished: bool) -> Chunk:
-        """Return the records since the last chunk."""
+    def chunk(self, in_flight: int, waited_ns: int, finished: bool) -> Chunk:
+        """Return the records since the last chunk; `waited_ns` is the time that the load has polled for something."""
         chunk = Chunk(
             until_ns=time.monotonic_ns(),
             rows=self._rows.tobytes(),
             sent=self._sent.tobytes(),
             in_flight=in_flight,
-            cpu_ns=time.process_time_ns(),
+            busy_ns=time.process_time_ns() - waited_ns,
             kinds=self._new_kinds,
             messages=tuple(self._messages),
             responses=self._responses,

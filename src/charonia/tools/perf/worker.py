@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import gc
 import os
+import pickle
 import resource
+import socket
+import struct
 import sys
-import threading
 import time
 from array import array
 from collections.abc import Callable, Coroutine, Iterator
@@ -18,12 +20,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import Any, cast
 
 import uvloop
 
-from charonia.busy_poll import make_busy_poll
 from charonia.client.grpc_transport import GrpcTransport
 from charonia.client.http_transport import HttpTransport
 from charonia.clock import WakeTimer
@@ -105,6 +105,8 @@ class OpenSessions:
         if not self._is_stopped:
             self._is_stopped = True
             self._timer.close()
+
+    waited_ns = 0
 
     @property
     def is_finished(self) -> bool:
@@ -242,8 +244,10 @@ def connect(url: str, options: WireOptions = _DEFAULT) -> Transport:
     return cast(Transport, transport)  # each only sends requests that it prepared
 
 
-FLUSH_S = 0.04
-"""Time between two chunks."""
+FLUSH_S_MAX = 0.04
+FLUSH_S_MIN = 0.004
+CHUNK_ROWS = 256
+"""A chunk is sent when there are about so many requests, within these times. A larger one delays the load."""
 
 ENDING_S = 0.003
 """Polling interval for the end of the last request."""
@@ -251,11 +255,10 @@ ENDING_S = 0.003
 ABANDONED_S_MAX = 5.0
 """Time that a worker has to end after the measuring process, whatever it waits for."""
 
-BUSY_POLL_US = 1000
-"""Longest time between two requests of a closed loop with one in flight for which the worker polls, on Linux."""
-
-OPEN_AHEAD = 16
-"""Connections that an open loop opens before it starts; more are opened on demand."""
+OPEN_AHEAD_MIN = 16
+OPEN_AHEAD_S = 0.02
+"""An open loop opens as many connections before it starts as it sends requests in this time, at least `OPEN_AHEAD_MIN`.
+More are opened on demand, which takes longer than sending a request."""
 
 GARBAGE_OBJECTS = 100_000
 """New objects between two searches for garbage: requests leave none, and each search delays the load."""
@@ -295,6 +298,11 @@ def language_sender(
     return LanguageSender(transport, source, encode, lambda reply: read_reply(plan.endpoint, reply, is_grpc), log)
 
 
+def next_flush_s(last_s: float, rows: int) -> float:
+    """Return the time until the next chunk, after one with so many rows in `last_s`. Pure."""
+    return min(max(last_s * CHUNK_ROWS / max(rows, 1), FLUSH_S_MIN), FLUSH_S_MAX)
+
+
 class LoadWorker:
     """One worker's part of a run."""
 
@@ -330,6 +338,8 @@ class LoadWorker:
         self._steps = steps(source, setup.process, setup.process_count)
         self._next = asyncio.Event()
         self._message: PrepareLoad | StartLoad | StopLoad | None = None
+        self._flush_s = FLUSH_S_MIN
+        self._flush_is_due = asyncio.Event()
         self._events.add_reader(commands.fileno(), self._receive)
 
     async def run(self) -> None:
@@ -339,7 +349,7 @@ class LoadWorker:
                 if isinstance(message, PrepareLoad):
                     await self._load(message)
                 else:
-                    self._send(self._sender.log.chunk(0, finished=True))
+                    self._send(self._sender.log.chunk(0, 0, finished=True))
         finally:
             self._events.remove_reader(self._commands.fileno())
             self._sender.cancel()
@@ -363,7 +373,9 @@ class LoadWorker:
         give_up_s = 0.0
         while not loop.is_finished and not (give_up_s and self._events.time() >= give_up_s):
             await self._pause(loop, is_ending=bool(begin.request_count or give_up_s))
-            self._send(self._sender.log.chunk(len(self._sender.in_flight), finished=False))
+            chunk = self._sender.log.chunk(len(self._sender.in_flight), loop.waited_ns, finished=False)
+            self._send(chunk)
+            self._flush_s = next_flush_s(self._flush_s, chunk.row_count)
             if self._next.is_set() and not give_up_s:
                 message = await self._next_message()
                 if message is None:
@@ -374,15 +386,17 @@ class LoadWorker:
         loop.stop()
         unanswered = len(self._sender.in_flight)
         self._sender.cancel()
-        self._send(self._sender.log.chunk(unanswered, finished=True))
+        self._send(self._sender.log.chunk(unanswered, loop.waited_ns, finished=True))
 
     async def _pause(self, loop: Loop, *, is_ending: bool) -> None:
         """Wait until the next chunk is due or a message arrives; near the end, until the load has ended."""
         if not is_ending:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._next.wait(), FLUSH_S)
+            timer = self._events.call_later(self._flush_s, self._flush_is_due.set)
+            await self._flush_is_due.wait()
+            self._flush_is_due.clear()
+            timer.cancel()
             return
-        until = self._events.time() + FLUSH_S
+        until = self._events.time() + self._flush_s
         while not loop.is_finished and self._events.time() < until:
             await asyncio.sleep(ENDING_S)
 
@@ -412,9 +426,7 @@ class LoadWorker:
             numbers = (int(plan.start), int(plan.end), int(plan.step), plan.request_period)
             return PeriodicLoop(self._sender, self._steps, *numbers)
         if begin.level.mode is LoadMode.CONCURRENCY:
-            cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-            busy_poll = make_busy_poll(BUSY_POLL_US, cores) if begin.level.value == 1 else None
-            return ClosedLoopLoad(self._sender, slots, mine, busy_poll)
+            return ClosedLoopLoad(self._sender, slots, mine, polls=begin.level.value == 1)
         offsets = schedule.arrivals(plan.distribution, begin.level.value, plan.intervals_ns, plan.seed)
         times = _from(begin_ns, schedule.share(offsets, process, count))
         source, ids = self._setup.source, self._ids
@@ -425,10 +437,14 @@ class LoadWorker:
         return OpenLoop(self._sender, slots, times, mine, serial)
 
     def _connection_count(self, begin: PrepareLoad, slot_count: int) -> int:
-        wanted = slot_count if begin.level.mode is LoadMode.CONCURRENCY else OPEN_AHEAD
-        if self._setup.settings.target.protocol == "grpc":
-            return -(-wanted // CALLS_PER_CONNECTION)
-        return wanted
+        is_grpc = self._setup.settings.target.protocol == "grpc"
+        if begin.level.mode is LoadMode.CONCURRENCY:
+            wanted = slot_count
+        elif begin.level.mode.is_rate and not is_grpc:
+            wanted = max(int(begin.level.value * OPEN_AHEAD_S / self._setup.process_count), OPEN_AHEAD_MIN)
+        else:
+            wanted = OPEN_AHEAD_MIN
+        return -(-wanted // CALLS_PER_CONNECTION) if is_grpc else wanted
 
     async def _next_message(self) -> PrepareLoad | StartLoad | StopLoad | None:
         await self._next.wait()
@@ -444,51 +460,62 @@ class LoadWorker:
             self._events.remove_reader(self._commands.fileno())
             self._events.call_later(ABANDONED_S_MAX, os._exit, 0)
         self._next.set()
+        self._flush_is_due.set()
 
 
-class MessageWriter:
-    """Sends messages from its own thread, because a busy measuring process must not delay the load."""
+class MessageWriter(asyncio.Protocol):
+    """Sends messages to the measuring process. While that is busy, messages wait here and do not delay the load.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._messages: SimpleQueue[object] = SimpleQueue()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
+    They are sent on the event loop: passing them to a thread, and the interpreter lock back, delays a load for longer.
+    """
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport
+        self._closed: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def send(self, message: object) -> None:
-        self._messages.put(message)
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        self._transport.write(_LENGTH.pack(len(data)) + data)
 
-    def close(self) -> None:
-        """Send the queued messages, and end."""
-        self._messages.put(None)
-        self._thread.join()
+    async def close(self) -> None:
+        """Send the remaining messages, and end."""
+        self._closed = asyncio.get_running_loop().create_future()
+        self._transport.close()
+        await self._closed
 
-    def _send(self) -> None:
-        try:
-            while (message := self._messages.get()) is not None:
-                self._connection.send(message)
-        except OSError:
+    def eof_received(self) -> bool:
+        """Stay open: the worker ends when the other socket closes."""
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._closed is None:
             os._exit(0)  # the measuring process has exited
+        self._closed.set_result(None)
+
+
+_LENGTH = struct.Struct("!i")  # what `Connection` reads before a message
 
 
 def main(commands_descriptor: int, answers_descriptor: int) -> None:
     """Run a worker, with the file descriptors of the sockets from and to the measuring process."""
     commands = Connection(commands_descriptor)
-    writer = MessageWriter(Connection(answers_descriptor))
-    try:
+    with contextlib.suppress(EOFError, OSError):  # the measuring process has exited
         setup = commands.recv()
-        _run(_work(commands, writer.send, setup))
-    except ServingError as error:
-        writer.send(WorkerFailed(error.code.name, error.message, error.hint))
-        writer.close()
-    except (EOFError, OSError):
-        pass  # the measuring process has exited
+        _run(_work(commands, socket.socket(fileno=answers_descriptor), setup))
     # Skips the interpreter's clean-up, which takes long for big inputs.
     os._exit(0)
 
 
-async def _work(commands: Connection, tell: Tell, setup: WorkerSetup) -> None:
-    await LoadWorker(commands, tell, setup).run()
+async def _work(commands: Connection, answers: socket.socket, setup: WorkerSetup) -> None:
+    _, writer = await asyncio.get_running_loop().create_unix_connection(MessageWriter, sock=answers)
+    try:
+        await LoadWorker(commands, writer.send, setup).run()
+    except ServingError as error:
+        writer.send(WorkerFailed(error.code.name, error.message, error.hint))
+    await writer.close()
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -410,7 +410,8 @@ class ClientTimes:
         send_ns: Mean time to pass a request to the operating system. Over gRPC, to put it into frames (marshalling).
         receive_ns: Mean time from the first byte of a response to its last. Over gRPC, to take it out of its frames
             (unmarshalling).
-        overhead: CPU utilisation of the busiest worker, from 0 to 1.
+        overhead: CPU utilisation of the busiest worker, from 0 to 1, without polling for the next request or response.
+        cpu_seconds: CPU time of all workers, without polling.
     """
 
     send_ns: float
