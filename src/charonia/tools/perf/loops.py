@@ -52,13 +52,15 @@ class Polling:
 
     Args:
         due: Called when the time has come.
+        yields: Whether other processes may have the core meanwhile; they may keep it for milliseconds.
 
     Attributes:
         waited_ns: Time of polling in which nothing was sent or answered.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, due: Callable[[], None], *, yields: bool) -> None:
         self.waited_ns = 0
+        self._yields = yields
         self._call_soon = loop.call_soon
         self._due = due
         self._until_ns = 0
@@ -84,17 +86,18 @@ class Polling:
         if now < self._until_ns:
             self._is_idle = True
             self._polled_ns = now
-            os.sched_yield()  # let another process use this core
+            if self._yields:
+                os.sched_yield()
             self._call_soon(self._poll)
         else:
             self._is_polling = False
             self._due()
 
 
-def _polling(due: Callable[[], None]) -> Polling | None:
+def _polling(due: Callable[[], None], *, yields: bool) -> Polling | None:
     """Return what polls, None with a single core: polling would take it from the server."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    return Polling(asyncio.get_running_loop(), due) if cores > 1 else None
+    return Polling(asyncio.get_running_loop(), due, yields=yields) if cores > 1 else None
 
 
 class _SlotState:
@@ -145,7 +148,7 @@ class ClosedLoopLoad:
 
     def __init__(self, sender: RequestSender, slots: list[Slot], request_count: int = 0, polls: bool = False) -> None:
         self._sender = sender
-        self._polling = _polling(_nothing) if polls and len(slots) == 1 else None
+        self._polling = _polling(_nothing, yields=True) if polls and len(slots) == 1 else None
         self._sent_ns = 0
         self._places = [_SlotState(slot) for slot in slots]
         self._finishing = _SequenceCloser(sender, self._places)
@@ -228,7 +231,7 @@ class OpenLoop:
         self._next_ns = next(times_ns)
         self._loop = asyncio.get_running_loop()
         self._timer = WakeTimer(self._loop, self._due)
-        self._polling = _polling(self._due)
+        self._polling = _polling(self._due, yields=False)
 
     def start(self) -> None:
         """Set the timer for the first request."""
