@@ -1,9 +1,9 @@
-"""Busy polling between the requests of a single closed-loop client, in the server and in the load generator.
+"""Busy polling between the requests of a single closed-loop client.
 
 When one client sends one short request after the other, the server would sleep and wake up for each of them. That costs
 more than a short execution: the core has to leave its idle state, and its caches are cold. So the event loop and the
-workers of Python models poll for the next message for a short while, and the load generator for the response. With
-several concurrent requests there is always work, and no polling.
+workers of Python models poll for the next message for a short while. With several concurrent requests there is always
+work, and no polling.
 
 A process that polls occupies a core, which a neighbour may need: with clients at several processes, each process would
 see a lone caller, and all would poll.

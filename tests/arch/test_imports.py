@@ -182,7 +182,6 @@ INTERNAL = {
     "tools.results": {"core"},
     "tools.report": {"core", "tools.results"},
     "tools.perf": {
-        "busy_poll",
         "clock",
         "version",
         "core",

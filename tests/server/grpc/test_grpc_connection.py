@@ -180,6 +180,25 @@ async def test_a_client_that_pings_too_much_is_sent_away(bench: Bench) -> None:
     assert client.transport.is_closed
 
 
+async def test_a_client_may_ping_for_each_part_of_a_response_that_waits_for_its_window(bench: Bench) -> None:
+    client = bench.client({ngh2.Setting.INITIAL_WINDOW_SIZE: 0}, opens_window=False)
+    stream_id = client.start("ServerMetadata", b"")
+    rounds = 0
+    while client.responses[stream_id].status is None:
+        rounds += 1
+        client.http2.update_settings({ngh2.Setting.INITIAL_WINDOW_SIZE: 5 * rounds})
+        client.exchange()
+        client.http2.ping()  # as clients of gRPC do to measure the time to the server
+        client.exchange()
+        assert client.goaways == []
+
+    assert rounds > 5
+    for _ in range(3):
+        client.http2.ping()
+        client.exchange()
+    assert client.goaways == [(ENHANCE_YOUR_CALM, b"too_many_pings")]
+
+
 async def test_pings_between_answers_are_no_strikes(bench: Bench) -> None:
     client = bench.client()
     for _ in range(10):

@@ -46,6 +46,7 @@ from charonia.server.grpc.http2 import (
     StreamClosed,
     StreamReset,
     TrailersReceived,
+    has_response,
 )
 from charonia.server.grpc.limits import AbuseLimits, AbusiveAddresses, GrpcLimits
 from charonia.server.grpc.methods import Method
@@ -557,9 +558,13 @@ class GrpcConnection(asyncio.Protocol):
             return
         http2, calls = self._http2, self._calls
         try:
-            if calls.sends != self._sends_flushed or http2.has_output():
+            is_new = calls.sends != self._sends_flushed
+            if is_new or http2.has_output():
+                output = http2.output()
+                if not is_new and has_response(output):
+                    calls.sends += 1  # more of a response that waited for the client's window
                 self._sends_flushed = calls.sends
-                self._transport.write(http2.output())
+                self._transport.write(output)
                 for event in http2.events():
                     self._control(event)
                 if self._phase is _Phase.CLOSING:

@@ -42,6 +42,7 @@ __all__ = [
     "StreamClosed",
     "StreamReset",
     "TrailersReceived",
+    "has_response",
 ]
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -52,6 +53,10 @@ SHUTDOWN_PING: Final = b"shutdown"
 
 FATAL_FACTOR: Final = 4
 """Up to this many times a limit, the server answers with an error; above, the library ends the connection."""
+
+_FRAME_HEAD_BYTES: Final = 9
+_HEADERS: Final = 1
+"""Type of a frame with headers; 0 is one with data."""
 
 ErrorCode = ngh2.ErrorCode
 Headers = Sequence[tuple[bytes, bytes]]
@@ -95,6 +100,16 @@ class Http2Settings:
     header_list_bytes_max: int
     resets_burst: int
     resets_per_s: int
+
+
+def has_response(output: bytes) -> bool:
+    """Whether output has a part of a response, besides answers to pings and settings, and windows."""
+    at = 0
+    while at + _FRAME_HEAD_BYTES <= len(output):
+        if output[at + 3] <= _HEADERS:
+            return True
+        at += _FRAME_HEAD_BYTES + int.from_bytes(output[at : at + 3], "big")
+    return False
 
 
 class ServerConnection:
