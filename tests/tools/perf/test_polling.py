@@ -67,8 +67,10 @@ async def test_an_open_loop_polls_for_the_time_of_the_next_request_if_that_is_so
     assert len(sent) == 40
     assert min(sent) >= 0
     assert not yields
-    assert bool(load.waited_ns) is (gap_ns < GAP_NS_MAX)
-    assert load.waited_ns < now_ns() - begin_ns
+    if gap_ns < GAP_NS_MAX:
+        assert 0 < load.waited_ns < now_ns() - begin_ns
+    else:  # one that is late may find the next time close
+        assert load.waited_ns < len(sent) * gap_ns / 2
 
 
 async def test_with_a_single_core_nothing_polls(yields: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
