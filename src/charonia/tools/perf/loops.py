@@ -52,7 +52,7 @@ class Polling:
 
     Args:
         due: Called when the time has come.
-        yields: Whether other processes may have the core meanwhile; they may keep it for milliseconds.
+        yields: Whether to yield the core to other processes after each poll; they may keep it for milliseconds.
 
     Attributes:
         waited_ns: Time of polling in which nothing was sent or answered.
